@@ -23,14 +23,12 @@ target_link_libraries(ortrain_core
   PUBLIC OpenMP::OpenMP_CXX Threads::Threads ${CMAKE_DL_LIBS}
   PRIVATE ortrain_flags ortrain_hwy)
 
-# Only these files see protobuf headers.
-if(ORTRAIN_ONNX_FILES)
-  add_library(ortrain_onnx OBJECT ${ORTRAIN_ONNX_FILES})
-  target_include_directories(ortrain_onnx PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
-  target_link_libraries(ortrain_onnx PRIVATE ortrain_flags ortrain_onnx_proto)
-  target_sources(ortrain_core PRIVATE $<TARGET_OBJECTS:ortrain_onnx>)
-  target_link_libraries(ortrain_core PRIVATE ortrain_onnx_proto)
-endif()
+# Only these files see the generated ONNX messages.
+add_library(ortrain_onnx OBJECT ${ORTRAIN_ONNX_FILES} ${ORTRAIN_PROTO_FILES})
+target_include_directories(ortrain_onnx PRIVATE
+  "${CMAKE_CURRENT_SOURCE_DIR}" "${ORTRAIN_PROTO_DIR}")
+target_link_libraries(ortrain_onnx PRIVATE ortrain_flags)
+target_sources(ortrain_core PRIVATE $<TARGET_OBJECTS:ortrain_onnx>)
 
 file(GLOB_RECURSE ORTRAIN_TESTING_FILES CONFIGURE_DEPENDS ortrain/testing/*.cpp)
 list(FILTER ORTRAIN_TESTING_FILES EXCLUDE REGEX "_test\\.cpp$")
