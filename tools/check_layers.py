@@ -37,7 +37,9 @@ PYTHON = {
     "module": {"trainer", "hf", "tools", "distributed"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.M)
-IMPORT = re.compile(r"^\s*(?:from|import)\s+ortrain\.(\w+)|^\s*from\s+ortrain\s+import\s+(\w+)", re.M)
+IMPORT = re.compile(
+    r"^\s*(?:from|import)\s+ortrain\.(\w+)|^\s*from\s+ortrain\s+import\s+(\w+)", re.M
+)
 
 
 def layer_of(path: str) -> str:
