@@ -22,7 +22,7 @@ from ortrain import ORTModule, env
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from reuters_r8 import load_model  # noqa: E402
+from reuters_r8 import load_model
 
 
 def make_step(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
