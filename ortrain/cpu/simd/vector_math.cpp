@@ -13,6 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace ortrain::cpu {
 namespace HWY_NAMESPACE {
+namespace {
 
 template <class T, class F>
 HWY_INLINE void Map(const T* x, T* y, int64_t n, F f) {
@@ -44,6 +45,7 @@ ORTRAIN_VECTOR_FUNCTION(VectorSigmoid, Sigmoid)
 ORTRAIN_VECTOR_FUNCTION(VectorErf, Erf)
 #undef ORTRAIN_VECTOR_FUNCTION
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace ortrain::cpu
 HWY_AFTER_NAMESPACE();
