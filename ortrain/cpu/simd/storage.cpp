@@ -3,61 +3,14 @@
 #include "ortrain/cpu/storage.h"
 
 #include <bit>
-#include <cmath>
 
+#include "ortrain/base/half.h"
 #include "ortrain/cpu/simd/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ortrain/cpu/simd/storage.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-
-#ifndef ORTRAIN_CPU_SIMD_STORAGE_SCALAR
-#define ORTRAIN_CPU_SIMD_STORAGE_SCALAR
-namespace ortrain::cpu {
-namespace {
-
-float widen_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-uint16_t narrow_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-float widen_f16(uint16_t bits) {
-  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1F;
-  const uint32_t mantissa = bits & 0x3FF;
-  if (exponent == 0x1F) {
-    const uint32_t quiet = mantissa != 0 ? 0x400000 : 0;
-    return std::bit_cast<float>(sign | 0x7F800000 | quiet | (mantissa << 13));
-  }
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-}
-
-uint16_t narrow_f16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
-  const uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > 0x7F800000) {
-    return static_cast<uint16_t>(sign | 0x7E00 | ((magnitude >> 13) & 0x3FF));
-  }
-  if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);
-  if (magnitude < 0x38800000) {
-    // Denormal result: adding 0.5 makes float arithmetic round at the last bit of float16.
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000));
-  }
-  const uint32_t rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1) - (112u << 23);
-  return static_cast<uint16_t>(sign | (rounded >> 13));
-}
-
-}  // namespace
-}  // namespace ortrain::cpu
-#endif  // ORTRAIN_CPU_SIMD_STORAGE_SCALAR
 
 HWY_BEFORE_NAMESPACE();
 namespace ortrain::cpu {
@@ -90,7 +43,10 @@ void WidenRun(Storage storage, const uint16_t* in, float* out, int64_t n) {
     }
   }
 #endif
-  for (; i < n; ++i) out[i] = storage == Storage::kBF16 ? widen_bf16(in[i]) : widen_f16(in[i]);
+  for (; i < n; ++i) {
+    out[i] = storage == Storage::kBF16 ? float{std::bit_cast<BFloat16>(in[i])}
+                                       : float{std::bit_cast<Float16>(in[i])};
+  }
 }
 
 void NarrowRun(Storage storage, const float* in, uint16_t* out, int64_t n) {
@@ -105,8 +61,7 @@ void NarrowRun(Storage storage, const float* in, uint16_t* out, int64_t n) {
       const auto value = hn::LoadU(df, in + i);
       const auto bits = hn::BitCast(du, value);
       const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-      const auto rounded =
-          hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd));
+      const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd));
       const auto nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
       const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));
       const auto result = hn::IfThenElse(is_nan, nan, rounded);
@@ -119,7 +74,9 @@ void NarrowRun(Storage storage, const float* in, uint16_t* out, int64_t n) {
     }
   }
 #endif
-  for (; i < n; ++i) out[i] = storage == Storage::kBF16 ? narrow_bf16(in[i]) : narrow_f16(in[i]);
+  for (; i < n; ++i) {
+    out[i] = storage == Storage::kBF16 ? BFloat16(in[i]).bits : Float16(in[i]).bits;
+  }
 }
 
 }  // namespace
