@@ -6,6 +6,9 @@ file(GLOB_RECURSE ORTRAIN_CORE_FILES CONFIGURE_DEPENDS
   ortrain/base/*.cpp ortrain/ir/*.cpp ortrain/autodiff/*.cpp ortrain/passes/*.cpp
   ortrain/plan/*.cpp ortrain/runtime/*.cpp ortrain/cpu/*.cpp)
 list(FILTER ORTRAIN_CORE_FILES EXCLUDE REGEX "_test\\.cpp$")
+set(ORTRAIN_ONNX_FILES ${ORTRAIN_CORE_FILES})
+list(FILTER ORTRAIN_ONNX_FILES INCLUDE REGEX "/ortrain/ir/onnx_[^/]*\\.cpp$")
+list(FILTER ORTRAIN_CORE_FILES EXCLUDE REGEX "/ortrain/ir/onnx_[^/]*\\.cpp$")
 
 # Loops over numbers live in ortrain/cpu and in the kernels of the ops.
 set(ORTRAIN_KERNEL_FILES ${ORTRAIN_CORE_FILES} ${ORTRAIN_OP_CORE_FILES})
@@ -20,14 +23,12 @@ target_link_libraries(ortrain_core
   PUBLIC OpenMP::OpenMP_CXX Threads::Threads ${CMAKE_DL_LIBS}
   PRIVATE ortrain_flags ortrain_hwy)
 
-# Only ortrain/ir/onnx_*.cpp sees protobuf headers.
-set(ORTRAIN_ONNX_FILES ${ORTRAIN_CORE_FILES})
-list(FILTER ORTRAIN_ONNX_FILES INCLUDE REGEX "/ortrain/ir/onnx_[^/]*\\.cpp$")
-target_link_libraries(ortrain_core PRIVATE "$<LINK_ONLY:ortrain_onnx_proto>")
-add_dependencies(ortrain_core ortrain_onnx_proto)
-set_source_files_properties(${ORTRAIN_ONNX_FILES} PROPERTIES
-  COMPILE_OPTIONS "SHELL:-isystem ${ORTRAIN_PROTO_DIR};SHELL:-isystem ${ORTRAIN_PROTOBUF_INCLUDE}"
-  COMPILE_DEFINITIONS "ONNX_ML=1;ONNX_USE_LITE_PROTO;ONNX_NAMESPACE=onnx")
+# Only these files see the generated ONNX messages.
+add_library(ortrain_onnx OBJECT ${ORTRAIN_ONNX_FILES} ${ORTRAIN_PROTO_FILES})
+target_include_directories(ortrain_onnx PRIVATE
+  "${CMAKE_CURRENT_SOURCE_DIR}" "${ORTRAIN_PROTO_DIR}")
+target_link_libraries(ortrain_onnx PRIVATE ortrain_flags)
+target_sources(ortrain_core PRIVATE $<TARGET_OBJECTS:ortrain_onnx>)
 
 file(GLOB_RECURSE ORTRAIN_TESTING_FILES CONFIGURE_DEPENDS ortrain/testing/*.cpp)
 list(FILTER ORTRAIN_TESTING_FILES EXCLUDE REGEX "_test\\.cpp$")

@@ -36,10 +36,14 @@ add_library(ortrain_onednn MODULE ${ORTRAIN_ONEDNN_FILES})
 target_include_directories(ortrain_onednn PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
 target_link_libraries(ortrain_onednn PRIVATE ortrain_flags DNNL::dnnl OpenMP::OpenMP_CXX)
 target_link_options(ortrain_onednn PRIVATE -Wl,--exclude-libs,ALL)
-# An installed package lies in lib/pythonX.Y/site-packages/ortrain, libdnnl.so.3 in lib.
 set_target_properties(ortrain_onednn PROPERTIES
-  PREFIX "lib" OUTPUT_NAME "ortrain_onednn" INSTALL_RPATH "$ORIGIN/../../..")
+  PREFIX "lib" OUTPUT_NAME "ortrain_onednn" BUILD_WITH_INSTALL_RPATH ON)
 if(ORTRAIN_DEV)
-  set_target_properties(ortrain_onednn PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ORTRAIN_PACKAGE_DIR}")
+  set_target_properties(ortrain_onednn PROPERTIES
+    LIBRARY_OUTPUT_DIRECTORY "${ORTRAIN_PACKAGE_DIR}"
+    INSTALL_RPATH "$<TARGET_FILE_DIR:DNNL::dnnl>")
+else()
+  # An installed package lies in lib/pythonX.Y/site-packages/ortrain, libdnnl.so.3 in lib.
+  set_target_properties(ortrain_onednn PROPERTIES INSTALL_RPATH "$ORIGIN/../../..")
 endif()
 install(TARGETS ortrain_onednn LIBRARY DESTINATION ortrain COMPONENT python)

@@ -22,7 +22,8 @@ target_compile_definitions(_core PRIVATE
   ORTRAIN_VERSION="${PROJECT_VERSION}" ORTRAIN_BUILD_TYPE="${CMAKE_BUILD_TYPE}")
 target_link_libraries(_core PRIVATE ortrain_core ortrain_testing ortrain_flags)
 target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
-set_target_properties(_core PROPERTIES BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
+# The core looks for its plugins beside itself.
+set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
 if(ORTRAIN_DEV)
   set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ORTRAIN_PACKAGE_DIR}")
   if(ORTRAIN_HAVE_ONEDNN)

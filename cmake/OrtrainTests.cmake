@@ -16,6 +16,7 @@ include(GoogleTest)
 add_executable(ortrain_tests ${ORTRAIN_TEST_FILES})
 target_link_libraries(ortrain_tests PRIVATE
   ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
+target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
 target_compile_definitions(ortrain_tests PRIVATE
   ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
 if(ORTRAIN_HAVE_ONEDNN)
