@@ -178,6 +178,7 @@ void conv_transpose_gradient(GradContext& g) {
 
 void register_conv(OpRegistry& registry) {
   registry.add({.name = "Conv",
+                .domain = "",
                 .since = 22,
                 .summary = "Convolution of [N, C, spatial...] with 1 to 3 spatial axes; negative "
                            "pads crop.",
@@ -209,6 +210,7 @@ void register_conv(OpRegistry& registry) {
   transpose_attributes.push_back({"output_padding", AttributeKind::ints});
   transpose_attributes.push_back({"output_shape", AttributeKind::ints});
   registry.add({.name = "ConvTranspose",
+                .domain = "",
                 .since = 22,
                 .summary = "Transposed convolution of [N, C, spatial...] with 1 to 3 spatial axes.",
                 .inputs = {{"X", "T"}, {"W", "T"}, {"B", "T", Arity::optional}},

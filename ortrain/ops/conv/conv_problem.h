@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ortrain/base/dim.h"
+#include "ortrain/ir/attribute_reader.h"
 #include "ortrain/ops/window/window.h"
-#include "ortrain/runtime/kernel.h"
 
 namespace ortrain::ops {
 
@@ -36,11 +36,11 @@ struct ConvProblem {
 std::vector<int64_t> kernel_extents(const Shape& w);
 
 // Conv and its gradients: x, w and y are the positions' tensors of that convolution.
-ConvProblem conv_problem(const AttributeReader& attrs, const TensorSpec& x, const TensorSpec& w,
-                         const TensorSpec& y);
+ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
+                         const Dims& y);
 // ConvTranspose of input `x` to output `y`.
-ConvProblem conv_transpose_problem(const AttributeReader& attrs, const TensorSpec& x,
-                                   const TensorSpec& w, const TensorSpec& y);
+ConvProblem conv_transpose_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
+                                   const Dims& y);
 
 // The windows of ConvTranspose as those of the convolution that it is the transpose of.
 struct TransposedWindows {

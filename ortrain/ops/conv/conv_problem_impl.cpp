@@ -10,8 +10,8 @@
 namespace ortrain::ops {
 namespace {
 
-std::span<const int64_t> spatial(const TensorSpec& spec) {
-  return std::span<const int64_t>(spec.dims).subspan(2);
+std::span<const int64_t> spatial(const Dims& dims) {
+  return std::span<const int64_t>(dims).subspan(2);
 }
 
 }  // namespace
@@ -28,31 +28,30 @@ std::vector<int64_t> kernel_extents(const Shape& w) {
   return kernel;
 }
 
-ConvProblem conv_problem(const AttributeReader& attrs, const TensorSpec& x, const TensorSpec& w,
-                         const TensorSpec& y) {
+ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w, const Dims& y) {
   ConvProblem problem;
-  problem.batch = x.dims[0];
+  problem.batch = x[0];
   problem.groups = attrs.int_("group");
-  problem.in_channels = x.dims[1];
-  problem.out_channels = w.dims[0];
-  problem.spatial_rank = x.dims.size() - 2;
+  problem.in_channels = x[1];
+  problem.out_channels = w[0];
+  problem.spatial_rank = x.size() - 2;
   problem.axes = concrete_windows(read_windows(attrs, problem.spatial_rank, spatial(w)), spatial(x));
-  check(problem.y_numel() == y.numel(), "the windows give the output's shape");
+  check(problem.y_numel() == num_elements(y), "the windows give the output's shape");
   return problem;
 }
 
-ConvProblem conv_transpose_problem(const AttributeReader& attrs, const TensorSpec& x,
-                                   const TensorSpec& w, const TensorSpec& y) {
+ConvProblem conv_transpose_problem(const AttributeReader& attrs, const Dims& x,
+                                   const Dims& w, const Dims& y) {
   ConvProblem problem;
-  problem.batch = x.dims[0];
+  problem.batch = x[0];
   problem.groups = attrs.int_("group");
-  problem.in_channels = y.dims[1];
-  problem.out_channels = x.dims[1];
-  problem.spatial_rank = x.dims.size() - 2;
+  problem.in_channels = y[1];
+  problem.out_channels = x[1];
+  problem.spatial_rank = x.size() - 2;
   const TransposedWindows transposed =
-      transposed_windows(attrs, to_shape(x.dims), to_shape(w.dims));
+      transposed_windows(attrs, to_shape(x), to_shape(w));
   problem.axes = concrete_windows(transposed.windows, spatial(y));
-  check(problem.y_numel() == x.numel(), "the convolution of the output has the input's shape");
+  check(problem.y_numel() == num_elements(x), "the convolution of the output has the input's shape");
   return problem;
 }
 
