@@ -1,0 +1,255 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/cpu/simd/gemm_kernels.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ortrain/cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ortrain/cpu/simd/gemm_kernels.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ortrain::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Two vectors of columns; as many rows as leave registers for them and one broadcast.
+#if HWY_MAX_BYTES >= 64
+constexpr int kPanelRows = 14;
+#else
+constexpr int kPanelRows = 6;
+#endif
+template <class T>
+constexpr int64_t kPanelCols = 2 * HWY_LANES(T);
+
+constexpr int64_t kChunk = 512;
+
+template <class T>
+HWY_INLINE const T* Run(const void* source, Storage storage, int64_t offset, int64_t n,
+                        T* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (storage == Storage::kBF16 || storage == Storage::kF16) {
+      widen(storage, static_cast<const uint16_t*>(source) + offset, buffer, n);
+      return buffer;
+    }
+  }
+  (void)storage, (void)n, (void)buffer;
+  return static_cast<const T*>(source) + offset;
+}
+
+// A square of kSide x kSide elements at a time keeps both sides inside few cache lines.
+template <class T>
+void PackContiguous(const void* source, Storage storage, int64_t stride, int64_t count,
+                    int64_t depth, int64_t width, T* HWY_RESTRICT packed) {
+  HWY_ALIGN T buffer[kChunk];
+  if (count < width) std::fill(packed, packed + depth * width, T{0});
+  const bool wide = storage == Storage::kF32 || storage == Storage::kF64;
+  if (wide) {
+    const T* HWY_RESTRICT in = static_cast<const T*>(source);
+    constexpr int64_t kSide = 8;
+    int64_t p = 0;
+    for (; p + kSide <= depth; p += kSide) {
+      for (int64_t i = 0; i < count; ++i) {
+        const T* HWY_RESTRICT row = in + i * stride + p;
+        T* HWY_RESTRICT out = packed + p * width + i;
+        for (int64_t q = 0; q < kSide; ++q) out[q * width] = row[q];
+      }
+    }
+    for (; p < depth; ++p) {
+      for (int64_t i = 0; i < count; ++i) packed[p * width + i] = in[i * stride + p];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t p = 0; p < depth; p += kChunk) {
+      const int64_t n = std::min(kChunk, depth - p);
+      const T* row = Run(source, storage, i * stride + p, n, buffer);
+      for (int64_t q = 0; q < n; ++q) packed[(p + q) * width + i] = row[q];
+    }
+  }
+}
+
+template <class T>
+void PackStrided(const void* source, Storage storage, int64_t stride, int64_t count, int64_t depth,
+                 int64_t width, T* HWY_RESTRICT packed) {
+  HWY_ALIGN T buffer[kChunk];
+  for (int64_t p = 0; p < depth; ++p) {
+    const T* row = Run(source, storage, p * stride, count, buffer);
+    T* out = packed + p * width;
+    std::copy(row, row + count, out);
+    std::fill(out + count, out + width, T{0});
+  }
+}
+
+// kRows x kPanelCols of A * B in registers. A: [depth][kPanelRows], B: rows `b_stride` apart.
+// `c` is either C itself or, for a partial column panel, a buffer with its own leading dimension.
+template <int kRows, class T>
+HWY_INLINE void MicroKernel(int64_t depth, const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
+                            int64_t b_stride, T alpha, T beta, T* HWY_RESTRICT c, int64_t ldc,
+                            const T* HWY_RESTRICT bias) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int64_t kLanes = HWY_LANES(T);
+  V sum0[kRows];
+  V sum1[kRows];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) sum0[i] = sum1[i] = hn::Zero(d);
+  for (int64_t p = 0; p < depth; ++p) {
+    const V b0 = hn::LoadU(d, b);
+    const V b1 = hn::LoadU(d, b + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      const V ai = hn::Set(d, a[i]);
+      sum0[i] = hn::MulAdd(ai, b0, sum0[i]);
+      sum1[i] = hn::MulAdd(ai, b1, sum1[i]);
+    }
+    a += kPanelRows;
+    b += b_stride;
+  }
+  const V scale = hn::Set(d, alpha);
+  V bias0 = hn::Zero(d);
+  V bias1 = hn::Zero(d);
+  if (bias != nullptr) {
+    bias0 = hn::LoadU(d, bias);
+    bias1 = hn::LoadU(d, bias + kLanes);
+  }
+  const V keep = hn::Set(d, beta);
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+    V out0 = hn::MulAdd(sum0[i], scale, bias0);
+    V out1 = hn::MulAdd(sum1[i], scale, bias1);
+    T* row = c + i * ldc;
+    if (beta != T{0}) {
+      out0 = hn::MulAdd(keep, hn::LoadU(d, row), out0);
+      out1 = hn::MulAdd(keep, hn::LoadU(d, row + kLanes), out1);
+    }
+    hn::StoreU(out0, d, row);
+    hn::StoreU(out1, d, row + kLanes);
+  }
+}
+
+template <class T>
+HWY_INLINE void RowPanel(int64_t rows, int64_t depth, const T* a, const T* b, int64_t b_stride,
+                         T alpha, T beta, T* c, int64_t ldc, const T* bias) {
+  if (rows == kPanelRows) {
+    MicroKernel<kPanelRows>(depth, a, b, b_stride, alpha, beta, c, ldc, bias);
+    return;
+  }
+  int64_t i = 0;
+  for (; i + 4 <= rows; i += 4) {
+    MicroKernel<4>(depth, a + i, b, b_stride, alpha, beta, c + i * ldc, ldc, bias);
+  }
+  for (; i < rows; ++i) {
+    MicroKernel<1>(depth, a + i, b, b_stride, alpha, beta, c + i * ldc, ldc, bias);
+  }
+}
+
+template <class T>
+void RunTile(const GemmTile<T>& tile) {
+  constexpr int64_t kCols = kPanelCols<T>;
+  HWY_ALIGN T edge[kPanelRows * kCols];
+  for (int64_t j = 0; j < tile.cols; j += kCols) {
+    const int64_t cols = std::min(kCols, tile.cols - j);
+    const bool partial = cols < kCols;
+    const T* b = partial ? tile.b_edge : tile.b + j / kCols * tile.b_panel;
+    const int64_t b_stride = partial ? kCols : tile.b_stride;
+    const T* bias = tile.bias == nullptr ? nullptr : tile.bias + j;
+    for (int64_t i = 0; i < tile.rows; i += kPanelRows) {
+      const int64_t rows = std::min<int64_t>(kPanelRows, tile.rows - i);
+      const T* a = tile.a + i * tile.depth;
+      T* c = tile.c + i * tile.ldc + j;
+      if (!partial) {
+        RowPanel(rows, tile.depth, a, b, b_stride, tile.alpha, tile.beta, c, tile.ldc, bias);
+        continue;
+      }
+      RowPanel<T>(rows, tile.depth, a, b, b_stride, tile.alpha, T{0}, edge, kCols, nullptr);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t q = 0; q < cols; ++q) {
+          T value = edge[r * kCols + q];
+          if (bias != nullptr) value += bias[q];
+          if (tile.beta != T{0}) value += tile.beta * c[r * tile.ldc + q];
+          c[r * tile.ldc + q] = value;
+        }
+      }
+    }
+  }
+}
+
+template <int kRows, class T>
+HWY_INLINE void DotRows(const GemmDots<T>& g) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int64_t kLanes = HWY_LANES(T);
+  for (int64_t i = 0; i < g.x_rows; ++i) {
+    const T* HWY_RESTRICT x = g.x + i * g.x_stride;
+    // Two chains per dot product hide half of the latency; the loop is bound by memory.
+    V sum0[kRows];
+    V sum1[kRows];
+#pragma GCC unroll 4
+    for (int j = 0; j < kRows; ++j) sum0[j] = sum1[j] = hn::Zero(d);
+    int64_t p = 0;
+    for (; p + 2 * kLanes <= g.depth; p += 2 * kLanes) {
+      const V x0 = hn::LoadU(d, x + p);
+      const V x1 = hn::LoadU(d, x + p + kLanes);
+#pragma GCC unroll 4
+      for (int j = 0; j < kRows; ++j) {
+        const T* y = g.y + j * g.y_stride + p;
+        sum0[j] = hn::MulAdd(x0, hn::LoadU(d, y), sum0[j]);
+        sum1[j] = hn::MulAdd(x1, hn::LoadU(d, y + kLanes), sum1[j]);
+      }
+    }
+    for (int j = 0; j < kRows; ++j) {
+      T sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0[j], sum1[j])));
+      const T* y = g.y + j * g.y_stride;
+      for (int64_t q = p; q < g.depth; ++q) sum += x[q] * y[q];
+      T value = g.alpha * sum;
+      if (g.bias != nullptr) value += g.bias[i * g.bias_x_stride + j * g.bias_y_stride];
+      T& out = g.c[i * g.c_x_stride + j * g.c_y_stride];
+      out = g.beta != T{0} ? value + g.beta * out : value;
+    }
+  }
+}
+
+template <class T>
+void RunDots(const GemmDots<T>& g) {
+  switch (g.y_rows) {
+    case 1:
+      return DotRows<1>(g);
+    case 2:
+      return DotRows<2>(g);
+    case 3:
+      return DotRows<3>(g);
+    default:
+      return DotRows<4>(g);
+  }
+}
+
+template <class T>
+GemmKernels<T> Kernels() {
+  return {kPanelRows, kPanelCols<T>, PackContiguous<T>, PackStrided<T>, RunTile<T>, RunDots<T>};
+}
+
+GemmKernels<float> KernelsF32() { return Kernels<float>(); }
+GemmKernels<double> KernelsF64() { return Kernels<double>(); }
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace ortrain::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ortrain::cpu {
+
+HWY_EXPORT(KernelsF32);
+GemmKernels<float> gemm_kernels_f32() { return HWY_DYNAMIC_DISPATCH(KernelsF32)(); }
+
+HWY_EXPORT(KernelsF64);
+GemmKernels<double> gemm_kernels_f64() { return HWY_DYNAMIC_DISPATCH(KernelsF64)(); }
+
+}  // namespace ortrain::cpu
+#endif  // HWY_ONCE
