@@ -17,17 +17,15 @@ std::vector<FormalAttribute> conv_attributes() {
   return attrs;
 }
 
-bool differ(const Dim& a, const Dim& b) {
-  return a.is_constant() && b.is_constant() && !(a == b);
-}
+bool differ(const Dim& a, const Dim& b) { return a.is_constant() && b.is_constant() && !(a == b); }
 
 // Checks x [N, C, spatial...] against w [M, C/group, kernel...] and returns the shape of
 // y [N, M, out...].
 Shape conv_output(const AttributeReader& attrs, const Shape& x, const Shape& w) {
   check_spatial_rank(static_cast<int64_t>(x.size()), "the input");
   if (w.size() != x.size()) {
-    throw ShapeError(str("the weight ", shape_str(w), " must have the rank of the input ",
-                         shape_str(x)));
+    throw ShapeError(
+        str("the weight ", shape_str(w), " must have the rank of the input ", shape_str(x)));
   }
   const int64_t group = attrs.int_("group");
   if (group < 1) throw ShapeError(str("group is ", group, "; it must be positive"));
@@ -36,9 +34,8 @@ Shape conv_output(const AttributeReader& attrs, const Shape& x, const Shape& w) 
                          " with group ", group, " takes ", (w[1] * Dim(group)).str()));
   }
   if (w[0].is_constant() && w[0].constant() % group != 0) {
-    throw ShapeError(
-        str("the weight's ", w[0].constant(), " output channels do not divide into ", group,
-            " groups"));
+    throw ShapeError(str("the weight's ", w[0].constant(), " output channels do not divide into ",
+                         group, " groups"));
   }
   const Windows windows = read_windows(attrs, x.size() - 2, kernel_extents(w));
   Shape y{x[0], w[0]};
@@ -57,8 +54,8 @@ void check_same_shape(const Shape& actual, const Shape& expected, const char* na
   bool wrong = actual.size() != expected.size();
   for (size_t i = 0; !wrong && i < actual.size(); ++i) wrong = differ(actual[i], expected[i]);
   if (wrong) {
-    throw ShapeError(str(name, " is ", shape_str(actual), "; the convolution gives ",
-                         shape_str(expected)));
+    throw ShapeError(
+        str(name, " is ", shape_str(actual), "; the convolution gives ", shape_str(expected)));
   }
 }
 
@@ -66,8 +63,7 @@ void check_bias(const InferContext& context, const Dim& channels) {
   if (!context.has_input(2)) return;
   const Shape& bias = context.shape(2);
   if (bias.size() != 1 || differ(bias[0], channels)) {
-    throw ShapeError(
-        str("the bias is ", shape_str(bias), "; it must be [", channels.str(), "]"));
+    throw ShapeError(str("the bias is ", shape_str(bias), "; it must be [", channels.str(), "]"));
   }
 }
 
@@ -95,8 +91,8 @@ void infer_conv_transpose(InferContext& context) {
   const Shape& w = context.shape(1);
   check_spatial_rank(context.rank(0), "the input");
   if (w.size() != x.size()) {
-    throw ShapeError(str("the weight ", shape_str(w), " must have the rank of the input ",
-                         shape_str(x)));
+    throw ShapeError(
+        str("the weight ", shape_str(w), " must have the rank of the input ", shape_str(x)));
   }
   const int64_t group = attrs.int_("group");
   if (group < 1) throw ShapeError(str("group is ", group, "; it must be positive"));

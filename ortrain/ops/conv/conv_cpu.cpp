@@ -31,10 +31,10 @@ struct ConvNode {
 };
 
 ConvNode forward_node(const NodeSpec& spec) {
-  return {Direction::kForward,
-          ops::conv_problem(spec.attrs(), spec.input(0).dims, spec.input(1).dims,
-                            spec.output(0).dims),
-          spec.has_input(2)};
+  return {
+      Direction::kForward,
+      ops::conv_problem(spec.attrs(), spec.input(0).dims, spec.input(1).dims, spec.output(0).dims),
+      spec.has_input(2)};
 }
 
 ConvNode input_grad_node(const NodeSpec& spec) {
@@ -67,8 +67,9 @@ double window_sum(const ConvProblem& p, const T* x, const T* w, int64_t od, int6
   for (int64_t c = 0; c < p.group_in(); ++c, x += p.in_size(), w += p.kernel_size()) {
     for (int64_t kd = d.k_begin(od); kd < d.k_end(od); ++kd) {
       for (int64_t kh = h.k_begin(oh); kh < h.k_end(oh); ++kh) {
-        const T* row = x + ((d.start(od) + kd * d.dilation) * h.in + h.start(oh) +
-                            kh * h.dilation) * v.in + v.start(ow);
+        const T* row =
+            x + ((d.start(od) + kd * d.dilation) * h.in + h.start(oh) + kh * h.dilation) * v.in +
+            v.start(ow);
         const T* weights = w + (kd * h.kernel + kh) * v.kernel;
         for (int64_t k = begin; k < end; ++k) {
           sum += static_cast<double>(row[k * v.dilation]) * static_cast<double>(weights[k]);
@@ -149,8 +150,7 @@ void ref_input(const ConvProblem& p, const T* dy, const T* w, const T* bias, T* 
       const int64_t n = plane / p.in_channels, c = plane % p.in_channels;
       const int64_t first = c / p.group_in() * p.group_out();
       const T* gradient = dy + (n * p.out_channels + first) * p.out_size();
-      const T* weights =
-          w + (first * p.group_in() + c % p.group_in()) * p.kernel_size();
+      const T* weights = w + (first * p.group_in() + c % p.group_in()) * p.kernel_size();
       const double shift = bias ? static_cast<double>(bias[c]) : 0.0;
       T* out = dx + plane * p.in_size();
       for (int64_t id = 0; id < p.axes[0].in; ++id) {
@@ -218,9 +218,12 @@ KernelFn ref_kernel(ConvNode node) {
     const T *a = args.input<T>(0), *b = args.input<T>(1);
     T* out = args.output<T>(0);
     switch (node.direction) {
-      case Direction::kForward: return ref_forward(node.problem, a, b, bias, out);
-      case Direction::kInput: return ref_input(node.problem, a, b, bias, out);
-      case Direction::kWeight: return ref_weight(node.problem, a, b, out);
+      case Direction::kForward:
+        return ref_forward(node.problem, a, b, bias, out);
+      case Direction::kInput:
+        return ref_input(node.problem, a, b, bias, out);
+      case Direction::kWeight:
+        return ref_weight(node.problem, a, b, out);
     }
   };
 }
@@ -282,20 +285,23 @@ void gather_columns(const ConvProblem& p, const T* x, int64_t row_begin, int64_t
   const int64_t height = p.group_in() * p.kernel_size();
   parallel_for(height, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)),
                [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      C* out = columns + i * width;
-      for_each_run(p, row_begin, rows, i,
-                   [&](int64_t at, int64_t from, int64_t count, int64_t step, bool valid) {
-        if (!valid) {
-          std::fill_n(out + at, count, C(0));
-        } else if (step == 1) {
-          for (int64_t j = 0; j < count; ++j) out[at + j] = static_cast<C>(x[from + j]);
-        } else {
-          for (int64_t j = 0; j < count; ++j) out[at + j] = static_cast<C>(x[from + j * step]);
-        }
-      });
-    }
-  });
+                 for (int64_t i = begin; i < end; ++i) {
+                   C* out = columns + i * width;
+                   for_each_run(
+                       p, row_begin, rows, i,
+                       [&](int64_t at, int64_t from, int64_t count, int64_t step, bool valid) {
+                         if (!valid) {
+                           std::fill_n(out + at, count, C(0));
+                         } else if (step == 1) {
+                           for (int64_t j = 0; j < count; ++j)
+                             out[at + j] = static_cast<C>(x[from + j]);
+                         } else {
+                           for (int64_t j = 0; j < count; ++j)
+                             out[at + j] = static_cast<C>(x[from + j * step]);
+                         }
+                       });
+                 }
+               });
 }
 
 // Adds the columns to the places they came from; channels are independent.
@@ -306,15 +312,16 @@ void scatter_columns(const ConvProblem& p, const C* columns, int64_t row_begin, 
   const int64_t kernel = p.kernel_size();
   parallel_for(p.group_in(), std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width * kernel)),
                [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * kernel; i < end * kernel; ++i) {
-      const C* in = columns + i * width;
-      for_each_run(p, row_begin, rows, i,
-                   [&](int64_t at, int64_t to, int64_t count, int64_t step, bool valid) {
-        if (!valid) return;
-        for (int64_t j = 0; j < count; ++j) dx[to + j * step] += in[at + j];
-      });
-    }
-  });
+                 for (int64_t i = begin * kernel; i < end * kernel; ++i) {
+                   const C* in = columns + i * width;
+                   for_each_run(
+                       p, row_begin, rows, i,
+                       [&](int64_t at, int64_t to, int64_t count, int64_t step, bool valid) {
+                         if (!valid) return;
+                         for (int64_t j = 0; j < count; ++j) dx[to + j * step] += in[at + j];
+                       });
+                 }
+               });
 }
 
 // Elements of the compute type that a run needs: columns, and widened copies for 16-bit types.
@@ -332,8 +339,7 @@ Im2colBuffers im2col_buffers(const ConvNode& node) {
   const ConvProblem& p = node.problem;
   Im2colBuffers buffers;
   const auto aligned = [](int64_t n) { return (n + 15) / 16 * 16; };
-  buffers.columns =
-      aligned(p.group_in() * p.kernel_size() * band_rows(p) * p.axes[2].out);
+  buffers.columns = aligned(p.group_in() * p.kernel_size() * band_rows(p) * p.axes[2].out);
   if (!std::is_same_v<T, ComputeType<T>>) {
     buffers.weight = aligned(p.w_numel());
     buffers.x = aligned(p.group_in() * p.in_size());
@@ -402,9 +408,12 @@ class Im2col {
     C* workspace = static_cast<C*>(args.workspace);
     const T *a = args.input<T>(0), *b = args.input<T>(1);
     switch (node_.direction) {
-      case Direction::kForward: return forward(a, b, bias, args.output<T>(0), workspace);
-      case Direction::kInput: return input(a, b, bias, args.output<T>(0), workspace);
-      case Direction::kWeight: return weight(a, b, args.output<T>(0), workspace);
+      case Direction::kForward:
+        return forward(a, b, bias, args.output<T>(0), workspace);
+      case Direction::kInput:
+        return input(a, b, bias, args.output<T>(0), workspace);
+      case Direction::kWeight:
+        return weight(a, b, args.output<T>(0), workspace);
     }
   }
 
@@ -474,9 +483,8 @@ class Im2col {
       for_each_band([&](int64_t row, int64_t count, int64_t width) {
         const C* columns = columns_of(x + x_at, row, count, workspace);
         const int64_t stride = columns == workspace ? width : out;
-        gemm(false, true, p_.group_out(), height_, width, C(1),
-             gradient + row * p_.axes[2].out, out, columns, stride, C(1),
-             result + g * group_weights(), height_);
+        gemm(false, true, p_.group_out(), height_, width, C(1), gradient + row * p_.axes[2].out,
+             out, columns, stride, C(1), result + g * group_weights(), height_);
       });
     });
     narrow_to(dw, p_.w_numel(), result);
@@ -512,9 +520,15 @@ OrtrainOnednnConv onednn_description(const ConvNode& node) {
   const ConvProblem& p = node.problem;
   OrtrainOnednnConv conv{};
   switch (node.direction) {
-    case Direction::kForward: conv.kind = kOrtrainConvForward; break;
-    case Direction::kInput: conv.kind = kOrtrainConvBackwardData; break;
-    case Direction::kWeight: conv.kind = kOrtrainConvBackwardWeights; break;
+    case Direction::kForward:
+      conv.kind = kOrtrainConvForward;
+      break;
+    case Direction::kInput:
+      conv.kind = kOrtrainConvBackwardData;
+      break;
+    case Direction::kWeight:
+      conv.kind = kOrtrainConvBackwardWeights;
+      break;
   }
   conv.spatial = static_cast<int32_t>(p.spatial_rank);
   conv.has_bias = node.has_bias && node.direction == Direction::kForward;
@@ -550,12 +564,12 @@ std::optional<std::string> onednn_refuses(const ConvNode& node) {
 void add_bias(float* out, int64_t batch, int64_t channels, int64_t size, const float* bias) {
   parallel_for(batch * channels, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)),
                [&](int64_t begin, int64_t end) {
-    for (int64_t plane = begin; plane < end; ++plane) {
-      const float shift = bias[plane % channels];
-      float* row = out + plane * size;
-      for (int64_t i = 0; i < size; ++i) row[i] += shift;
-    }
-  });
+                 for (int64_t plane = begin; plane < end; ++plane) {
+                   const float shift = bias[plane % channels];
+                   float* row = out + plane * size;
+                   for (int64_t i = 0; i < size; ++i) row[i] += shift;
+                 }
+               });
 }
 
 KernelFn onednn_kernel(ConvNode node) {

@@ -17,9 +17,9 @@ namespace ortrain::ops {
 struct ConvProblem {
   int64_t batch = 0;
   int64_t groups = 1;
-  int64_t in_channels = 0;   // of x, all groups
-  int64_t out_channels = 0;  // of y, all groups
-  size_t spatial_rank = 0;   // 1 to 3
+  int64_t in_channels = 0;       // of x, all groups
+  int64_t out_channels = 0;      // of y, all groups
+  size_t spatial_rank = 0;       // 1 to 3
   std::vector<WindowAxis> axes;  // always 3
 
   int64_t group_in() const { return in_channels / groups; }
@@ -36,8 +36,7 @@ struct ConvProblem {
 std::vector<int64_t> kernel_extents(const Shape& w);
 
 // Conv and its gradients: x, w and y are the positions' tensors of that convolution.
-ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
-                         const Dims& y);
+ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w, const Dims& y);
 // ConvTranspose of input `x` to output `y`.
 ConvProblem conv_transpose_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
                                    const Dims& y);

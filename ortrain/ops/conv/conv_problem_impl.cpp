@@ -28,35 +28,36 @@ std::vector<int64_t> kernel_extents(const Shape& w) {
   return kernel;
 }
 
-ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w, const Dims& y) {
+ConvProblem conv_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
+                         const Dims& y) {
   ConvProblem problem;
   problem.batch = x[0];
   problem.groups = attrs.int_("group");
   problem.in_channels = x[1];
   problem.out_channels = w[0];
   problem.spatial_rank = x.size() - 2;
-  problem.axes = concrete_windows(read_windows(attrs, problem.spatial_rank, spatial(w)), spatial(x));
+  problem.axes =
+      concrete_windows(read_windows(attrs, problem.spatial_rank, spatial(w)), spatial(x));
   check(problem.y_numel() == num_elements(y), "the windows give the output's shape");
   return problem;
 }
 
-ConvProblem conv_transpose_problem(const AttributeReader& attrs, const Dims& x,
-                                   const Dims& w, const Dims& y) {
+ConvProblem conv_transpose_problem(const AttributeReader& attrs, const Dims& x, const Dims& w,
+                                   const Dims& y) {
   ConvProblem problem;
   problem.batch = x[0];
   problem.groups = attrs.int_("group");
   problem.in_channels = y[1];
   problem.out_channels = x[1];
   problem.spatial_rank = x.size() - 2;
-  const TransposedWindows transposed =
-      transposed_windows(attrs, to_shape(x), to_shape(w));
+  const TransposedWindows transposed = transposed_windows(attrs, to_shape(x), to_shape(w));
   problem.axes = concrete_windows(transposed.windows, spatial(y));
-  check(problem.y_numel() == num_elements(x), "the convolution of the output has the input's shape");
+  check(problem.y_numel() == num_elements(x),
+        "the convolution of the output has the input's shape");
   return problem;
 }
 
-TransposedWindows transposed_windows(const AttributeReader& attrs, const Shape& x,
-                                     const Shape& w) {
+TransposedWindows transposed_windows(const AttributeReader& attrs, const Shape& x, const Shape& w) {
   const size_t rank = x.size() - 2;
   TransposedWindows result;
   Windows& windows = result.windows;
@@ -98,8 +99,8 @@ TransposedWindows transposed_windows(const AttributeReader& attrs, const Shape& 
       windows.pads[i + rank] = total - begin;
     }
     if (out.is_constant() && out.constant() < 1) {
-      throw ShapeError(str("the output would have extent ", out.constant(),
-                           " along spatial axis ", i));
+      throw ShapeError(
+          str("the output would have extent ", out.constant(), " along spatial axis ", i));
     }
     windows.pads[i + rank] -= extra[i];
     result.out.push_back(out);

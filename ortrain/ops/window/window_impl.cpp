@@ -38,10 +38,8 @@ void check_positive(const std::vector<int64_t>& values, const char* name) {
 
 std::vector<FormalAttribute> window_attributes(bool kernel_required) {
   return {
-      {"auto_pad", std::string("NOTSET")},
-      {"kernel_shape", AttributeKind::ints, kernel_required},
-      {"strides", AttributeKind::ints},
-      {"pads", AttributeKind::ints},
+      {"auto_pad", std::string("NOTSET")}, {"kernel_shape", AttributeKind::ints, kernel_required},
+      {"strides", AttributeKind::ints},    {"pads", AttributeKind::ints},
       {"dilations", AttributeKind::ints},
   };
 }
@@ -61,12 +59,12 @@ Windows read_windows(const AttributeReader& attrs, size_t rank, std::span<const 
   windows.kernel.assign(kernel.begin(), kernel.end());
   if (windows.kernel.empty()) windows.kernel = attrs.ints("kernel_shape");
   if (given && *given != windows.kernel) {
-    throw ShapeError(str("kernel_shape is ", dims_str(*given), ", the weight has ",
-                         dims_str(windows.kernel)));
+    throw ShapeError(
+        str("kernel_shape is ", dims_str(*given), ", the weight has ", dims_str(windows.kernel)));
   }
   if (windows.kernel.size() != rank) {
-    throw ShapeError(str("kernel_shape ", dims_str(windows.kernel), " does not fit ", rank,
-                         " spatial axes"));
+    throw ShapeError(
+        str("kernel_shape ", dims_str(windows.kernel), " does not fit ", rank, " spatial axes"));
   }
   windows.strides = ints_of_length(attrs, "strides", rank, 1);
   windows.dilations = ints_of_length(attrs, "dilations", rank, 1);
