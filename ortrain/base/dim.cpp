@@ -1,0 +1,349 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/dim.h"
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+
+#include "ortrain/base/error.h"
+
+namespace ortrain {
+
+Dim Dim::symbol(std::string name) { return from_terms({{Monomial{std::move(name)}, 1}}); }
+
+Dim Dim::from_terms(Terms terms) {
+  std::erase_if(terms, [](const auto& term) { return term.second == 0; });
+  if (terms.empty()) return Dim(0);
+  if (terms.size() == 1 && terms.begin()->first.empty()) return Dim(terms.begin()->second);
+  Dim result;
+  result.terms_ = std::make_shared<const Terms>(std::move(terms));
+  return result;
+}
+
+Dim::Terms Dim::terms() const {
+  if (terms_) return *terms_;
+  if (value_ == 0) return {};
+  return {{Monomial{}, value_}};
+}
+
+bool operator==(const Dim& a, const Dim& b) {
+  if (a.is_constant() != b.is_constant()) return false;
+  if (a.is_constant()) return a.value_ == b.value_;
+  return a.terms_ == b.terms_ || *a.terms_ == *b.terms_;
+}
+
+Dim operator+(const Dim& a, const Dim& b) {
+  if (a.is_constant() && b.is_constant()) return Dim(a.value_ + b.value_);
+  Dim::Terms sum = a.terms();
+  for (const auto& [monomial, coefficient] : b.terms()) sum[monomial] += coefficient;
+  return Dim::from_terms(std::move(sum));
+}
+
+Dim operator-(const Dim& a, const Dim& b) {
+  if (a.is_constant() && b.is_constant()) return Dim(a.value_ - b.value_);
+  Dim::Terms difference = a.terms();
+  for (const auto& [monomial, coefficient] : b.terms()) difference[monomial] -= coefficient;
+  return Dim::from_terms(std::move(difference));
+}
+
+Dim operator*(const Dim& a, const Dim& b) {
+  if (a.is_constant() && b.is_constant()) return Dim(a.value_ * b.value_);
+  Dim::Terms product;
+  for (const auto& [left, left_coefficient] : a.terms()) {
+    for (const auto& [right, right_coefficient] : b.terms()) {
+      Dim::Monomial monomial = left;
+      monomial.insert(monomial.end(), right.begin(), right.end());
+      std::sort(monomial.begin(), monomial.end());
+      product[std::move(monomial)] += left_coefficient * right_coefficient;
+    }
+  }
+  return Dim::from_terms(std::move(product));
+}
+
+namespace {
+
+int64_t floor_div_constants(int64_t a, int64_t b) {
+  if (b == 0) throw ShapeError("division of an extent by zero");
+  int64_t quotient = a / b;
+  if ((a % b != 0) && ((a < 0) != (b < 0))) --quotient;
+  return quotient;
+}
+
+Dim opaque(std::string_view function, const Dim& a, const Dim& b) {
+  return Dim::symbol(str(function, "(", a.str(), ", ", b.str(), ")"));
+}
+
+}  // namespace
+
+Dim floor_div(const Dim& a, const Dim& b) {
+  if (a.is_constant() && b.is_constant()) return Dim(floor_div_constants(a.value_, b.value_));
+  if (b.is(1)) return a;
+  if (a == b) return Dim(1);
+  // A divisor of one term divides exactly when it divides every term.
+  const Dim::Terms divisor = b.terms();
+  if (divisor.size() == 1) {
+    const auto& [symbols, coefficient] = *divisor.begin();
+    Dim::Terms quotient;
+    bool exact = true;
+    for (const auto& [monomial, c] : a.terms()) {
+      Dim::Monomial rest;
+      if (c % coefficient != 0 ||
+          !std::includes(monomial.begin(), monomial.end(), symbols.begin(), symbols.end())) {
+        exact = false;
+        break;
+      }
+      std::set_difference(monomial.begin(), monomial.end(), symbols.begin(), symbols.end(),
+                          std::back_inserter(rest));
+      quotient[rest] += c / coefficient;
+    }
+    if (exact) return Dim::from_terms(std::move(quotient));
+  }
+  return opaque("floordiv", a, b);
+}
+
+Dim ceil_div(const Dim& a, const Dim& b) {
+  if (a.is_constant() && b.is_constant()) return Dim(-floor_div_constants(-a.value_, b.value_));
+  return floor_div(a + b - Dim(1), b);
+}
+
+Dim min(const Dim& a, const Dim& b) {
+  if (a == b) return a;
+  const Dim difference = a - b;
+  if (difference.is_constant()) return difference.constant() <= 0 ? a : b;
+  return opaque("min", a, b);
+}
+
+Dim max(const Dim& a, const Dim& b) {
+  if (a == b) return a;
+  const Dim difference = a - b;
+  if (difference.is_constant()) return difference.constant() >= 0 ? a : b;
+  return opaque("max", a, b);
+}
+
+std::string Dim::str() const {
+  if (is_constant()) return std::to_string(value_);
+  std::ostringstream out;
+  bool first = true;
+  // The constant term sorts first in the map; it reads better last.
+  std::vector<std::pair<Monomial, int64_t>> ordered(terms_->begin(), terms_->end());
+  if (ordered.front().first.empty()) std::rotate(ordered.begin(), ordered.begin() + 1, ordered.end());
+  for (const auto& [monomial, coefficient] : ordered) {
+    const int64_t magnitude = coefficient < 0 ? -coefficient : coefficient;
+    if (first) {
+      out << (coefficient < 0 ? "-" : "");
+    } else {
+      out << (coefficient < 0 ? " - " : " + ");
+    }
+    first = false;
+    if (monomial.empty() || magnitude != 1) out << magnitude << (monomial.empty() ? "" : "*");
+    for (size_t i = 0; i < monomial.size(); ++i) out << (i ? "*" : "") << monomial[i];
+  }
+  return out.str();
+}
+
+namespace {
+
+// expression := product (('+'|'-') product)*; product := factor ('*' factor)*;
+// factor := integer | identifier ['(' balanced ')'] | '(' expression ')' | '-' factor
+class DimParser {
+ public:
+  explicit DimParser(std::string_view text) : text_(text) {}
+
+  std::optional<Dim> parse() {
+    std::optional<Dim> result = expression(0);
+    skip_space();
+    return result && at_ == text_.size() ? result : std::nullopt;
+  }
+
+ private:
+  static constexpr int kMaxDepth = 64;
+
+  void skip_space() {
+    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
+  }
+  bool accept(char c) {
+    skip_space();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  std::optional<Dim> expression(int depth) {
+    std::optional<Dim> sum = product(depth);
+    while (sum) {
+      const bool plus = accept('+');
+      if (!plus && !accept('-')) return sum;
+      std::optional<Dim> right = product(depth);
+      if (!right) return std::nullopt;
+      sum = plus ? *sum + *right : *sum - *right;
+    }
+    return sum;
+  }
+  std::optional<Dim> product(int depth) {
+    std::optional<Dim> result = factor(depth);
+    while (result && accept('*')) {
+      std::optional<Dim> right = factor(depth);
+      if (!right) return std::nullopt;
+      result = *result * *right;
+    }
+    return result;
+  }
+  std::optional<Dim> factor(int depth) {
+    if (depth > kMaxDepth) return std::nullopt;
+    if (accept('-')) {
+      std::optional<Dim> inner = factor(depth + 1);
+      return inner ? std::optional<Dim>(Dim(0) - *inner) : std::nullopt;
+    }
+    if (accept('(')) {
+      std::optional<Dim> inner = expression(depth + 1);
+      return inner && accept(')') ? inner : std::nullopt;
+    }
+    skip_space();
+    const size_t begin = at_;
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' ||
+            text_[at_] == '.' || text_[at_] == '/')) {
+      ++at_;
+    }
+    if (begin == at_) return std::nullopt;
+    const std::string_view token = text_.substr(begin, at_ - begin);
+    if (std::all_of(token.begin(), token.end(), [](unsigned char c) { return std::isdigit(c); })) {
+      if (token.size() > 18) return std::nullopt;
+      return Dim(std::stoll(std::string(token)));
+    }
+    if (at_ < text_.size() && text_[at_] == '(') {  // an opaque part, kept as its text
+      int open = 0;
+      do {
+        if (text_[at_] == '(') ++open;
+        if (text_[at_] == ')') --open;
+        ++at_;
+      } while (at_ < text_.size() && open > 0);
+      if (open != 0) return std::nullopt;
+    }
+    return Dim::symbol(std::string(text_.substr(begin, at_ - begin)));
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+Dim Dim::parse(std::string_view text) {
+  std::optional<Dim> result = DimParser(text).parse();
+  return result ? *result : Dim::symbol(std::string(text));
+}
+
+std::optional<int64_t> Dim::evaluate(const std::map<std::string, int64_t>& bindings) const {
+  if (is_constant()) return value_;
+  int64_t sum = 0;
+  for (const auto& [monomial, coefficient] : *terms_) {
+    int64_t product = coefficient;
+    for (const std::string& name : monomial) {
+      auto found = bindings.find(name);
+      if (found == bindings.end()) return std::nullopt;
+      product *= found->second;
+    }
+    sum += product;
+  }
+  return sum;
+}
+
+std::string shape_str(const Shape& shape) {
+  std::ostringstream out;
+  out << "[";
+  for (size_t i = 0; i < shape.size(); ++i) out << (i ? ", " : "") << shape[i].str();
+  out << "]";
+  return out.str();
+}
+
+std::string dims_str(const Dims& dims) { return shape_str(to_shape(dims)); }
+
+bool is_constant(const Shape& shape) {
+  return std::all_of(shape.begin(), shape.end(), [](const Dim& d) { return d.is_constant(); });
+}
+
+Dim num_elements(const Shape& shape) {
+  Dim product(1);
+  for (const Dim& dim : shape) product = product * dim;
+  return product;
+}
+
+int64_t num_elements(const Dims& dims) {
+  int64_t product = 1;
+  bool empty = false;
+  for (int64_t dim : dims) {
+    if (dim < 0) throw ShapeError(str("negative extent in shape ", dims_str(dims)));
+    empty = empty || dim == 0;
+  }
+  if (empty) return 0;
+  for (int64_t dim : dims) {
+    if (__builtin_mul_overflow(product, dim, &product)) {
+      throw ShapeError(str("the number of elements of shape ", dims_str(dims), " overflows"));
+    }
+  }
+  return product;
+}
+
+Shape to_shape(const Dims& dims) { return Shape(dims.begin(), dims.end()); }
+
+Dims to_dims(const Shape& shape) {
+  Dims dims;
+  dims.reserve(shape.size());
+  for (const Dim& dim : shape) {
+    check(dim.is_constant(), "a concrete shape is needed here");
+    dims.push_back(dim.constant());
+  }
+  return dims;
+}
+
+Dim broadcast(const Dim& a, const Dim& b) {
+  if (a == b || b.is(1)) return a;
+  if (a.is(1)) return b;
+  if (a.is_constant() && b.is_constant()) {
+    throw ShapeError(str("extents ", a.constant(), " and ", b.constant(), " do not broadcast"));
+  }
+  // A symbol beside an integer above 1 must have that value when it runs.
+  if (a.is_constant()) return a;
+  if (b.is_constant()) return b;
+  return Dim::symbol(str("broadcast(", a.str(), ", ", b.str(), ")"));
+}
+
+Shape broadcast(const Shape& a, const Shape& b) {
+  const size_t rank = std::max(a.size(), b.size());
+  Shape result(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    const Dim left = i + a.size() >= rank ? a[i + a.size() - rank] : Dim(1);
+    const Dim right = i + b.size() >= rank ? b[i + b.size() - rank] : Dim(1);
+    try {
+      result[i] = broadcast(left, right);
+    } catch (const ShapeError&) {
+      throw ShapeError(str("shapes ", shape_str(a), " and ", shape_str(b), " do not broadcast"));
+    }
+  }
+  return result;
+}
+
+Dims broadcast(const Dims& a, const Dims& b) {
+  return to_dims(broadcast(to_shape(a), to_shape(b)));
+}
+
+Dims strides_of(const Dims& dims) {
+  Dims strides(dims.size());
+  int64_t stride = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= dims[i];
+  }
+  return strides;
+}
+
+int64_t normalize_axis(int64_t axis, size_t rank) {
+  const int64_t signed_rank = static_cast<int64_t>(rank);
+  if (axis < -signed_rank || axis >= signed_rank) {
+    throw ShapeError(str("axis ", axis, " is out of range for rank ", rank));
+  }
+  return axis < 0 ? axis + signed_rank : axis;
+}
+
+}  // namespace ortrain

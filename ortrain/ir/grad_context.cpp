@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/grad_context.h"
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/infer_context.h"
+
+namespace ortrain {
+
+GradContext::GradContext(Graph& graph, const OpDef& def, NodeId node,
+                         std::vector<ValueId> output_grads, std::vector<bool> needs_grad)
+    : GraphBuilder(graph),
+      def_(&def),
+      node_(node),
+      output_grads_(std::move(output_grads)),
+      needs_grad_(std::move(needs_grad)),
+      input_grads_(needs_grad_.size(), kNoValue) {
+  set_phase(Phase::backward);
+  set_layer(graph.node(node).name);
+}
+
+bool GradContext::has_input(size_t index) const {
+  return index < node().inputs.size() && node().inputs[index] != kNoValue;
+}
+
+ValueId GradContext::input(size_t index) const {
+  return has_input(index) ? node().inputs[index] : kNoValue;
+}
+
+ValueId GradContext::output(size_t index) {
+  if (index < node().outputs.size() && node().outputs[index] != kNoValue) {
+    return node().outputs[index];
+  }
+  Node widened = node();
+  if (widened.outputs.size() <= index) widened.outputs.resize(index + 1, kNoValue);
+  widened.outputs[index] = static_cast<ValueId>(graph().num_values());
+  std::vector<InferredValue> inputs;
+  for (ValueId id : widened.inputs) {
+    if (id == kNoValue) {
+      inputs.emplace_back();
+    } else {
+      inputs.push_back({value(id).dtype, value(id).shape, value(id).known});
+    }
+  }
+  const std::vector<InferredValue> inferred = infer_node(*def_, widened, std::move(inputs));
+  const ValueId id = graph().add_value(
+      widened.name.empty() ? widened.op : widened.name + "/" + widened.op, inferred[index].dtype,
+      inferred[index].shape);
+  graph().value(id).producer = node_;
+  graph().value(id).output_index = static_cast<int>(index);
+  widened.outputs[index] = id;
+  graph().node(node_).outputs = std::move(widened.outputs);
+  return id;
+}
+
+bool GradContext::has_output_grad(size_t index) const {
+  return index < output_grads_.size() && output_grads_[index] != kNoValue;
+}
+
+ValueId GradContext::output_grad(size_t index) const {
+  return has_output_grad(index) ? output_grads_[index] : kNoValue;
+}
+
+ValueId GradContext::output_grad_or_zeros(size_t index) {
+  return has_output_grad(index) ? output_grads_[index] : zeros_like(output(index));
+}
+
+bool GradContext::needs_grad(size_t index) const {
+  return index < needs_grad_.size() && needs_grad_[index];
+}
+
+void GradContext::set_input_grad(size_t index, ValueId gradient) {
+  check(needs_grad(index), "nobody asked for this gradient");
+  const Value& wanted = value(input(index));
+  const Value& given = value(gradient);
+  if (given.dtype != wanted.dtype || given.shape.size() != wanted.shape.size()) {
+    throw InternalError(str(Graph::context(node()), "the gradient of input ", index, " is ",
+                            name_of(given.dtype), shape_str(given.shape), ", the input is ",
+                            name_of(wanted.dtype), shape_str(wanted.shape)));
+  }
+  input_grads_[index] = gradient;
+}
+
+}  // namespace ortrain

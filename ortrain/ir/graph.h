@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ortrain/base/dim.h"
+#include "ortrain/base/dtype.h"
+#include "ortrain/ir/attribute.h"
+
+namespace ortrain {
+
+using ValueId = int32_t;
+using NodeId = int32_t;
+inline constexpr ValueId kNoValue = -1;  // an absent optional input or an output nobody wants
+inline constexpr NodeId kNoNode = -1;
+
+// Standard operators have the empty domain, ours this one.
+inline constexpr std::string_view kOrtrainDomain = "ortrain";
+// The opset of the standard domain that graphs in memory follow.
+inline constexpr int kOnnxOpset = 23;
+
+enum class ValueKind { input, constant, computed };
+enum class InputRole { user, parameter, buffer, seed, gradient };
+enum class OutputRole { user, buffer_update, input_update, gradient };
+// Forward nodes run before the user sees the outputs, backward nodes after gradients came in.
+enum class Phase { forward, backward };
+
+struct Value {
+  std::string name;  // unique in the graph
+  DType dtype = DType::undefined;
+  Shape shape;
+  ValueKind kind = ValueKind::computed;
+  NodeId producer = kNoNode;  // for computed values
+  int output_index = 0;       // which output of the producer
+  TensorData constant;        // for constants
+  // Contents of small integer tensors of rank 0 or 1 when known (shape arithmetic).
+  std::optional<std::vector<Dim>> known;
+};
+
+struct Node {
+  std::string op;
+  std::string domain;
+  std::string name;  // layer path, e.g. "encoder.layer.0.attention/MatMul"
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> outputs;
+  Attributes attributes;
+  Phase phase = Phase::forward;
+};
+
+struct GraphInput {
+  ValueId value = kNoValue;
+  InputRole role = InputRole::user;
+  // parameter, buffer: its qualified name; gradient: the name of the output it belongs to.
+  std::string target;
+  bool requires_grad = false;
+};
+
+struct GraphOutput {
+  ValueId value = kNoValue;
+  std::string name;
+  OutputRole role = OutputRole::user;
+  // buffer_update, input_update, gradient: the name of the input that it updates or belongs to.
+  std::string target;
+};
+
+// A dataflow graph in single-assignment form. Nodes and values are addressed by ids that stay
+// valid until the node or value is removed; `order()` is a topological order.
+class Graph {
+ public:
+  std::string name;
+
+  // --- values
+  ValueId add_input(GraphInput input, std::string value_name, DType dtype, Shape shape);
+  // Constants with equal bytes of at most 1 KiB are shared.
+  ValueId add_constant(TensorData data, std::string value_name = "");
+  // A value that the caller makes the output of a node.
+  ValueId add_value(std::string value_name, DType dtype, Shape shape);
+  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
+  Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
+  size_t num_values() const { return values_.size(); }
+  ValueId find_value(std::string_view value_name) const;  // kNoValue if there is none
+  void rename_value(ValueId id, std::string value_name);
+
+  // --- nodes
+  NodeId add_node(Node node);
+  const Node& node(NodeId id) const { return nodes_[static_cast<size_t>(id)]; }
+  Node& node(NodeId id) { return nodes_[static_cast<size_t>(id)]; }
+  // Its outputs must have no users left.
+  void remove_node(NodeId id);
+  const std::vector<NodeId>& order() const { return order_; }
+  size_t num_node_slots() const { return nodes_.size(); }
+  bool alive(NodeId id) const { return alive_[static_cast<size_t>(id)]; }
+
+  // --- inputs and outputs
+  const std::vector<GraphInput>& inputs() const { return inputs_; }
+  std::vector<GraphInput>& inputs() { return inputs_; }
+  const std::vector<GraphOutput>& outputs() const { return outputs_; }
+  std::vector<GraphOutput>& outputs() { return outputs_; }
+  void add_output(GraphOutput output) { outputs_.push_back(std::move(output)); }
+  const GraphInput* find_input(ValueId id) const;
+
+  // --- structure
+  // Which nodes read each value, in order; a node that reads it twice stands twice.
+  std::vector<std::vector<NodeId>> users() const;
+  // Every node input and graph output that is `from` becomes `to`.
+  void replace_uses(ValueId from, ValueId to);
+  // Restores topological order, moving as few nodes as possible; throws InvalidModelError on a cycle.
+  void sort();
+  // Drops nodes whose outputs nobody reads, and unused constants. Returns how many nodes went.
+  int remove_dead_nodes();
+
+  // "[Op 'layer'] ", the frame for messages about a node.
+  static std::string context(const Node& node);
+
+ private:
+  std::string unique_name(std::string wanted);
+
+  std::vector<Value> values_;
+  std::vector<Node> nodes_;
+  std::vector<bool> alive_;
+  std::vector<NodeId> order_;
+  std::vector<GraphInput> inputs_;
+  std::vector<GraphOutput> outputs_;
+  std::unordered_map<std::string, ValueId> by_name_;
+  std::unordered_map<std::string, int> name_counts_;
+  std::unordered_multimap<size_t, ValueId> constants_by_hash_;
+};
+
+}  // namespace ortrain

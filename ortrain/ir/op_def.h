@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ortrain/base/dtype.h"
+#include "ortrain/ir/attribute.h"
+
+namespace ortrain {
+
+class InferContext;
+class GradContext;
+
+enum class Arity { single, optional, variadic };
+
+// One formal input or output. `type` names a type variable of OpDef::types ("T"), or an element
+// type itself ("int64", "bool").
+struct FormalValue {
+  std::string name;
+  std::string type;
+  Arity arity = Arity::single;
+};
+
+enum class AttributeKind { int_, float_, string_, ints, floats, strings, tensor };
+
+struct FormalAttribute {
+  FormalAttribute(std::string name, Attribute default_value)
+      : name(std::move(name)), default_value(std::move(default_value)), has_default(true) {}
+  // No default: absent unless given.
+  FormalAttribute(std::string name, AttributeKind kind, bool required = false)
+      : name(std::move(name)), kind(kind), required(required) {}
+
+  std::string name;
+  Attribute default_value;
+  bool has_default = false;
+  AttributeKind kind = AttributeKind::int_;  // when there is no default
+  bool required = false;
+};
+
+enum class Differentiability {
+  rule,     // `gradient` builds it
+  none,     // by definition: integer or boolean results, shapes
+  missing,  // it has one, we have no rule
+};
+
+// Schema, inference and gradient of one operator.
+struct OpDef {
+  std::string name;
+  std::string domain;  // "" or "ortrain"
+  int since = 1;       // first opset version with this meaning
+  std::string summary;  // one sentence; for `ortrain` operators with the formula
+  std::vector<FormalValue> inputs;
+  std::vector<FormalValue> outputs;
+  std::vector<FormalAttribute> attrs;
+  std::map<std::string, DTypeSet> types;
+  // Sets dtype and shape of every wanted output; throws ShapeError or DTypeError. It runs on
+  // symbolic extents when a graph is built, and again on concrete ones when it is planned.
+  std::function<void(InferContext&)> infer;
+  // Builds the gradients of the inputs that need one; see GradContext.
+  std::function<void(GradContext&)> gradient;
+  bool differentiable = true;  // false: no gradient by definition
+  bool draws_random_numbers = false;  // never folded, merged or computed at plan time
+
+  Differentiability differentiability() const {
+    if (!differentiable) return Differentiability::none;
+    return gradient ? Differentiability::rule : Differentiability::missing;
+  }
+  const FormalAttribute* find_attribute(const std::string& attribute) const;
+  // The formal value of input or output `index`; variadic ones repeat. Null when out of range.
+  const FormalValue* formal_input(size_t index) const;
+  const FormalValue* formal_output(size_t index) const;
+};
+
+}  // namespace ortrain

@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/tensor_data.h"
+
+#include <cstdlib>
+#include <new>
+
+#include "ortrain/base/dtype_dispatch.h"
+
+namespace ortrain {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// A checked byte count; throws ShapeError when it cannot be represented.
+size_t checked_bytes(DType dtype, const Dims& dims) {
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(num_elements(dims), static_cast<int64_t>(size_of(dtype)), &bytes)) {
+    throw ShapeError(str("a tensor of shape ", dims_str(dims), " is too large"));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace
+
+TensorData::TensorData(DType dtype, Dims dims, const void* data, std::shared_ptr<const void> owner)
+    : dtype_(dtype), dims_(std::move(dims)), data_(data), owner_(std::move(owner)) {
+  checked_bytes(dtype_, dims_);
+}
+
+TensorData TensorData::allocate(DType dtype, Dims dims, void** mutable_data) {
+  const size_t bytes = checked_bytes(dtype, dims);
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, rounded);
+  if (memory == nullptr) {
+    throw OutOfMemoryError(str("cannot allocate ", bytes, " bytes for a constant tensor"));
+  }
+  std::memset(memory, 0, rounded);
+  std::shared_ptr<const void> owner(memory, [](const void* p) { std::free(const_cast<void*>(p)); });
+  *mutable_data = memory;
+  return TensorData(dtype, std::move(dims), memory, std::move(owner));
+}
+
+TensorData TensorData::int64s(const std::vector<int64_t>& values) {
+  return from_values(DType::i64, {static_cast<int64_t>(values.size())}, values);
+}
+
+TensorData TensorData::scalar(DType dtype, double value) {
+  void* destination = nullptr;
+  TensorData result = allocate(dtype, {}, &destination);
+  dispatch_all(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    *static_cast<T*>(destination) = static_cast<T>(static_cast<ComputeType<T>>(value));
+  });
+  return result;
+}
+
+TensorData TensorData::int_scalar(DType dtype, int64_t value) {
+  void* destination = nullptr;
+  TensorData result = allocate(dtype, {}, &destination);
+  dispatch_all(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    *static_cast<T*>(destination) = static_cast<T>(static_cast<ComputeType<T>>(value));
+  });
+  return result;
+}
+
+bool TensorData::equals(const TensorData& other) const {
+  if (dtype_ != other.dtype_ || dims_ != other.dims_) return false;
+  const size_t size = bytes();
+  return size == 0 || data_ == other.data_ || std::memcmp(data_, other.data_, size) == 0;
+}
+
+std::vector<int64_t> TensorData::to_int64s() const {
+  if (is_float(dtype_)) {
+    throw DTypeError(str("integers are needed, the tensor is ", name_of(dtype_)));
+  }
+  std::vector<int64_t> result(static_cast<size_t>(numel()));
+  dispatch_all(dtype_, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (size_t i = 0; i < result.size(); ++i) {
+      result[i] = static_cast<int64_t>(static_cast<ComputeType<T>>(data_as<T>()[i]));
+    }
+  });
+  return result;
+}
+
+double TensorData::to_double() const {
+  if (numel() != 1) {
+    throw ShapeError(str("one element is needed, the tensor has shape ", dims_str(dims_)));
+  }
+  return dispatch_all(dtype_, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return static_cast<double>(static_cast<ComputeType<T>>(*data_as<T>()));
+  });
+}
+
+}  // namespace ortrain

@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Fail when a file includes, or imports, a layer that it may not know. See HACKING.md."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folder under ortrain/ -> folders it may include besides itself.
+CPP = {
+    "base": set(),
+    "ir": {"base"},
+    "plan": {"ir", "base"},
+    "passes": {"ir", "base"},
+    "autodiff": {"ir", "base"},
+    "runtime": {"plan", "ir", "base"},
+    "cpu": {"runtime", "plan", "ir", "base"},
+    "onednn": {"cpu", "base"},
+    "testing": {"runtime", "plan", "passes", "autodiff", "ir", "base", "cpu"},
+}
+# Files under ortrain/ops, by suffix; the layer is spelled ops:<kind>.
+OPS = {
+    "ops:rule": {"ops", "ir", "base"},
+    "ops:_cpu": {"ops", "cpu", "runtime", "plan", "ir", "base"},
+    "ops:_impl": {"ops", "cpu", "runtime", "plan", "ir", "base"},
+    "ops:_cases": {"ops", "testing", "runtime", "ir", "base"},
+}
+# Headers of other projects that only these folders see.
+FENCED = {"hwy/": ("cpu/",), "dnnl": ("onednn/",), "onnx/onnx-ml.pb.h": ("ir/onnx_",)}
+FENCED |= {"nanobind/": ("../python/src/",), "Python.h": ("../python/src/",)}
+# Module under python/ortrain -> modules that it may not import at any level.
+PYTHON = {
+    "progress": {"*"},
+    "capture": {"module", "trainer", "hf", "tools", "optim", "distributed"},
+    "module": {"trainer", "hf", "tools", "distributed"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.M)
+IMPORT = re.compile(
+    r"^\s*(?:from|import)\s+ortrain\.(\w+)|^\s*from\s+ortrain\s+import\s+(\w+)", re.M
+)
+
+
+def layer_of(path: str) -> str:
+    folder, _, rest = path.partition("/")
+    if folder != "ops":
+        return folder
+    suffix = re.search(r"_(cpu|impl|cases)\.\w+$", rest)
+    return f"ops:{suffix.group(0).split('.')[0]}" if suffix else "ops:rule"
+
+
+def cpp_errors(root: Path) -> list[str]:
+    """Return one line per forbidden #include below root/ortrain."""
+    errors, allowed = [], {**CPP, **OPS}
+    for path in sorted((root / "ortrain").rglob("*")):
+        if path.suffix not in (".h", ".cpp") or path.stem.endswith("_test"):
+            continue
+        name = path.relative_to(root / "ortrain").as_posix()
+        layer = layer_of(name)
+        if layer not in allowed:
+            errors.append(f"ortrain/{name}: the folder '{layer}' has no row in check_layers.py")
+            continue
+        for header in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            target = header.split("/")[1] if header.startswith("ortrain/") else None
+            if target and target != layer and target not in allowed[layer]:
+                errors.append(f"ortrain/{name}: {layer} may not include {header}")
+            for fence, inside in FENCED.items():
+                if header.startswith(fence) and not name.startswith(inside):
+                    errors.append(f"ortrain/{name}: only {inside[0]} may include {header}")
+    return errors
+
+
+def python_errors(root: Path) -> list[str]:
+    """Return one line per forbidden import below root/python/ortrain."""
+    errors, package = [], root / "python" / "ortrain"
+    for path in sorted(package.rglob("*.py")):
+        module = path.relative_to(package).parts[0].removesuffix(".py")
+        forbidden = PYTHON.get(module, set())
+        for names in IMPORT.findall(path.read_text(encoding="utf-8")):
+            target = names[0] or names[1]
+            if target != module and (target in forbidden or "*" in forbidden):
+                errors.append(f"{path.relative_to(root)}: {module} may not import ortrain.{target}")
+    return errors
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    errors = cpp_errors(root) + python_errors(root)
+    print("\n".join(errors), end="\n" if errors else "", file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
