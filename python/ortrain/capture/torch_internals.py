@@ -16,11 +16,10 @@ from typing import Any
 
 import sympy
 import torch
+from ortrain.capture.errors import AutogradFunctionError, CaptureError
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy import functions as sympy_functions
-
-from ortrain.capture.errors import AutogradFunctionError, CaptureError
 
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod
@@ -28,138 +27,135 @@ Mod = sympy_functions.Mod
 # Raised where control flow depends on the values of a tensor.
 DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNode
 
-# Names a guard's text may use besides Python's own.
-GUARD_NAMESPACE: dict[str, Any] = dict(symbolic_shapes.SYMPY_INTERP)
-
 
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:
-  """Return the conditions on input sizes under which an exported program holds, as Python text."""
-  code = getattr(program, "_guards_code", None)
-  if code is None:
-    raise CaptureError(f"PyTorch {torch.__version__} does not tell the guards of an export")
-  return list(code)
+    """Return the conditions on input sizes under which an exported program holds, as Python text."""
+    code = getattr(program, "_guards_code", None)
+    if code is None:
+        raise CaptureError(f"PyTorch {torch.__version__} does not tell the guards of an export")
+    return list(code)
 
 
 @contextlib.contextmanager
 def flexible_sizes() -> Iterator[None]:
-  """Let sizes 0 and 1 be dynamic, and record conditions as guards, not as nodes of the graph."""
-  options: dict[str, bool] = {}
-  if hasattr(_symbolic_config, "backed_size_oblivious"):
-    options["backed_size_oblivious"] = True
-  with _symbolic_config.patch(**options) if options else contextlib.nullcontext():
-    yield
+    """Let sizes 0 and 1 be dynamic, and record conditions as guards, not as nodes of the graph."""
+    options: dict[str, bool] = {}
+    if hasattr(_symbolic_config, "backed_size_oblivious"):
+        options["backed_size_oblivious"] = True
+    with _symbolic_config.patch(**options) if options else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager
 def recurrent_layers_whole() -> Iterator[None]:
-  """Keep ``aten.lstm`` and ``aten.gru`` one node with a dynamic length while exporting.
+    """Keep ``aten.lstm`` and ``aten.gru`` one node with a dynamic length while exporting.
 
-  A release without these registrations exports the layers at a fixed length.
-  """
-  try:
-    patches = importlib.import_module("torch.export._patches")
-  except ImportError:
-    patches = None
-  with contextlib.ExitStack() as stack:
-    for kind in ("lstm", "gru"):
-      register = getattr(patches, f"register_{kind}_while_loop_decomposition", None)
-      if register is not None:
-        stack.enter_context(register())
-    yield
+    A release without these registrations exports the layers at a fixed length.
+    """
+    try:
+        patches = importlib.import_module("torch.export._patches")
+    except ImportError:
+        patches = None
+    with contextlib.ExitStack() as stack:
+        for kind in ("lstm", "gru"):
+            register = getattr(patches, f"register_{kind}_while_loop_decomposition", None)
+            if register is not None:
+                stack.enter_context(register())
+        yield
 
 
 def no_grad_region() -> Any:
-  """Return the higher order operator in which export keeps a region of other grad mode."""
-  return torch.ops.higher_order.wrap_with_set_grad_enabled
+    """Return the higher order operator in which export keeps a region of other grad mode."""
+    return torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 def size_expression(size: Any) -> int | sympy.Expr:
-  """Return a size as an int, or as a sympy expression of the symbols of the graph."""
-  if isinstance(size, int):
-    return size
-  expression = size.node.expr
-  return int(expression) if expression.is_Integer else expression
+    """Return a size as an int, or as a sympy expression of the symbols of the graph."""
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression) if expression.is_Integer else expression
 
 
 def number_expression(number: Any) -> int | float | bool | sympy.Basic:
-  """Return a SymInt, SymFloat or SymBool as a Python number or a sympy expression."""
-  if isinstance(number, (bool, int, float)):
-    return number
-  expression = number.node.expr
-  if expression in (sympy.true, sympy.false):
-    return bool(expression)
-  if expression.is_Integer:
-    return int(expression)
-  if expression.is_Float or expression.is_Rational:
-    return float(expression)
-  return expression
+    """Return a SymInt, SymFloat or SymBool as a Python number or a sympy expression."""
+    if isinstance(number, (bool, int, float)):
+        return number
+    expression = number.node.expr
+    if expression in (sympy.true, sympy.false):
+        return bool(expression)
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Float or expression.is_Rational:
+        return float(expression)
+    return expression
 
 
 def size_hint(size: Any) -> int:
-  """Return the size seen in the sample for an int or SymInt that comes from an input."""
-  if isinstance(size, int):
-    return size
-  hint = size.node.hint
-  if hint is None:
-    raise CaptureError(f"size {size} depends on values, not on sizes of the inputs")
-  return int(hint)
+    """Return the size seen in the sample for an int or SymInt that comes from an input."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    if hint is None:
+        raise CaptureError(f"size {size} depends on values, not on sizes of the inputs")
+    return int(hint)
 
 
 def has_unbacked_symbols(error: BaseException) -> bool:
-  """Tell whether an export failed because control flow depends on a tensor's values."""
-  seen: BaseException | None = error
-  while seen is not None:
-    if isinstance(seen, DataDependentError):
-      return True
-    seen = seen.__cause__ or seen.__context__
-  return False
+    """Tell whether an export failed because control flow depends on a tensor's values."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DataDependentError):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 @functools.cache
 def _decomposition_table() -> dict[Any, Callable[..., Any]]:
-  from torch._decomp import decomposition_table
+    from torch._decomp import decomposition_table
 
-  return dict(decomposition_table)
+    return dict(decomposition_table)
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:
-  """Tell whether eager PyTorch itself differentiates ``op`` through the operators inside it."""
-  return bool(
-    torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-  )
+    """Tell whether eager PyTorch itself differentiates ``op`` through the operators inside it."""
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    )
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
-  """Return a function that computes ``op`` by simpler operators, or None."""
-  if not isinstance(op, torch._ops.OpOverload):
-    return None
-  if is_composite(op):
-    return op.decompose
-  return _decomposition_table().get(op)
+    """Return a function that computes ``op`` by simpler operators, or None."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    if is_composite(op):
+        return op.decompose
+    return _decomposition_table().get(op)
 
 
 @contextlib.contextmanager
 def refuse_autograd_functions(allowed: frozenset[type] = frozenset()) -> Iterator[None]:
-  """Raise AutogradFunctionError where a torch.autograd.Function is applied.
+    """Raise AutogradFunctionError where a torch.autograd.Function is applied.
 
-  Export would trace through its forward and silently lose its backward.
+    Export would trace through its forward and silently lose its backward.
 
-  Args:
-    allowed: Functions whose forward is differentiated by PyTorch as they would do it themselves.
-  """
-  function = torch.autograd.Function
-  original = function.__dict__["apply"]
+    Args:
+      allowed: Functions whose forward is differentiated by PyTorch as they would do it themselves.
+    """
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
 
-  def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    if cls in allowed:
-      return original.__get__(None, cls)(*args, **kwargs)
-    raise AutogradFunctionError(
-      f"torch.autograd.Function '{cls.__module__}.{cls.__qualname__}' has a backward of its own, "
-      "which a capture would lose"
-    )
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls in allowed:
+            return original.__get__(None, cls)(*args, **kwargs)
+        raise AutogradFunctionError(
+            f"torch.autograd.Function '{cls.__module__}.{cls.__qualname__}' has a backward of its own, "
+            "which a capture would lose"
+        )
 
-  function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-  try:
-    yield
-  finally:
-    function.apply = original  # type: ignore[method-assign]
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        function.apply = original  # type: ignore[method-assign]
