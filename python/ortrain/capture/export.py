@@ -353,6 +353,10 @@ def _capturing(module: nn.Module) -> Iterator[None]:
     ):
         warnings.filterwarnings("ignore", module=r"torch(\.|$)")
         warnings.filterwarnings("ignore", category=FutureWarning)
+        # nn.LSTM and nn.GRU keep their weights in a list as well.
+        warnings.filterwarnings(
+            "ignore", message="The tensor attributes? .* assigned during export"
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield

@@ -28,6 +28,11 @@ Mod = sympy_functions.Mod
 DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNode
 
 
+# Functions of PyTorch that stand behind operators whose gradient PyTorch knows. Others of its own,
+# such as reentrant checkpointing and backward hooks of modules, would lose their backward.
+_HARMLESS_FUNCTIONS = ("torch._", "torch.autograd.", "torch.nn.parallel.", "torch.nested.")
+
+
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:
     """Return the conditions on input sizes under which an exported program holds, as Python text."""
     code = getattr(program, "_guards_code", None)
@@ -134,28 +139,48 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     return _decomposition_table().get(op)
 
 
+def _subclasses(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
 @contextlib.contextmanager
-def refuse_autograd_functions(allowed: frozenset[type] = frozenset()) -> Iterator[None]:
+def refuse_autograd_functions() -> Iterator[None]:
     """Raise AutogradFunctionError where a torch.autograd.Function is applied.
 
     Export would trace through its forward and silently lose its backward.
-
-    Args:
-      allowed: Functions whose forward is differentiated by PyTorch as they would do it themselves.
     """
-    function = torch.autograd.Function
-    original = function.__dict__["apply"]
 
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls in allowed:
-            return original.__get__(None, cls)(*args, **kwargs)
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
         raise AutogradFunctionError(
-            f"torch.autograd.Function '{cls.__module__}.{cls.__qualname__}' has a backward of its own, "
-            "which a capture would lose"
+            f"torch.autograd.Function '{cls.__module__}.{cls.__qualname__}' has a backward of its "
+            "own, which a capture would lose"
         )
 
-    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    base = torch.autograd.Function
+    held: list[tuple[type, Any]] = []
+
+    # The subclasses are patched, not the base: dynamo, which traces loops, knows the base's method.
+    def patch(cls: type) -> None:
+        if not cls.__module__.startswith(_HARMLESS_FUNCTIONS):
+            held.append((cls, cls.__dict__.get("apply")))
+            cls.apply = classmethod(refuse)  # type: ignore[attr-defined]
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        patch(cls)
+
+    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
     try:
+        for cls in set(_subclasses(base)):
+            patch(cls)
         yield
     finally:
-        function.apply = original  # type: ignore[method-assign]
+        del base.__init_subclass__
+        for cls, original in held:
+            if original is None:
+                del cls.apply  # type: ignore[attr-defined]
+            else:
+                cls.apply = original  # type: ignore[attr-defined]

@@ -322,7 +322,7 @@ def _gather(inputs: list[Any], attributes: Attributes) -> Tensor:
     axis = attributes.get("axis", 0) % x.dim()
     index = _positive(index, x.shape[axis], "Gather")
     picked = x.index_select(axis, index.reshape(-1))
-    return picked.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return picked.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
 
 
 @operator("GatherElements")
