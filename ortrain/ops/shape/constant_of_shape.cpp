@@ -86,7 +86,7 @@ void infer_eye_like(InferContext& context) {
 void register_constant_of_shape(OpRegistry& registry);
 void register_constant_of_shape(OpRegistry& registry) {
   registry.add({.name = "ConstantOfShape",
-                .since = 21,
+                .since = 23,
                 .summary = "A tensor of the given shape filled with one value.",
                 .inputs = {{"input", "int64"}},
                 .outputs = {{"output", "T"}},
@@ -95,7 +95,7 @@ void register_constant_of_shape(OpRegistry& registry) {
                 .infer = infer_constant_of_shape,
                 .differentiable = false});
   registry.add({.name = "Constant",
-                .since = 21,
+                .since = 23,
                 .summary = "A tensor held by the node; the importer turns it into a constant.",
                 .outputs = {{"output", "T"}},
                 .attrs = {{"value", AttributeKind::tensor},
