@@ -30,8 +30,7 @@ constexpr int64_t kPanelCols = 2 * HWY_LANES(T);
 constexpr int64_t kChunk = 512;
 
 template <class T>
-HWY_INLINE const T* Run(const void* source, Storage storage, int64_t offset, int64_t n,
-                        T* buffer) {
+HWY_INLINE const T* Run(const void* source, Storage storage, int64_t offset, int64_t n, T* buffer) {
   if constexpr (std::is_same_v<T, float>) {
     if (storage == Storage::kBF16 || storage == Storage::kF16) {
       widen(storage, static_cast<const uint16_t*>(source) + offset, buffer, n);
@@ -42,29 +41,80 @@ HWY_INLINE const T* Run(const void* source, Storage storage, int64_t offset, int
   return static_cast<const T*>(source) + offset;
 }
 
-// A square of kSide x kSide elements at a time keeps both sides inside few cache lines.
-template <class T>
-void PackContiguous(const void* source, Storage storage, int64_t stride, int64_t count,
-                    int64_t depth, int64_t width, T* HWY_RESTRICT packed) {
-  HWY_ALIGN T buffer[kChunk];
-  if (count < width) std::fill(packed, packed + depth * width, T{0});
-  const bool wide = storage == Storage::kF32 || storage == Storage::kF64;
-  if (wide) {
-    const T* HWY_RESTRICT in = static_cast<const T*>(source);
-    constexpr int64_t kSide = 8;
+#if HWY_TARGET != HWY_SCALAR
+// Transposes `lanes` rows of 4 consecutive floats each: out[p] holds element p of every row.
+template <class D>
+HWY_INLINE void TransposeFour(D d, const float* const* rows, hn::Vec<D>* out) {
+  const hn::CappedTag<float, 4> d128;
+  const hn::Repartition<uint64_t, D> d64;
+  hn::Vec<D> v[4];
+  for (int j = 0; j < 4; ++j) {
+    // 128-bit block b holds row 4 b + j.
+#if HWY_MAX_BYTES >= 64
+    const hn::Half<D> half;
+    v[j] = hn::Combine(
+        d, hn::Combine(half, hn::LoadU(d128, rows[12 + j]), hn::LoadU(d128, rows[8 + j])),
+        hn::Combine(half, hn::LoadU(d128, rows[4 + j]), hn::LoadU(d128, rows[j])));
+#elif HWY_MAX_BYTES >= 32
+    v[j] = hn::Combine(d, hn::LoadU(d128, rows[4 + j]), hn::LoadU(d128, rows[j]));
+#else
+    v[j] = hn::LoadU(d128, rows[j]);
+#endif
+  }
+  const auto a = hn::BitCast(d64, hn::InterleaveLower(d, v[0], v[1]));
+  const auto b = hn::BitCast(d64, hn::InterleaveUpper(d, v[0], v[1]));
+  const auto c = hn::BitCast(d64, hn::InterleaveLower(d, v[2], v[3]));
+  const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, v[2], v[3]));
+  out[0] = hn::BitCast(d, hn::InterleaveLower(d64, a, c));
+  out[1] = hn::BitCast(d, hn::InterleaveUpper(d64, a, c));
+  out[2] = hn::BitCast(d, hn::InterleaveLower(d64, b, e));
+  out[3] = hn::BitCast(d, hn::InterleaveUpper(d64, b, e));
+}
+
+void PackContiguousF32(const float* in, int64_t stride, int64_t count, int64_t depth, int64_t width,
+                       float* HWY_RESTRICT packed) {
+  const hn::ScalableTag<float> d;
+  constexpr int64_t kLanes = HWY_LANES(float);
+  for (int64_t first = 0; first < width; first += kLanes) {
+    const int64_t stored = std::min(kLanes, width - first);
+    const int64_t valid = std::clamp<int64_t>(count - first, 0, stored);
+    const auto store = hn::FirstN(d, static_cast<size_t>(stored));
+    const auto keep = hn::FirstN(d, static_cast<size_t>(valid));
+    float* out = packed + first;
+    // Rows beyond `count` read the last row again; their lanes are cleared.
+    const float* rows[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) rows[i] = in + std::min(first + i, count - 1) * stride;
     int64_t p = 0;
-    for (; p + kSide <= depth; p += kSide) {
-      for (int64_t i = 0; i < count; ++i) {
-        const T* HWY_RESTRICT row = in + i * stride + p;
-        T* HWY_RESTRICT out = packed + p * width + i;
-        for (int64_t q = 0; q < kSide; ++q) out[q * width] = row[q];
+    for (; p + 4 <= depth; p += 4) {
+      hn::Vec<decltype(d)> columns[4];
+      TransposeFour(d, rows, columns);
+      for (int64_t i = 0; i < kLanes; ++i) rows[i] += 4;
+      for (int64_t q = 0; q < 4; ++q) {
+        hn::BlendedStore(hn::IfThenElseZero(keep, columns[q]), store, d, out + (p + q) * width);
       }
     }
     for (; p < depth; ++p) {
-      for (int64_t i = 0; i < count; ++i) packed[p * width + i] = in[i * stride + p];
+      for (int64_t i = 0; i < stored; ++i) {
+        out[p * width + i] = i < valid ? in[(first + i) * stride + p] : 0.0f;
+      }
     }
-    return;
   }
+}
+#endif
+
+template <class T>
+void PackContiguous(const void* source, Storage storage, int64_t stride, int64_t count,
+                    int64_t depth, int64_t width, T* HWY_RESTRICT packed) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::is_same_v<T, float>) {
+    if (storage == Storage::kF32 && count > 0) {
+      PackContiguousF32(static_cast<const float*>(source), stride, count, depth, width, packed);
+      return;
+    }
+  }
+#endif
+  HWY_ALIGN T buffer[kChunk];
+  if (count < width) std::fill(packed, packed + depth * width, T{0});
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t p = 0; p < depth; p += kChunk) {
       const int64_t n = std::min(kChunk, depth - p);
@@ -86,12 +136,13 @@ void PackStrided(const void* source, Storage storage, int64_t stride, int64_t co
   }
 }
 
-// kRows x kPanelCols of A * B in registers. A: [depth][kPanelRows], B: rows `b_stride` apart.
-// `c` is either C itself or, for a partial column panel, a buffer with its own leading dimension.
-template <int kRows, class T>
-HWY_INLINE void MicroKernel(int64_t depth, const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
-                            int64_t b_stride, T alpha, T beta, T* HWY_RESTRICT c, int64_t ldc,
-                            const T* HWY_RESTRICT bias) {
+// kRows x kPanelCols of A * B in registers. Rows of A lie kRowStride apart and steps of depth
+// a_step; rows of B lie `b_stride` apart. `c` is either C itself or, for a partial column panel, a
+// buffer with its own leading dimension.
+template <int kRows, int64_t kRowStride, class T>
+HWY_INLINE void MicroKernel(int64_t depth, const T* HWY_RESTRICT a, int64_t a_step,
+                            const T* HWY_RESTRICT b, int64_t b_stride, T alpha, T beta,
+                            T* HWY_RESTRICT c, int64_t ldc, const T* HWY_RESTRICT bias) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int64_t kLanes = HWY_LANES(T);
@@ -104,11 +155,11 @@ HWY_INLINE void MicroKernel(int64_t depth, const T* HWY_RESTRICT a, const T* HWY
     const V b1 = hn::LoadU(d, b + kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      const V ai = hn::Set(d, a[i]);
+      const V ai = hn::Set(d, a[i * kRowStride]);
       sum0[i] = hn::MulAdd(ai, b0, sum0[i]);
       sum1[i] = hn::MulAdd(ai, b1, sum1[i]);
     }
-    a += kPanelRows;
+    a += a_step;
     b += b_stride;
   }
   const V scale = hn::Set(d, alpha);
@@ -133,19 +184,21 @@ HWY_INLINE void MicroKernel(int64_t depth, const T* HWY_RESTRICT a, const T* HWY
   }
 }
 
-template <class T>
-HWY_INLINE void RowPanel(int64_t rows, int64_t depth, const T* a, const T* b, int64_t b_stride,
-                         T alpha, T beta, T* c, int64_t ldc, const T* bias) {
+template <int64_t kRowStride, class T>
+HWY_INLINE void RowPanel(int64_t rows, int64_t depth, const T* a, int64_t a_step, const T* b,
+                         int64_t b_stride, T alpha, T beta, T* c, int64_t ldc, const T* bias) {
   if (rows == kPanelRows) {
-    MicroKernel<kPanelRows>(depth, a, b, b_stride, alpha, beta, c, ldc, bias);
+    MicroKernel<kPanelRows, kRowStride>(depth, a, a_step, b, b_stride, alpha, beta, c, ldc, bias);
     return;
   }
   int64_t i = 0;
   for (; i + 4 <= rows; i += 4) {
-    MicroKernel<4>(depth, a + i, b, b_stride, alpha, beta, c + i * ldc, ldc, bias);
+    MicroKernel<4, kRowStride>(depth, a + i * kRowStride, a_step, b, b_stride, alpha, beta,
+                               c + i * ldc, ldc, bias);
   }
   for (; i < rows; ++i) {
-    MicroKernel<1>(depth, a + i, b, b_stride, alpha, beta, c + i * ldc, ldc, bias);
+    MicroKernel<1, kRowStride>(depth, a + i * kRowStride, a_step, b, b_stride, alpha, beta,
+                               c + i * ldc, ldc, bias);
   }
 }
 
@@ -164,10 +217,12 @@ void RunTile(const GemmTile<T>& tile) {
       const T* a = tile.a + i * tile.depth;
       T* c = tile.c + i * tile.ldc + j;
       if (!partial) {
-        RowPanel(rows, tile.depth, a, b, b_stride, tile.alpha, tile.beta, c, tile.ldc, bias);
+        RowPanel<1>(rows, tile.depth, a, kPanelRows, b, b_stride, tile.alpha, tile.beta, c,
+                    tile.ldc, bias);
         continue;
       }
-      RowPanel<T>(rows, tile.depth, a, b, b_stride, tile.alpha, T{0}, edge, kCols, nullptr);
+      RowPanel<1, T>(rows, tile.depth, a, kPanelRows, b, b_stride, tile.alpha, T{0}, edge, kCols,
+                     nullptr);
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t q = 0; q < cols; ++q) {
           T value = edge[r * kCols + q];
@@ -177,6 +232,30 @@ void RunTile(const GemmTile<T>& tile) {
         }
       }
     }
+  }
+}
+
+template <int64_t kRowStride>
+HWY_INLINE void BlockPanels(const GemmBlock& g, int64_t a_panel, int64_t a_step) {
+  constexpr int64_t kCols = kPanelCols<float>;
+  for (int64_t j = 0; j < g.cols; j += kCols) {
+    const float* b = g.b + j / kCols * g.b_panel;
+    for (int64_t i = 0; i < g.rows; i += kPanelRows) {
+      const int64_t rows = std::min<int64_t>(kPanelRows, g.rows - i);
+      RowPanel<kRowStride, float>(rows, g.depth, g.a + i * a_panel, a_step, b, g.b_stride, g.alpha,
+                                  g.accumulate ? 1.0f : 0.0f, g.c + i * g.ldc + j, g.ldc, nullptr);
+    }
+  }
+}
+
+void RunBlock(const GemmBlock& g) {
+  switch (g.a_layout) {
+    case GemmBlock::A::kPanels:
+      return BlockPanels<1>(g, g.depth, kPanelRows);
+    case GemmBlock::A::kColumns:
+      return BlockPanels<1>(g, 1, g.a_stride);
+    case GemmBlock::A::kRows:
+      return BlockPanels<GemmBlock::kRowStride>(g, GemmBlock::kRowStride, 1);
   }
 }
 
@@ -247,6 +326,9 @@ namespace ortrain::cpu {
 
 HWY_EXPORT(KernelsF32);
 GemmKernels<float> gemm_kernels_f32() { return HWY_DYNAMIC_DISPATCH(KernelsF32)(); }
+
+HWY_EXPORT(RunBlock);
+void gemm_block(const GemmBlock& block) { HWY_DYNAMIC_DISPATCH(RunBlock)(block); }
 
 HWY_EXPORT(KernelsF64);
 GemmKernels<double> gemm_kernels_f64() { return HWY_DYNAMIC_DISPATCH(KernelsF64)(); }

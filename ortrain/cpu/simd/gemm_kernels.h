@@ -12,15 +12,16 @@ namespace ortrain::cpu {
 template <class T>
 struct GemmTile {
   int64_t rows, cols, depth;
-  T alpha, beta;       // beta = 0: C is not read
-  const T* a;          // panels of `panel_rows` rows, [depth][panel_rows] each
-  const T* b;          // panels of `panel_cols` columns
-  int64_t b_panel;     // from one panel to the next
-  int64_t b_stride;    // from one row of a panel to the next
-  const T* b_edge;     // the last, partial panel, packed with stride panel_cols; used if cols has a rest
+  T alpha, beta;     // beta = 0: C is not read
+  const T* a;        // panels of `panel_rows` rows, [depth][panel_rows] each
+  const T* b;        // panels of `panel_cols` columns
+  int64_t b_panel;   // from one panel to the next
+  int64_t b_stride;  // from one row of a panel to the next
+  const T*
+      b_edge;  // the last, partial panel, packed with stride panel_cols; used if cols has a rest
   T* c;
   int64_t ldc;
-  const T* bias;       // [cols] or null
+  const T* bias;  // [cols] or null
 };
 
 // C[i, j] = alpha * <x_i, y_j> + beta * C[i, j] + bias: few rows y against many rows x, no packing.
@@ -34,11 +35,37 @@ struct GemmDots {
   int64_t y_stride;
   T* c;
   int64_t c_x_stride, c_y_stride;
-  const T* bias;                  // or null
+  const T* bias;  // or null
   int64_t bias_x_stride, bias_y_stride;
 
   static constexpr int64_t kMost = 4;
 };
+
+// One small product in registers and L1, for kernels that drive their own blocking:
+// C[rows, cols] = alpha * A * B, added to C if `accumulate`. `cols` is a multiple of the panel
+// width (GemmKernels::panel_cols), so operands are padded to it.
+struct GemmBlock {
+  enum class A {
+    kPanels,   // as packed by pack_contiguous with width panel_rows
+    kRows,     // row-major, rows kRowStride apart
+    kColumns,  // transposed: element (i, p) at a[p * a_stride + i]
+  };
+  static constexpr int64_t kRowStride = 272;  // 256 and a bit, so that rows differ in cache set
+
+  int64_t rows, cols, depth;
+  float alpha;
+  bool accumulate;
+  A a_layout;
+  const float* a;
+  int64_t a_stride;  // kColumns only
+  const float* b;
+  int64_t b_panel;   // from one panel of columns to the next
+  int64_t b_stride;  // from one row of a panel to the next
+  float* c;
+  int64_t ldc;
+};
+
+void gemm_block(const GemmBlock& block);
 
 // The pieces of a packed GEMM for the best SIMD target of this machine.
 template <class T>
