@@ -37,12 +37,12 @@ void gemm_gradient(GradContext& g) {
                 {{"transA", trans_left}, {"transB", trans_right}, {"alpha", alpha}});
   };
   if (g.needs_grad(0)) {
-    g.set_input_grad(0, trans_a ? product(g.input(1), trans_b, dy, 1)
-                                : product(dy, 0, g.input(1), 1 - trans_b));
+    g.set_input_grad(
+        0, trans_a ? product(g.input(1), trans_b, dy, 1) : product(dy, 0, g.input(1), 1 - trans_b));
   }
   if (g.needs_grad(1)) {
-    g.set_input_grad(1, trans_b ? product(dy, 1, g.input(0), trans_a)
-                                : product(g.input(0), 1 - trans_a, dy, 0));
+    g.set_input_grad(
+        1, trans_b ? product(dy, 1, g.input(0), trans_a) : product(g.input(0), 1 - trans_a, dy, 0));
   }
   if (g.needs_grad(2)) {
     const ValueId dc = g.reduce_to_shape_of(dy, g.input(2));
@@ -54,18 +54,16 @@ void gemm_gradient(GradContext& g) {
 }  // namespace
 
 void register_gemm(OpRegistry& registry) {
-  registry.add({.name = "Gemm",
-                .since = 13,
-                .summary = "alpha op(A) op(B) + beta C, C broadcast to the product.",
-                .inputs = {{"A", "T"}, {"B", "T"}, {"C", "T", Arity::optional}},
-                .outputs = {{"Y", "T"}},
-                .attrs = {{"alpha", 1.0},
-                          {"beta", 1.0},
-                          {"transA", int64_t{0}},
-                          {"transB", int64_t{0}}},
-                .types = {{"T", kFloatTypes}},
-                .infer = infer_gemm,
-                .gradient = gemm_gradient});
+  registry.add(
+      {.name = "Gemm",
+       .since = 13,
+       .summary = "alpha op(A) op(B) + beta C, C broadcast to the product.",
+       .inputs = {{"A", "T"}, {"B", "T"}, {"C", "T", Arity::optional}},
+       .outputs = {{"Y", "T"}},
+       .attrs = {{"alpha", 1.0}, {"beta", 1.0}, {"transA", int64_t{0}}, {"transB", int64_t{0}}},
+       .types = {{"T", kFloatTypes}},
+       .infer = infer_gemm,
+       .gradient = gemm_gradient});
 }
 
 }  // namespace ortrain::ops

@@ -101,9 +101,7 @@ KernelFn make_ref(NodeSpec& spec) {
 }
 
 // The sum may take the memory of C only where C is copied or is Y already, element for element.
-Kernel gemm_kernel() {
-  return {.name = "gemm", .make = make_gemm, .inplace = {{2, 0}}};
-}
+Kernel gemm_kernel() { return {.name = "gemm", .make = make_gemm, .inplace = {{2, 0}}}; }
 
 }  // namespace
 

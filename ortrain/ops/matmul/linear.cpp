@@ -82,8 +82,9 @@ void register_linear(OpRegistry& registry) {
                 .gradient = linear_gradient});
   registry.add({.name = "LinearWeightGrad",
                 .domain = std::string(kOrtrainDomain),
-                .summary = "base + dy^T x summed over all leading dimensions: dy[..., N], x[..., K] "
-                           "to dw[N, K].",
+                .summary =
+                    "base + dy^T x summed over all leading dimensions: dy[..., N], x[..., K] "
+                    "to dw[N, K].",
                 .inputs = {{"dy", "T"}, {"x", "T"}, {"base", "T", Arity::optional}},
                 .outputs = {{"dw", "T"}},
                 .types = {{"T", kFloatTypes}},

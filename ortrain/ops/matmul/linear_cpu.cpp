@@ -96,8 +96,8 @@ KernelFn make_weight_grad_ref(NodeSpec& spec) {
 }  // namespace
 
 void register_linear(KernelRegistry& registry) {
-  registry.add("ortrain::Linear", {{.name = "gemm", .make = make_linear},
-                                   {.name = "ref", .make = make_linear_ref}});
+  registry.add("ortrain::Linear",
+               {{.name = "gemm", .make = make_linear}, {.name = "ref", .make = make_linear_ref}});
   registry.add("ortrain::LinearWeightGrad",
                {{.name = "gemm", .make = make_weight_grad, .inplace = {{2, 0}}},
                 {.name = "ref", .make = make_weight_grad_ref, .inplace = {{2, 0}}}});

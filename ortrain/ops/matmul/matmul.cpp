@@ -74,13 +74,13 @@ void fused_matmul_gradient(GradContext& g) {
   const bool trans_b = g.attrs().int_("transB") != 0;
   const double alpha = g.attrs().float_("alpha");
   if (g.needs_grad(0)) {
-    const ValueId da = trans_a ? fused(g, b, trans_b, dy, true, alpha)
-                               : fused(g, dy, false, b, !trans_b, alpha);
+    const ValueId da =
+        trans_a ? fused(g, b, trans_b, dy, true, alpha) : fused(g, dy, false, b, !trans_b, alpha);
     g.set_input_grad(0, g.reduce_to_shape_of(da, a));
   }
   if (g.needs_grad(1)) {
-    const ValueId db = trans_b ? fused(g, dy, true, a, trans_a, alpha)
-                               : fused(g, a, !trans_a, dy, false, alpha);
+    const ValueId db =
+        trans_b ? fused(g, dy, true, a, trans_a, alpha) : fused(g, a, !trans_a, dy, false, alpha);
     g.set_input_grad(1, g.reduce_to_shape_of(db, b));
   }
 }

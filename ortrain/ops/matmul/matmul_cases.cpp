@@ -65,12 +65,11 @@ void add_fused(CaseRegistry& cases) {
         batch.push_back(transposed ? rows : cols);
         return CaseInput::normal(std::move(batch));
       };
-      for (const auto& [name, a, b] :
-           {std::tuple<std::string, Dims, Dims>{"plain", {}, {}},
-            {"batched", {2, 3}, {2, 3}},
-            {"shared_right", {2, 3}, {}},
-            {"shared_left", {}, {3}},
-            {"broadcast", {2, 1}, {1, 3}}}) {
+      for (const auto& [name, a, b] : {std::tuple<std::string, Dims, Dims>{"plain", {}, {}},
+                                       {"batched", {2, 3}, {2, 3}},
+                                       {"shared_right", {2, 3}, {}},
+                                       {"shared_left", {}, {3}},
+                                       {"broadcast", {2, 1}, {1, 3}}}) {
         cases.add({.op = "ortrain::FusedMatMul",
                    .name = name + suffix,
                    .inputs = {matrix(a, 7, 5, trans_a), matrix(b, 5, 9, trans_b)},
@@ -121,11 +120,11 @@ void add_linear(CaseRegistry& cases) {
              .name = "refuses_features",
              .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 3})},
              .refusal = "features of 'x' and 'weight' differ"});
-  cases.add({.op = "ortrain::Linear",
-             .name = "refuses_bias",
-             .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4}),
-                        CaseInput::normal({4})},
-             .refusal = "outputs of 'bias' and 'weight' differ"});
+  cases.add(
+      {.op = "ortrain::Linear",
+       .name = "refuses_bias",
+       .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4}), CaseInput::normal({4})},
+       .refusal = "outputs of 'bias' and 'weight' differ"});
   cases.add({.op = "ortrain::LinearWeightGrad",
              .name = "refuses_rows",
              .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4})},
@@ -134,8 +133,8 @@ void add_linear(CaseRegistry& cases) {
 
 void add_gemm(CaseRegistry& cases) {
   const std::vector<std::pair<std::string, Dims>> addends = {
-      {"full", {7, 9}}, {"row", {9}},     {"row_2d", {1, 9}}, {"column", {7, 1}},
-      {"scalar", {}},   {"one", {1}},     {"one_2d", {1, 1}}};
+      {"full", {7, 9}}, {"row", {9}}, {"row_2d", {1, 9}}, {"column", {7, 1}},
+      {"scalar", {}},   {"one", {1}}, {"one_2d", {1, 1}}};
   for (int64_t mode = 0; mode < 4; ++mode) {
     const int64_t trans_a = mode & 1;
     const int64_t trans_b = mode >> 1;
@@ -156,32 +155,32 @@ void add_gemm(CaseRegistry& cases) {
     }
   }
   for (const auto& [name, c] : addends) {
-    cases.add({.op = "Gemm",
-               .name = name + "_defaults",
-               .inputs = {CaseInput::normal({7, 5}), CaseInput::normal({5, 9}),
-                          CaseInput::normal(c)}});
+    cases.add(
+        {.op = "Gemm",
+         .name = name + "_defaults",
+         .inputs = {CaseInput::normal({7, 5}), CaseInput::normal({5, 9}), CaseInput::normal(c)}});
   }
-  cases.add({.op = "Gemm",
-             .name = "single_row",
-             .inputs = {CaseInput::normal({1, 5}), CaseInput::normal({5, 9}),
-                        CaseInput::normal({9})}});
-  cases.add({.op = "Gemm",
-             .name = "empty_inner",
-             .inputs = {CaseInput::normal({3, 0}), CaseInput::normal({0, 4}),
-                        CaseInput::normal({4})}});
-  cases.add({.op = "Gemm",
-             .name = "empty",
-             .inputs = {CaseInput::normal({0, 5}), CaseInput::normal({5, 4}),
-                        CaseInput::normal({4})}});
+  cases.add(
+      {.op = "Gemm",
+       .name = "single_row",
+       .inputs = {CaseInput::normal({1, 5}), CaseInput::normal({5, 9}), CaseInput::normal({9})}});
+  cases.add(
+      {.op = "Gemm",
+       .name = "empty_inner",
+       .inputs = {CaseInput::normal({3, 0}), CaseInput::normal({0, 4}), CaseInput::normal({4})}});
+  cases.add(
+      {.op = "Gemm",
+       .name = "empty",
+       .inputs = {CaseInput::normal({0, 5}), CaseInput::normal({5, 4}), CaseInput::normal({4})}});
   cases.add({.op = "Gemm",
              .name = "refuses_rank",
              .inputs = {CaseInput::normal({2, 3, 4}), CaseInput::normal({4, 2})},
              .refusal = "are matrices"});
-  cases.add({.op = "Gemm",
-             .name = "refuses_c",
-             .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({4, 2}),
-                        CaseInput::normal({3})},
-             .refusal = "do not broadcast"});
+  cases.add(
+      {.op = "Gemm",
+       .name = "refuses_c",
+       .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({4, 2}), CaseInput::normal({3})},
+       .refusal = "do not broadcast"});
 }
 
 }  // namespace

@@ -63,14 +63,14 @@ MatMulProblem::MatMulProblem(const Dims& a_dims, const Dims& b_dims, bool trans_
 void check_same_extent(const Dim& a, const Dim& b, const char* what, const Shape& left,
                        const Shape& right) {
   if (a == b || !a.is_constant() || !b.is_constant()) return;
-  throw ShapeError(str(what, " differ: ", a.str(), " and ", b.str(), " of shapes ",
-                       shape_str(left), " and ", shape_str(right)));
+  throw ShapeError(str(what, " differ: ", a.str(), " and ", b.str(), " of shapes ", shape_str(left),
+                       " and ", shape_str(right)));
 }
 
 Shape matmul_shape(const Shape& a, const Shape& b, bool trans_a, bool trans_b) {
   if (a.empty() || b.empty()) {
-    throw ShapeError(str("a scalar has no matrix product: shapes ", shape_str(a), " and ",
-                         shape_str(b)));
+    throw ShapeError(
+        str("a scalar has no matrix product: shapes ", shape_str(a), " and ", shape_str(b)));
   }
   Shape left = a;
   Shape right = b;
@@ -78,9 +78,10 @@ Shape matmul_shape(const Shape& a, const Shape& b, bool trans_a, bool trans_b) {
   if (right.size() == 1) right.push_back(Dim(1));
   const size_t ra = left.size();
   const size_t rb = right.size();
-  check_same_extent(trans_a ? left[ra - 2] : left[ra - 1],
-                    trans_b ? right[rb - 1] : right[rb - 2], "inner extents", a, b);
-  Shape result = broadcast(Shape(left.begin(), left.end() - 2), Shape(right.begin(), right.end() - 2));
+  check_same_extent(trans_a ? left[ra - 2] : left[ra - 1], trans_b ? right[rb - 1] : right[rb - 2],
+                    "inner extents", a, b);
+  Shape result =
+      broadcast(Shape(left.begin(), left.end() - 2), Shape(right.begin(), right.end() - 2));
   if (a.size() > 1) result.push_back(trans_a ? left[ra - 1] : left[ra - 2]);
   if (b.size() > 1) result.push_back(trans_b ? right[rb - 2] : right[rb - 1]);
   return result;

@@ -24,8 +24,8 @@ void infer_grad(InferContext& context) {
 }
 
 void softmax_gradient(GradContext& g) {
-  g.set_input_grad(0, g.own("SoftmaxGrad", {g.output_grad(0), g.output(0)},
-                            {{"axis", g.attrs().int_("axis")}}));
+  g.set_input_grad(
+      0, g.own("SoftmaxGrad", {g.output_grad(0), g.output(0)}, {{"axis", g.attrs().int_("axis")}}));
 }
 
 void log_softmax_gradient(GradContext& g) {

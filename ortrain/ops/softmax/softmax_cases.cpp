@@ -8,10 +8,18 @@ namespace ortrain::testing {
 
 void register_softmax(CaseRegistry& cases) {
   const std::vector<std::tuple<std::string, Dims, int64_t>> shapes = {
-      {"scalar", {}, -1},          {"one", {1}, 0},         {"row_7", {7}, -1},
-      {"rows_8", {3, 8}, -1},      {"rows_9", {3, 9}, 1},   {"rows_17", {2, 3, 17}, -1},
-      {"axis_0", {9, 5}, 0},       {"axis_1", {2, 7, 3}, 1}, {"axis_minus_2", {2, 7, 300}, -2},
-      {"empty_rows", {0, 5}, -1},  {"empty_axis", {3, 0}, -1}, {"wide", {4, 1000}, -1}};
+      {"scalar", {}, -1},
+      {"one", {1}, 0},
+      {"row_7", {7}, -1},
+      {"rows_8", {3, 8}, -1},
+      {"rows_9", {3, 9}, 1},
+      {"rows_17", {2, 3, 17}, -1},
+      {"axis_0", {9, 5}, 0},
+      {"axis_1", {2, 7, 3}, 1},
+      {"axis_minus_2", {2, 7, 300}, -2},
+      {"empty_rows", {0, 5}, -1},
+      {"empty_axis", {3, 0}, -1},
+      {"wide", {4, 1000}, -1}};
   for (const auto& [name, dims, axis] : shapes) {
     const bool small = num_elements(dims) < 150;
     for (const std::string op : {"Softmax", "LogSoftmax"}) {
@@ -20,15 +28,15 @@ void register_softmax(CaseRegistry& cases) {
                  .inputs = {CaseInput::normal(dims)},
                  .attributes = {{"axis", axis}},
                  .check_gradient = small});
-      cases.add({.op = "ortrain::" + op + "Grad",
-                 .name = name,
-                 .inputs = {CaseInput::normal(dims), op == "Softmax"
-                                                         ? CaseInput::uniform(dims, 0, 1)
-                                                         : CaseInput::uniform(dims, -5, 0)},
-                 .attributes = {{"axis", axis}},
-                 .check_gradient = small,
-                 // Sums of a thousand unnormalized terms.
-                 .tolerance = small ? 2e-5 : 2e-4});
+      cases.add(
+          {.op = "ortrain::" + op + "Grad",
+           .name = name,
+           .inputs = {CaseInput::normal(dims), op == "Softmax" ? CaseInput::uniform(dims, 0, 1)
+                                                               : CaseInput::uniform(dims, -5, 0)},
+           .attributes = {{"axis", axis}},
+           .check_gradient = small,
+           // Sums of a thousand unnormalized terms.
+           .tolerance = small ? 2e-5 : 2e-4});
     }
   }
   for (const std::string op : {"Softmax", "LogSoftmax"}) {

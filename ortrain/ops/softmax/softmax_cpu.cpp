@@ -171,28 +171,28 @@ KernelFn make_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [split = split_of(spec)](const KernelArgs& args) {
-      parallel_for(split.outer * split.inner, row_grain(split.size), [&](int64_t begin,
-                                                                         int64_t end) {
-        for (int64_t lane = begin; lane < end; ++lane) {
-          const int64_t base =
-              lane / split.inner * split.size * split.inner + lane % split.inner;
-          const T* x = args.input<T>(0) + base;
-          T* y = args.output<T>(0) + base;
-          double max = -std::numeric_limits<double>::infinity();
-          for (int64_t i = 0; i < split.size; ++i) {
-            max = std::max(max, static_cast<double>(x[i * split.inner]));
-          }
-          double sum = 0;
-          for (int64_t i = 0; i < split.size; ++i) {
-            sum += std::exp(static_cast<double>(x[i * split.inner]) - max);
-          }
-          for (int64_t i = 0; i < split.size; ++i) {
-            const double shifted = static_cast<double>(x[i * split.inner]) - max;
-            y[i * split.inner] =
-                narrowed<T>(kLog ? shifted - std::log(sum) : std::exp(shifted) / sum);
-          }
-        }
-      });
+      parallel_for(split.outer * split.inner, row_grain(split.size),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t lane = begin; lane < end; ++lane) {
+                       const int64_t base =
+                           lane / split.inner * split.size * split.inner + lane % split.inner;
+                       const T* x = args.input<T>(0) + base;
+                       T* y = args.output<T>(0) + base;
+                       double max = -std::numeric_limits<double>::infinity();
+                       for (int64_t i = 0; i < split.size; ++i) {
+                         max = std::max(max, static_cast<double>(x[i * split.inner]));
+                       }
+                       double sum = 0;
+                       for (int64_t i = 0; i < split.size; ++i) {
+                         sum += std::exp(static_cast<double>(x[i * split.inner]) - max);
+                       }
+                       for (int64_t i = 0; i < split.size; ++i) {
+                         const double shifted = static_cast<double>(x[i * split.inner]) - max;
+                         y[i * split.inner] =
+                             narrowed<T>(kLog ? shifted - std::log(sum) : std::exp(shifted) / sum);
+                       }
+                     }
+                   });
     };
   });
 }
@@ -202,27 +202,27 @@ KernelFn make_grad_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [split = split_of(spec)](const KernelArgs& args) {
-      parallel_for(split.outer * split.inner, row_grain(split.size), [&](int64_t begin,
-                                                                         int64_t end) {
-        for (int64_t lane = begin; lane < end; ++lane) {
-          const int64_t base =
-              lane / split.inner * split.size * split.inner + lane % split.inner;
-          const T* dy = args.input<T>(0) + base;
-          const T* y = args.input<T>(1) + base;
-          T* dx = args.output<T>(0) + base;
-          double sum = 0;
-          for (int64_t i = 0; i < split.size; ++i) {
-            const int64_t at = i * split.inner;
-            sum += static_cast<double>(dy[at]) * (kLog ? 1.0 : static_cast<double>(y[at]));
-          }
-          for (int64_t i = 0; i < split.size; ++i) {
-            const int64_t at = i * split.inner;
-            const double g = static_cast<double>(dy[at]);
-            const double v = static_cast<double>(y[at]);
-            dx[at] = narrowed<T>(kLog ? g - std::exp(v) * sum : v * (g - sum));
-          }
-        }
-      });
+      parallel_for(
+          split.outer * split.inner, row_grain(split.size), [&](int64_t begin, int64_t end) {
+            for (int64_t lane = begin; lane < end; ++lane) {
+              const int64_t base =
+                  lane / split.inner * split.size * split.inner + lane % split.inner;
+              const T* dy = args.input<T>(0) + base;
+              const T* y = args.input<T>(1) + base;
+              T* dx = args.output<T>(0) + base;
+              double sum = 0;
+              for (int64_t i = 0; i < split.size; ++i) {
+                const int64_t at = i * split.inner;
+                sum += static_cast<double>(dy[at]) * (kLog ? 1.0 : static_cast<double>(y[at]));
+              }
+              for (int64_t i = 0; i < split.size; ++i) {
+                const int64_t at = i * split.inner;
+                const double g = static_cast<double>(dy[at]);
+                const double v = static_cast<double>(y[at]);
+                dx[at] = narrowed<T>(kLog ? g - std::exp(v) * sum : v * (g - sum));
+              }
+            }
+          });
     };
   });
 }
