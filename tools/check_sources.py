@@ -20,7 +20,11 @@ LIBRARY = r"^(ortrain|python/ortrain)/"
 
 # (what, where, pattern); a line that matches is an error.
 RULES = [
-    ("pickle", r"^(?!tests/).*\.pyi?$", r"^\s*(import|from)\s+(pickle|cPickle|dill|marshal|shelve)\b"),
+    (
+        "pickle",
+        r"^(?!tests/).*\.pyi?$",
+        r"^\s*(import|from)\s+(pickle|cPickle|dill|marshal|shelve)\b",
+    ),
     ("torch.load without weights_only", r"^(?!tests/).*\.py$", r"weights_only\s*=\s*False"),
     ("eval or exec", r"^python/.*\.py$", r"(?<![\w.])(eval|exec)\("),
     ("a swallowed exception", r"\.py$", r"^\s*except(\s+(Base)?Exception)?\s*:\s*pass\b"),

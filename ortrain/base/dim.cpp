@@ -33,29 +33,67 @@ bool operator==(const Dim& a, const Dim& b) {
   return a.terms_ == b.terms_ || *a.terms_ == *b.terms_;
 }
 
+std::set<std::string> Dim::symbols() const {
+  std::set<std::string> result;
+  for (const auto& [monomial, coefficient] : terms())
+    result.insert(monomial.begin(), monomial.end());
+  return result;
+}
+
+namespace {
+
+[[noreturn]] void throw_overflow() { throw ShapeError("an extent is too large for 64 bits"); }
+
+int64_t add_checked(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) throw_overflow();
+  return sum;
+}
+
+int64_t subtract_checked(int64_t a, int64_t b) {
+  int64_t difference = 0;
+  if (__builtin_sub_overflow(a, b, &difference)) throw_overflow();
+  return difference;
+}
+
+int64_t multiply_checked(int64_t a, int64_t b) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) throw_overflow();
+  return product;
+}
+
+}  // namespace
+
 Dim operator+(const Dim& a, const Dim& b) {
-  if (a.is_constant() && b.is_constant()) return Dim(a.value_ + b.value_);
+  if (a.is_constant() && b.is_constant()) return Dim(add_checked(a.value_, b.value_));
   Dim::Terms sum = a.terms();
-  for (const auto& [monomial, coefficient] : b.terms()) sum[monomial] += coefficient;
+  for (const auto& [monomial, coefficient] : b.terms()) {
+    int64_t& total = sum[monomial];
+    total = add_checked(total, coefficient);
+  }
   return Dim::from_terms(std::move(sum));
 }
 
 Dim operator-(const Dim& a, const Dim& b) {
-  if (a.is_constant() && b.is_constant()) return Dim(a.value_ - b.value_);
+  if (a.is_constant() && b.is_constant()) return Dim(subtract_checked(a.value_, b.value_));
   Dim::Terms difference = a.terms();
-  for (const auto& [monomial, coefficient] : b.terms()) difference[monomial] -= coefficient;
+  for (const auto& [monomial, coefficient] : b.terms()) {
+    int64_t& total = difference[monomial];
+    total = subtract_checked(total, coefficient);
+  }
   return Dim::from_terms(std::move(difference));
 }
 
 Dim operator*(const Dim& a, const Dim& b) {
-  if (a.is_constant() && b.is_constant()) return Dim(a.value_ * b.value_);
+  if (a.is_constant() && b.is_constant()) return Dim(multiply_checked(a.value_, b.value_));
   Dim::Terms product;
   for (const auto& [left, left_coefficient] : a.terms()) {
     for (const auto& [right, right_coefficient] : b.terms()) {
       Dim::Monomial monomial = left;
       monomial.insert(monomial.end(), right.begin(), right.end());
       std::sort(monomial.begin(), monomial.end());
-      product[std::move(monomial)] += left_coefficient * right_coefficient;
+      int64_t& total = product[std::move(monomial)];
+      total = add_checked(total, multiply_checked(left_coefficient, right_coefficient));
     }
   }
   return Dim::from_terms(std::move(product));
@@ -65,6 +103,7 @@ namespace {
 
 int64_t floor_div_constants(int64_t a, int64_t b) {
   if (b == 0) throw ShapeError("division of an extent by zero");
+  if (b == -1) return subtract_checked(0, a);
   int64_t quotient = a / b;
   if ((a % b != 0) && ((a < 0) != (b < 0))) --quotient;
   return quotient;
@@ -88,7 +127,7 @@ Dim floor_div(const Dim& a, const Dim& b) {
     bool exact = true;
     for (const auto& [monomial, c] : a.terms()) {
       Dim::Monomial rest;
-      if (c % coefficient != 0 ||
+      if ((coefficient == -1 && c == INT64_MIN) || c % coefficient != 0 ||
           !std::includes(monomial.begin(), monomial.end(), symbols.begin(), symbols.end())) {
         exact = false;
         break;
@@ -103,7 +142,9 @@ Dim floor_div(const Dim& a, const Dim& b) {
 }
 
 Dim ceil_div(const Dim& a, const Dim& b) {
-  if (a.is_constant() && b.is_constant()) return Dim(-floor_div_constants(-a.value_, b.value_));
+  if (a.is_constant() && b.is_constant()) {
+    return Dim(subtract_checked(0, floor_div_constants(subtract_checked(0, a.value_), b.value_)));
+  }
   return floor_div(a + b - Dim(1), b);
 }
 
@@ -127,9 +168,12 @@ std::string Dim::str() const {
   bool first = true;
   // The constant term sorts first in the map; it reads better last.
   std::vector<std::pair<Monomial, int64_t>> ordered(terms_->begin(), terms_->end());
-  if (ordered.front().first.empty()) std::rotate(ordered.begin(), ordered.begin() + 1, ordered.end());
+  if (ordered.front().first.empty())
+    std::rotate(ordered.begin(), ordered.begin() + 1, ordered.end());
   for (const auto& [monomial, coefficient] : ordered) {
-    const int64_t magnitude = coefficient < 0 ? -coefficient : coefficient;
+    // Unsigned, so that the smallest integer has a magnitude too.
+    const uint64_t magnitude =
+        coefficient < 0 ? -static_cast<uint64_t>(coefficient) : static_cast<uint64_t>(coefficient);
     if (first) {
       out << (coefficient < 0 ? "-" : "");
     } else {
@@ -200,9 +244,8 @@ class DimParser {
     }
     skip_space();
     const size_t begin = at_;
-    while (at_ < text_.size() &&
-           (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' ||
-            text_[at_] == '.' || text_[at_] == '/')) {
+    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) ||
+                                  text_[at_] == '_' || text_[at_] == '.' || text_[at_] == '/')) {
       ++at_;
     }
     if (begin == at_) return std::nullopt;
@@ -242,9 +285,9 @@ std::optional<int64_t> Dim::evaluate(const std::map<std::string, int64_t>& bindi
     for (const std::string& name : monomial) {
       auto found = bindings.find(name);
       if (found == bindings.end()) return std::nullopt;
-      product *= found->second;
+      product = multiply_checked(product, found->second);
     }
-    sum += product;
+    sum = add_checked(sum, product);
   }
   return sum;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +15,8 @@ namespace ortrain {
 
 // One extent of a shape: an integer, or a polynomial with integer coefficients over named symbols
 // ("2*s0*s1 + 3"). What is no polynomial (a floor division, a maximum) becomes one opaque symbol
-// whose name is its text, so equal expressions still compare equal.
+// whose name is its text, so equal expressions still compare equal. Arithmetic that leaves int64
+// throws ShapeError.
 class Dim {
  public:
   Dim() = default;
@@ -29,6 +31,8 @@ class Dim {
   int64_t constant() const { return value_; }
   bool is(int64_t value) const { return is_constant() && value_ == value; }
   std::string str() const;
+  // The symbols it depends on; an opaque part is one symbol.
+  std::set<std::string> symbols() const;
 
   // Puts integers for symbols; nullopt if a symbol (or an opaque part) is not bound.
   std::optional<int64_t> evaluate(const std::map<std::string, int64_t>& bindings) const;

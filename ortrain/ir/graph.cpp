@@ -146,7 +146,11 @@ void Graph::sort() {
   std::vector<NodeId> sorted;
   sorted.reserve(order_.size());
   std::vector<std::pair<NodeId, size_t>> stack;  // node, next input to look at
-  for (NodeId root : order_) {
+  // Forward nodes first, so that every phase stays one contiguous run.
+  std::vector<NodeId> roots = order_;
+  std::stable_partition(roots.begin(), roots.end(),
+                        [&](NodeId id) { return node(id).phase == Phase::forward; });
+  for (NodeId root : roots) {
     if (marks[static_cast<size_t>(root)] != Mark::fresh) continue;
     stack.emplace_back(root, 0);
     marks[static_cast<size_t>(root)] = Mark::open;

@@ -71,6 +71,8 @@ struct OpCase {
   double tolerance = 2e-5;
   // Set: making or running it must throw an error whose text contains this.
   std::optional<std::string> refusal = std::nullopt;
+  // Outputs that get a random gradient in the gradient check.
+  std::vector<size_t> gradient_outputs = {0};
 };
 
 class CaseRegistry {

@@ -1,0 +1,45 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/flags.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdlib>
+
+#include "ortrain/base/error.h"
+
+namespace ortrain {
+namespace {
+
+constexpr std::array kFlags{
+    Flag{"ORTRAIN_LOG", "",
+         "Comma-separated log categories: dispatch, passes, memory, plan, export, or all."},
+    Flag{"ORTRAIN_DISABLE_PASSES", "", "Comma-separated names of graph passes to skip."},
+    Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
+    Flag{"ORTRAIN_BLAS", "auto", "Matrix products: auto, onednn or own."},
+    Flag{"ORTRAIN_PROFILE", "0", "Time every node; read the figures with ORTModule.profile()."},
+    Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
+};
+
+}  // namespace
+
+std::span<const Flag> all_flags() { return kFlags; }
+
+std::string flag(std::string_view name) {
+  for (const Flag& known : kFlags) {
+    if (known.name != name) continue;
+    const char* value = std::getenv(std::string(name).c_str());
+    return value != nullptr ? std::string(value) : std::string(known.default_value);
+  }
+  throw InternalError(str("unknown flag ", name));
+}
+
+bool flag_is_on(std::string_view name) {
+  std::string value = flag(name);
+  std::transform(value.begin(), value.end(), value.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return value == "1" || value == "true" || value == "on" || value == "yes";
+}
+
+}  // namespace ortrain

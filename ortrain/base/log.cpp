@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/log.h"
+
+#include <mutex>
+
+#include "ortrain/base/flags.h"
+
+namespace ortrain {
+namespace {
+
+std::mutex& sink_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+LogSink& sink() {
+  static LogSink current;
+  return current;
+}
+
+}  // namespace
+
+bool log_enabled(std::string_view category) {
+  const std::string enabled = flag("ORTRAIN_LOG");
+  if (enabled.empty()) return false;
+  size_t begin = 0;
+  while (begin <= enabled.size()) {
+    const size_t comma = std::min(enabled.find(',', begin), enabled.size());
+    const std::string_view word = std::string_view(enabled).substr(begin, comma - begin);
+    if (word == category || word == "all") return true;
+    begin = comma + 1;
+  }
+  return false;
+}
+
+void log_line(std::string_view category, const std::string& line) {
+  if (!log_enabled(category)) return;
+  std::lock_guard lock(sink_mutex());
+  if (sink()) sink()(category, line);
+}
+
+void set_log_sink(LogSink new_sink) {
+  std::lock_guard lock(sink_mutex());
+  sink() = std::move(new_sink);
+}
+
+}  // namespace ortrain

@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/graph_assembler.h"
+
+#include <utility>
+
+#include "ortrain/base/error.h"
+
+namespace ortrain {
+
+std::vector<InferredValue> inferred_inputs(const Graph& graph, const Node& node) {
+  std::vector<InferredValue> result;
+  result.reserve(node.inputs.size());
+  for (ValueId input : node.inputs) {
+    if (input == kNoValue) {
+      result.emplace_back();
+      continue;
+    }
+    const Value& value = graph.value(input);
+    result.push_back({value.dtype, value.shape, value.known});
+  }
+  return result;
+}
+
+ValueId GraphAssembler::find(const std::string& name) const {
+  auto found = by_name_.find(name);
+  return found == by_name_.end() ? kNoValue : found->second;
+}
+
+void GraphAssembler::bind(const std::string& name, ValueId value) {
+  if (name.empty()) throw InvalidModelError("a value has an empty name");
+  if (!by_name_.emplace(name, value).second) {
+    throw InvalidModelError(str("the value name '", name, "' is defined twice"));
+  }
+}
+
+void GraphAssembler::claim(const std::string& name) {
+  bind(name, static_cast<ValueId>(graph_.num_values()));
+  // Only an unnamed constant can hold a name that is not in by_name_.
+  const ValueId unnamed = graph_.find_value(name);
+  if (unnamed != kNoValue) graph_.rename_value(unnamed, name + "_c");
+}
+
+ValueId GraphAssembler::add_input(GraphInput input, const std::string& name, DType dtype,
+                                  Shape shape) {
+  claim(name);
+  return graph_.add_input(std::move(input), name, dtype, std::move(shape));
+}
+
+ValueId GraphAssembler::add_constant(TensorData data, const std::string& name) {
+  claim(name);
+  return graph_.add_constant(std::move(data), name);
+}
+
+ValueId GraphAssembler::add_unnamed_constant(TensorData data) {
+  return graph_.add_constant(std::move(data));
+}
+
+void GraphAssembler::add_alias(const std::string& name, ValueId value) { bind(name, value); }
+
+NodeId GraphAssembler::add_node(NamedNode named) {
+  Node node;
+  node.op = std::move(named.op);
+  node.domain = std::move(named.domain);
+  node.name = std::move(named.name);
+  node.inputs = std::move(named.inputs);
+  node.attributes = std::move(named.attributes);
+  node.phase = named.phase;
+  const OpDef& def = with_context(Graph::context(node), [&]() -> const OpDef& {
+    const OpDef& found = registry_->get(node.domain, node.op);
+    for (const std::string& output : named.outputs) {
+      if (output.empty()) {
+        node.outputs.push_back(kNoValue);
+        continue;
+      }
+      claim(output);
+      node.outputs.push_back(graph_.add_value(output, DType::undefined, {}));
+    }
+    return found;
+  });
+  node.domain = def.domain;
+  std::vector<InferredValue> outputs = infer_node(def, node, inferred_inputs(graph_, node));
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.outputs[i] == kNoValue) continue;
+    Value& value = graph_.value(node.outputs[i]);
+    value.dtype = outputs[i].dtype;
+    value.shape = std::move(outputs[i].shape);
+    value.known = std::move(outputs[i].known);
+  }
+  return graph_.add_node(std::move(node));
+}
+
+}  // namespace ortrain

@@ -1,0 +1,134 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/runtime/block_pool.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+
+#include "ortrain/base/error.h"
+
+namespace ortrain {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+// Blocks from here on start at a huge page: fewer page faults and TLB misses on the first touch.
+constexpr size_t kHugePageThreshold = size_t{4} << 20;
+// Cached tensors may take as much as those in use, plus this.
+constexpr size_t kCacheSlack = size_t{64} << 20;
+
+size_t rounded(size_t bytes) {
+  const size_t unit = bytes >= kHugePageThreshold ? kHugePage : size_t{4096};
+  const size_t small_unit = bytes <= 4096 ? size_t{256} : unit;
+  return std::max<size_t>((bytes + small_unit - 1) / small_unit * small_unit, 256);
+}
+
+void* allocate(size_t bytes) {
+  const bool huge = bytes >= kHugePageThreshold;
+  void* data = std::aligned_alloc(huge ? kHugePage : kAlignment, bytes);
+  if (data != nullptr && huge) madvise(data, bytes, MADV_HUGEPAGE);  // only a hint
+  return data;
+}
+
+}  // namespace
+
+std::shared_ptr<BlockPool> BlockPool::create() {
+  return std::shared_ptr<BlockPool>(new BlockPool());
+}
+
+const std::shared_ptr<BlockPool>& BlockPool::host() {
+  // Never destroyed: tensors may outlive static destruction.
+  static const auto* const pool = new std::shared_ptr<BlockPool>(create());
+  return *pool;
+}
+
+BlockPool::~BlockPool() {
+  for (const Free& block : free_arenas_) std::free(block.data);
+  for (const Free& block : free_tensors_) std::free(block.data);
+}
+
+std::shared_ptr<Block> BlockPool::arena(size_t bytes) {
+  return acquire(free_arenas_, true, bytes);
+}
+
+std::shared_ptr<Block> BlockPool::tensor(size_t bytes) {
+  return acquire(free_tensors_, false, bytes);
+}
+
+void BlockPool::shrink(std::vector<Free>& free_list, size_t keep) {
+  size_t cached = 0;
+  for (const Free& block : free_list) cached += block.bytes;
+  size_t dropped = 0;
+  while (dropped < free_list.size() && cached > keep) {
+    cached -= free_list[dropped].bytes;
+    stats_.bytes_cached -= free_list[dropped].bytes;
+    std::free(free_list[dropped].data);
+    ++dropped;
+  }
+  free_list.erase(free_list.begin(), free_list.begin() + static_cast<std::ptrdiff_t>(dropped));
+}
+
+std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_arena,
+                                          size_t bytes) {
+  const size_t wanted = rounded(bytes);
+  const size_t most = is_arena ? SIZE_MAX : wanted + wanted / 4;
+  void* data = nullptr;
+  size_t size = wanted;
+  {
+    std::lock_guard lock(mutex_);
+    size_t best = free_list.size();
+    for (size_t i = 0; i < free_list.size(); ++i) {
+      if (free_list[i].bytes < wanted || free_list[i].bytes > most) continue;
+      if (best == free_list.size() || free_list[i].bytes < free_list[best].bytes) best = i;
+    }
+    if (best < free_list.size()) {
+      data = free_list[best].data;
+      size = free_list[best].bytes;
+      stats_.bytes_cached -= size;
+      free_list.erase(free_list.begin() + static_cast<std::ptrdiff_t>(best));
+    } else {
+      // Free arenas are all too small now: a larger one serves their purpose as well.
+      shrink(free_list, is_arena ? 0 : stats_.bytes_in_use + kCacheSlack);
+      data = allocate(wanted);
+      if (data == nullptr) {
+        shrink(free_arenas_, 0);
+        shrink(free_tensors_, 0);
+        data = allocate(wanted);
+      }
+      if (data == nullptr) {
+        throw OutOfMemoryError(str("DefaultCPUAllocator: can't allocate memory: out of memory. "
+                                   "Tried to allocate ", wanted, " bytes"));
+      }
+      ++stats_.system_allocations;
+    }
+    stats_.bytes_in_use += size;
+  }
+  auto* block = new Block();
+  block->data_ = data;
+  block->bytes_ = size;
+  return std::shared_ptr<Block>(block, [pool = shared_from_this(), is_arena](Block* dropped) {
+    pool->release(is_arena, dropped->data_, dropped->bytes_);
+    delete dropped;
+  });
+}
+
+void BlockPool::release(bool is_arena, void* data, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  stats_.bytes_in_use -= bytes;
+  stats_.bytes_cached += bytes;
+  (is_arena ? free_arenas_ : free_tensors_).push_back({data, bytes});
+}
+
+void BlockPool::trim() {
+  std::lock_guard lock(mutex_);
+  shrink(free_arenas_, 0);
+  shrink(free_tensors_, 0);
+}
+
+BlockPool::Stats BlockPool::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace ortrain

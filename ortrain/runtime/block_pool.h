@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace ortrain {
+
+// A piece of host memory, 64-byte aligned, contents undefined. It goes back to its pool when the
+// last reference is dropped.
+class Block {
+ public:
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  friend class BlockPool;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Keeps freed blocks for reuse, so that steady training neither allocates nor faults pages. Arenas
+// and tensors are kept apart: arenas are few and large, any that fits will do; tensors want a close
+// fit. Thread-safe.
+class BlockPool : public std::enable_shared_from_this<BlockPool> {
+ public:
+  static std::shared_ptr<BlockPool> create();
+  // The process-wide pool for host memory.
+  static const std::shared_ptr<BlockPool>& host();
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Throws OutOfMemoryError naming the size.
+  std::shared_ptr<Block> arena(size_t bytes);
+  std::shared_ptr<Block> tensor(size_t bytes);
+
+  // Gives all unused blocks back to the system.
+  void trim();
+  struct Stats {
+    size_t bytes_in_use = 0;
+    size_t bytes_cached = 0;
+    int64_t system_allocations = 0;
+  };
+  Stats stats() const;
+
+ private:
+  struct Free {
+    void* data;
+    size_t bytes;
+  };
+  BlockPool() = default;
+  std::shared_ptr<Block> acquire(std::vector<Free>& free_list, bool is_arena, size_t bytes);
+  void release(bool is_arena, void* data, size_t bytes);
+  // Drops cached blocks, oldest first, until at most `keep` bytes stay.
+  void shrink(std::vector<Free>& free_list, size_t keep);
+
+  mutable std::mutex mutex_;
+  std::vector<Free> free_arenas_;   // oldest first
+  std::vector<Free> free_tensors_;  // oldest first
+  Stats stats_;
+};
+
+}  // namespace ortrain

@@ -1,0 +1,508 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/runtime/execution_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "ortrain/base/log.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/plan/memory_planner.h"
+#include "ortrain/plan/resolve_shapes.h"
+
+namespace ortrain {
+namespace {
+
+// Results up to this size are computed while planning when nothing but constants goes in.
+constexpr size_t kFoldBytes = size_t{16} << 20;
+
+size_t index_of(ValueId id) { return static_cast<size_t>(id); }
+
+TensorData integers_to_tensor(DType dtype, const Dims& dims, const std::vector<int64_t>& values) {
+  if (dtype == DType::i64) return TensorData::from_values(dtype, dims, values);
+  return TensorData::from_values(dtype, dims, std::vector<int32_t>(values.begin(), values.end()));
+}
+
+class PlanMaker {
+ public:
+  PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels)
+      : graph_(graph),
+        kernels_(kernels),
+        shapes_(resolve_shapes(graph, input_dims)),
+        constant_of_(graph.num_values(), -1) {}
+
+  std::shared_ptr<const ExecutionPlan> make() {
+    for (const GraphInput& input : graph_.inputs()) plan_.inputs.push_back(spec_of(input.value));
+    for (const GraphOutput& output : graph_.outputs()) {
+      plan_.outputs.push_back(spec_of(output.value));
+    }
+    choose_kernels_and_fold();
+    drop_unneeded();
+    number_steps();
+    assign_buffers();
+    assign_outputs();
+    place_and_emit();
+    log_summary();
+    return std::make_shared<const ExecutionPlan>(std::move(plan_));
+  }
+
+ private:
+  // A node that runs, or is a view.
+  struct Work {
+    NodeId node = kNoNode;
+    const Kernel* kernel = nullptr;
+    std::optional<NodeSpec> spec;
+    std::optional<std::vector<int64_t>> view_offsets;
+    bool needed = false;
+    int step = -1;
+  };
+  struct Buffer {
+    size_t bytes = 0;
+    int first = 0;
+    int last = 0;
+    int output = -1;  // the graph output whose block it is; -1: in the arena
+    bool has_output_value = false;
+  };
+  // Where a value's bytes come from: a buffer, or an input or constant.
+  struct Source {
+    int buffer = -1;
+    Location location;  // when buffer < 0
+    size_t offset = 0;
+  };
+  struct Copy {
+    size_t output;
+    bool backward;
+  };
+
+  TensorSpec spec_of(ValueId id) const {
+    if (id == kNoValue) return {};
+    return {graph_.value(id).dtype, shapes_.dims[index_of(id)]};
+  }
+
+  void set_constant(ValueId id, TensorData data) {
+    constant_of_[index_of(id)] = static_cast<int>(plan_.constants.size());
+    plan_.constants.push_back(std::move(data));
+  }
+
+  bool is_constant_value(ValueId id) {
+    if (constant_of_[index_of(id)] >= 0) return true;
+    const Value& value = graph_.value(id);
+    if (value.kind != ValueKind::constant) return false;
+    set_constant(id, value.constant);
+    return true;
+  }
+
+  const void* constant_data(ValueId id) const {
+    const int index = constant_of_[index_of(id)];
+    return index < 0 ? nullptr : plan_.constants[static_cast<size_t>(index)].data();
+  }
+
+  NodeSpec node_spec(const OpDef& def, const Node& node) const {
+    std::vector<TensorSpec> inputs;
+    std::vector<TensorSpec> outputs;
+    std::vector<const void*> constants;
+    for (ValueId id : node.inputs) {
+      inputs.push_back(spec_of(id));
+      constants.push_back(id == kNoValue ? nullptr : constant_data(id));
+    }
+    for (ValueId id : node.outputs) outputs.push_back(spec_of(id));
+    return NodeSpec(def, node, std::move(inputs), std::move(outputs), std::move(constants));
+  }
+
+  // Outputs that follow from the shapes alone need no kernel.
+  bool fold_known(const Node& node) {
+    for (ValueId id : node.outputs) {
+      if (id != kNoValue && !shapes_.known[index_of(id)]) return false;
+    }
+    for (ValueId id : node.outputs) {
+      if (id == kNoValue) continue;
+      set_constant(id, integers_to_tensor(graph_.value(id).dtype, shapes_.dims[index_of(id)],
+                                          *shapes_.known[index_of(id)]));
+      plan_.constant_bytes += plan_.constants.back().bytes();
+    }
+    return true;
+  }
+
+  void choose_kernels_and_fold() {
+    for (NodeId id : graph_.order()) {
+      const Node& node = graph_.node(id);
+      if (fold_known(node)) continue;
+      bool constant = true;
+      for (ValueId input : node.inputs) {
+        if (input != kNoValue && !is_constant_value(input)) constant = false;
+      }
+      const OpDef& def = op_registry().get(node.domain, node.op);
+      Work work;
+      work.node = id;
+      work.spec = node_spec(def, node);
+      std::vector<std::string> refused;
+      work.kernel = kernels_.select(*work.spec, &refused);
+      if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
+      if (log_enabled("dispatch")) {
+        std::string line = str(Graph::context(node), work.kernel->name);
+        for (const std::string& reason : refused) line += "; refused " + reason;
+        log_line("dispatch", line);
+      }
+      if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
+      size_t bytes = 0;
+      for (size_t i = 0; i < work.spec->num_outputs(); ++i) {
+        if (work.spec->has_output(i)) bytes += work.spec->output(i).bytes();
+      }
+      if (constant && !def.draws_random_numbers && bytes <= kFoldBytes) {
+        evaluate(work);
+        continue;
+      }
+      work_.push_back(std::move(work));
+    }
+  }
+
+  static std::string no_kernel_message(const NodeSpec& spec,
+                                       const std::vector<std::string>& refused) {
+    std::string message = spec.context() + "no kernel takes (";
+    for (size_t i = 0; i < spec.num_inputs(); ++i) {
+      message += i ? ", " : "";
+      message += spec.has_input(i) ? tensor_spec_str(spec.input(i)) : "absent";
+    }
+    message += ")";
+    for (const std::string& reason : refused) message += "; " + reason;
+    return message;
+  }
+
+  void evaluate(Work& work) {
+    const Node& node = graph_.node(work.node);
+    std::vector<const void*> in;
+    std::vector<void*> out;
+    std::vector<TensorData> results;
+    for (ValueId id : node.inputs) in.push_back(id == kNoValue ? nullptr : constant_data(id));
+    for (ValueId id : node.outputs) {
+      void* data = nullptr;
+      results.push_back(id == kNoValue
+                            ? TensorData()
+                            : TensorData::allocate(graph_.value(id).dtype,
+                                                   shapes_.dims[index_of(id)], &data));
+      out.push_back(data);
+    }
+    if (work.view_offsets) {
+      for (size_t i = 0; i < out.size(); ++i) {
+        if (out[i] == nullptr || results[i].bytes() == 0) continue;
+        std::memcpy(out[i], static_cast<const char*>(in[0]) + (*work.view_offsets)[i],
+                    results[i].bytes());
+      }
+    } else {
+      const KernelFn run = work.kernel->make(*work.spec);
+      void* workspace_data = nullptr;
+      const TensorData workspace =
+          TensorData::allocate(DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes())},
+                               &workspace_data);
+      run({in.data(), out.data(), workspace_data});
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (node.outputs[i] == kNoValue) continue;
+      plan_.constant_bytes += results[i].bytes();
+      set_constant(node.outputs[i], std::move(results[i]));
+    }
+  }
+
+  // Folding can leave nodes that only fed folded ones.
+  void drop_unneeded() {
+    std::vector<bool> needed(graph_.num_values(), false);
+    for (const GraphOutput& output : graph_.outputs()) needed[index_of(output.value)] = true;
+    for (auto work = work_.rbegin(); work != work_.rend(); ++work) {
+      const Node& node = graph_.node(work->node);
+      work->needed = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+        return id != kNoValue && needed[index_of(id)];
+      });
+      if (!work->needed) continue;
+      for (ValueId id : node.inputs) {
+        if (id != kNoValue) needed[index_of(id)] = true;
+      }
+    }
+    std::erase_if(work_, [](const Work& work) { return !work.needed; });
+  }
+
+  // Steps get numbers; one more number at the end of each phase stands for copies into outputs.
+  void number_steps() {
+    int next = 0;
+    bool backward = false;
+    for (Work& work : work_) {
+      if (!backward && graph_.node(work.node).phase == Phase::backward) {
+        backward = true;
+        forward_end_ = next++;
+      }
+      if (!work.view_offsets) work.step = next++;
+    }
+    if (!backward) forward_end_ = next++;
+    backward_end_ = next;
+
+    // The value whose bytes a view shows, and the last step that reads it.
+    root_.resize(graph_.num_values());
+    for (size_t id = 0; id < root_.size(); ++id) root_[id] = static_cast<ValueId>(id);
+    last_read_.assign(graph_.num_values(), -1);
+    is_output_.assign(graph_.num_values(), false);
+    for (const Work& work : work_) {
+      const Node& node = graph_.node(work.node);
+      if (work.view_offsets) {
+        for (ValueId id : node.outputs) {
+          if (id != kNoValue) root_[index_of(id)] = root_[index_of(node.inputs[0])];
+        }
+        continue;
+      }
+      for (ValueId id : node.inputs) {
+        if (id == kNoValue) continue;
+        int& last = last_read_[index_of(root_[index_of(id)])];
+        last = std::max(last, work.step);
+      }
+    }
+    for (const GraphOutput& output : graph_.outputs()) {
+      is_output_[index_of(root_[index_of(output.value)])] = true;
+    }
+  }
+
+  void assign_buffers() {
+    sources_.resize(graph_.num_values());
+    for (size_t i = 0; i < graph_.inputs().size(); ++i) {
+      sources_[index_of(graph_.inputs()[i].value)].location = {Location::Kind::input,
+                                                               static_cast<uint32_t>(i), 0};
+    }
+    for (size_t id = 0; id < constant_of_.size(); ++id) {
+      if (constant_of_[id] < 0) continue;
+      sources_[id].location = {Location::Kind::constant, static_cast<uint32_t>(constant_of_[id]),
+                               0};
+    }
+    for (const Work& work : work_) {
+      const Node& node = graph_.node(work.node);
+      if (work.view_offsets) {
+        for (size_t i = 0; i < node.outputs.size(); ++i) {
+          if (node.outputs[i] == kNoValue) continue;
+          Source& view = sources_[index_of(node.outputs[i])];
+          view = source_of(node.inputs[0]);
+          view.offset += static_cast<size_t>((*work.view_offsets)[i]);
+        }
+        continue;
+      }
+      for (size_t i = 0; i < node.outputs.size(); ++i) {
+        if (node.outputs[i] == kNoValue) continue;
+        const int shared = inplace_buffer(work, i);
+        Source& source = sources_[index_of(node.outputs[i])];
+        if (shared >= 0) {
+          source.buffer = shared;
+        } else {
+          source.buffer = static_cast<int>(buffers_.size());
+          buffers_.push_back({.bytes = spec_of(node.outputs[i]).bytes(), .first = work.step});
+        }
+        Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
+        buffer.last = std::max(work.step, last_read_[index_of(node.outputs[i])]);
+        buffer.has_output_value = is_output_[index_of(node.outputs[i])];
+      }
+    }
+  }
+
+  Source source_of(ValueId id) {
+    if (is_constant_value(id) && sources_[index_of(id)].location.kind == Location::Kind::absent) {
+      sources_[index_of(id)].location = {Location::Kind::constant,
+                                         static_cast<uint32_t>(constant_of_[index_of(id)]), 0};
+    }
+    return sources_[index_of(id)];
+  }
+
+  // The buffer of an input that dies at this step and may be overwritten with output `i`, or -1.
+  int inplace_buffer(const Work& work, size_t i) {
+    const Node& node = graph_.node(work.node);
+    const ValueId output = node.outputs[i];
+    for (const auto& [from, to] : work.kernel->inplace) {
+      if (static_cast<size_t>(to) != i || static_cast<size_t>(from) >= node.inputs.size()) continue;
+      const ValueId input = node.inputs[static_cast<size_t>(from)];
+      if (input == kNoValue) continue;
+      const Source source = source_of(input);
+      if (source.buffer < 0 || source.offset != 0) continue;
+      const Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
+      if (buffer.has_output_value || buffer.last != work.step) continue;
+      if (spec_of(input).bytes() != buffer.bytes || spec_of(output).bytes() != buffer.bytes) {
+        continue;
+      }
+      // An output block is made when its phase starts.
+      if (is_output_[index_of(output)] &&
+          (buffer.first < forward_end_) != (work.step < forward_end_)) {
+        continue;
+      }
+      const bool read_elsewhere = [&] {
+        for (size_t j = 0; j < node.inputs.size(); ++j) {
+          if (static_cast<int>(j) == from || node.inputs[j] == kNoValue) continue;
+          if (source_of(node.inputs[j]).buffer == source.buffer) return true;
+        }
+        for (size_t k = 0; k < i; ++k) {
+          if (node.outputs[k] != kNoValue &&
+              sources_[index_of(node.outputs[k])].buffer == source.buffer) {
+            return true;
+          }
+        }
+        return false;
+      }();
+      if (!read_elsewhere) return source.buffer;
+    }
+    return -1;
+  }
+
+  // Gives each graph output a block of its own: the buffer itself where possible, else a copy.
+  void assign_outputs() {
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const GraphOutput& output = graph_.outputs()[k];
+      const bool backward = output.role == OutputRole::gradient;
+      const Source source = source_of(output.value);
+      if (source.buffer >= 0) {
+        Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
+        const bool same_phase = (buffer.first > forward_end_) == backward;
+        if (source.offset == 0 && buffer.output < 0 && same_phase &&
+            spec_of(output.value).bytes() == buffer.bytes) {
+          buffer.output = static_cast<int>(k);
+          continue;
+        }
+        buffer.last = std::max(buffer.last, backward ? backward_end_ : forward_end_);
+      }
+      copies_.push_back({k, backward});
+    }
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const bool backward = graph_.outputs()[k].role == OutputRole::gradient;
+      (backward ? plan_.gradient_bytes : plan_.forward_output_bytes) += plan_.outputs[k].bytes();
+    }
+  }
+
+  Location location_of(ValueId id) {
+    const Source source = source_of(id);
+    if (source.buffer < 0) {
+      Location location = source.location;
+      check(location.kind != Location::Kind::absent, "a value is read that nobody makes");
+      location.offset += source.offset;
+      return location;
+    }
+    const Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
+    if (buffer.output >= 0) {
+      return {Location::Kind::output, static_cast<uint32_t>(buffer.output), source.offset};
+    }
+    return {Location::Kind::arena, 0,
+            arena_offset_[static_cast<size_t>(source.buffer)] + source.offset};
+  }
+
+  void place_and_emit() {
+    struct Made {
+      KernelFn run;
+      int workspace = -1;  // index of its lifetime
+    };
+    std::vector<BufferLifetime> lifetimes;
+    std::vector<int> lifetime_of(buffers_.size(), -1);
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      if (buffers_[b].output >= 0) continue;
+      lifetime_of[b] = static_cast<int>(lifetimes.size());
+      lifetimes.push_back({buffers_[b].bytes, buffers_[b].first, buffers_[b].last});
+    }
+    std::vector<Made> made(work_.size());
+    for (size_t w = 0; w < work_.size(); ++w) {
+      Work& work = work_[w];
+      if (work.view_offsets) continue;
+      made[w].run = with_context(std::string(), [&] { return work.kernel->make(*work.spec); });
+      if (work.spec->workspace_bytes() > 0) {
+        made[w].workspace = static_cast<int>(lifetimes.size());
+        lifetimes.push_back({work.spec->workspace_bytes(), work.step, work.step});
+      }
+    }
+    const MemoryLayout layout = plan_memory(lifetimes);
+    plan_.arena_bytes = layout.total_bytes;
+    plan_.arena_lower_bound = layout.lower_bound;
+    arena_offset_.assign(buffers_.size(), 0);
+    for (size_t b = 0; b < buffers_.size(); ++b) {
+      if (lifetime_of[b] >= 0) {
+        arena_offset_[b] = layout.offsets[static_cast<size_t>(lifetime_of[b])];
+      }
+    }
+
+    bool backward = false;
+    for (size_t w = 0; w < work_.size(); ++w) {
+      const Work& work = work_[w];
+      if (work.view_offsets) continue;
+      const Node& node = graph_.node(work.node);
+      if (!backward && node.phase == Phase::backward) {
+        backward = true;
+        emit_copies(false);
+        plan_.num_forward_steps = plan_.steps.size();
+      }
+      PlanStep step{.node = work.node,
+                    .kernel = work.kernel->name,
+                    .run = std::move(made[w].run),
+                    .first_arg = static_cast<uint32_t>(plan_.args.size()),
+                    .num_inputs = static_cast<uint32_t>(node.inputs.size()),
+                    .num_outputs = static_cast<uint32_t>(node.outputs.size())};
+      for (ValueId id : node.inputs) {
+        plan_.args.push_back(id == kNoValue ? Location{} : location_of(id));
+      }
+      for (ValueId id : node.outputs) {
+        plan_.args.push_back(id == kNoValue ? Location{} : location_of(id));
+      }
+      plan_.args.push_back(
+          made[w].workspace < 0
+              ? Location{}
+              : Location{Location::Kind::arena, 0,
+                         layout.offsets[static_cast<size_t>(made[w].workspace)]});
+      plan_.steps.push_back(std::move(step));
+    }
+    if (!backward) {
+      emit_copies(false);
+      plan_.num_forward_steps = plan_.steps.size();
+    }
+    emit_copies(true);
+  }
+
+  void emit_copies(bool backward) {
+    for (const Copy& copy : copies_) {
+      if (copy.backward != backward) continue;
+      const size_t bytes = plan_.outputs[copy.output].bytes();
+      PlanStep step{.kernel = "copy",
+                    .run =
+                        [bytes](const KernelArgs& args) {
+                          if (bytes > 0) std::memcpy(args.out[0], args.in[0], bytes);
+                        },
+                    .first_arg = static_cast<uint32_t>(plan_.args.size()),
+                    .num_inputs = 1,
+                    .num_outputs = 1};
+      plan_.args.push_back(location_of(graph_.outputs()[copy.output].value));
+      plan_.args.push_back({Location::Kind::output, static_cast<uint32_t>(copy.output), 0});
+      plan_.args.push_back({});
+      plan_.steps.push_back(std::move(step));
+    }
+  }
+
+  void log_summary() const {
+    if (!log_enabled("plan")) return;
+    log_line("plan", str(plan_.steps.size(), " steps (", plan_.num_forward_steps,
+                         " forward), arena ", plan_.arena_bytes, " bytes, lower bound ",
+                         plan_.arena_lower_bound, ", constants ", plan_.constant_bytes,
+                         ", outputs ", plan_.forward_output_bytes, ", gradients ",
+                         plan_.gradient_bytes));
+  }
+
+  const Graph& graph_;
+  const KernelRegistry& kernels_;
+  ResolvedShapes shapes_;
+  ExecutionPlan plan_;
+  std::vector<int> constant_of_;  // by ValueId: index into plan_.constants, or -1
+  std::vector<Work> work_;
+  int forward_end_ = 0;
+  int backward_end_ = 0;
+  std::vector<ValueId> root_;
+  std::vector<int> last_read_;   // by root value
+  std::vector<bool> is_output_;  // by root value
+  std::vector<Source> sources_;
+  std::vector<Buffer> buffers_;
+  std::vector<size_t> arena_offset_;  // by buffer
+  std::vector<Copy> copies_;
+};
+
+}  // namespace
+
+std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
+                                                         const std::vector<Dims>& input_dims,
+                                                         const KernelRegistry& kernels) {
+  return PlanMaker(graph, input_dims, kernels).make();
+}
+
+}  // namespace ortrain

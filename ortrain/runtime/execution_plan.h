@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortrain/base/dim.h"
+#include "ortrain/ir/graph.h"
+#include "ortrain/runtime/kernel.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain {
+
+// Where the bytes of a value are while a plan runs.
+struct Location {
+  enum class Kind : uint8_t { absent, input, constant, arena, output };
+  Kind kind = Kind::absent;
+  uint32_t index = 0;  // which graph input / constant / graph output
+  size_t offset = 0;   // bytes from its start
+};
+
+struct PlanStep {
+  NodeId node = kNoNode;  // kNoNode: copies into an output
+  std::string kernel;     // name of the chosen kernel
+  KernelFn run;
+  uint32_t first_arg = 0;  // into ExecutionPlan::args: inputs, then outputs, then workspace
+  uint32_t num_inputs = 0;
+  uint32_t num_outputs = 0;
+};
+
+// Everything about running a graph with one set of input shapes: order, kernels, addresses. Made
+// once, read by any number of RunContexts at a time.
+struct ExecutionPlan {
+  std::vector<TensorSpec> inputs;   // per graph input
+  std::vector<TensorSpec> outputs;  // per graph output
+  std::vector<PlanStep> steps;      // forward steps, then backward steps
+  size_t num_forward_steps = 0;
+  std::vector<Location> args;
+  std::vector<TensorData> constants;
+
+  size_t arena_bytes = 0;
+  size_t arena_lower_bound = 0;  // bytes alive at the worst step
+  size_t constant_bytes = 0;     // made while planning
+  size_t forward_output_bytes = 0;
+  size_t gradient_bytes = 0;
+  // Memory that a forward and a backward take from the engine, before anything runs.
+  size_t total_bytes() const {
+    return arena_bytes + constant_bytes + forward_output_bytes + gradient_bytes;
+  }
+};
+
+// `input_dims` as in resolve_shapes. Throws UnsupportedError naming a node that no kernel takes,
+// with the reason of each kernel.
+std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
+                                                         const std::vector<Dims>& input_dims,
+                                                         const KernelRegistry& kernels);
+
+}  // namespace ortrain

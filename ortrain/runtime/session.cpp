@@ -1,0 +1,167 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/runtime/session.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "ortrain/base/error.h"
+#include "ortrain/base/flags.h"
+
+namespace ortrain {
+
+Session::Session(Graph graph, const KernelRegistry& kernels, Options options)
+    : graph_(std::move(graph)), kernels_(&kernels), options_(options) {
+  check(options_.max_plans > 0, "a session keeps at least one plan");
+}
+
+std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& input_dims,
+                                                   bool* was_planned) {
+  std::lock_guard lock(mutex_);
+  if (was_planned != nullptr) *was_planned = false;
+  if (auto found = by_dims_.find(input_dims); found != by_dims_.end()) {
+    plans_.splice(plans_.begin(), plans_, found->second);
+    return plans_.front().second;
+  }
+  if (was_planned != nullptr) *was_planned = true;
+  std::shared_ptr<const ExecutionPlan> made = make_execution_plan(graph_, input_dims, *kernels_);
+  plans_.emplace_front(input_dims, made);
+  by_dims_[input_dims] = plans_.begin();
+  if (plans_.size() > options_.max_plans) {
+    by_dims_.erase(plans_.back().first);
+    plans_.pop_back();
+  }
+  return made;
+}
+
+size_t Session::num_plans() const {
+  std::lock_guard lock(mutex_);
+  return plans_.size();
+}
+
+void Session::record_time(const PlanStep& step, double seconds) {
+  std::lock_guard lock(profile_mutex_);
+  auto& [runs, total] = times_[{step.node, step.kernel}];
+  ++runs;
+  total += seconds;
+}
+
+std::vector<Session::NodeTime> Session::profile() const {
+  std::lock_guard lock(profile_mutex_);
+  std::vector<NodeTime> result;
+  for (const auto& [key, time] : times_) {
+    NodeTime row{.op = "copy", .layer = "", .kernel = key.second};
+    if (key.first != kNoNode) {
+      const Node& node = graph_.node(key.first);
+      row.op = node.op;
+      row.layer = node.name;
+      row.phase = node.phase;
+    }
+    row.runs = time.first;
+    row.seconds = time.second;
+    result.push_back(std::move(row));
+  }
+  return result;
+}
+
+void Session::clear_profile() {
+  std::lock_guard lock(profile_mutex_);
+  times_.clear();
+}
+
+RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
+    : session_(std::move(session)), plan_(std::move(plan)) {}
+
+std::vector<RunOutput> RunContext::make_outputs(bool backward) {
+  const std::vector<GraphOutput>& outputs = session_->graph().outputs();
+  output_blocks_.resize(outputs.size());
+  std::vector<RunOutput> result(outputs.size());
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    result[k].spec = plan_->outputs[k];
+    if ((outputs[k].role == OutputRole::gradient) != backward) continue;
+    output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
+    result[k].block = output_blocks_[k];
+  }
+  return result;
+}
+
+std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) {
+  check(inputs.size() == plan_->inputs.size(), "one address per graph input is needed");
+  release();
+  inputs_.assign(inputs.begin(), inputs.end());
+  arena_ = BlockPool::host()->arena(std::max<size_t>(plan_->arena_bytes, 64));
+  std::vector<RunOutput> result = make_outputs(false);
+  try {
+    run_steps(0, plan_->num_forward_steps);
+  } catch (...) {
+    release();
+    throw;
+  }
+  // Without a backward half nothing has to be kept.
+  if (plan_->num_forward_steps == plan_->steps.size()) release();
+  return result;
+}
+
+std::vector<RunOutput> RunContext::backward(std::span<const void* const> gradients) {
+  check(can_run_backward(), "backward needs a forward first");
+  check(gradients.size() == plan_->inputs.size(), "one address per graph input is needed");
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
+  }
+  std::vector<RunOutput> result = make_outputs(true);
+  try {
+    run_steps(plan_->num_forward_steps, plan_->steps.size());
+  } catch (...) {
+    release();
+    throw;
+  }
+  release();
+  return result;
+}
+
+void RunContext::release() {
+  arena_.reset();
+  output_blocks_.clear();
+  inputs_.clear();
+}
+
+void RunContext::run_steps(size_t begin, size_t end) {
+  using Clock = std::chrono::steady_clock;
+  const bool profile = flag_is_on("ORTRAIN_PROFILE");
+  char* const arena = static_cast<char*>(arena_->data());
+  const auto address = [&](const Location& location) -> void* {
+    switch (location.kind) {
+      case Location::Kind::absent: return nullptr;
+      case Location::Kind::input:
+        return const_cast<char*>(static_cast<const char*>(inputs_[location.index])) +
+               location.offset;
+      case Location::Kind::constant:
+        return const_cast<char*>(
+                   static_cast<const char*>(plan_->constants[location.index].data())) +
+               location.offset;
+      case Location::Kind::arena: return arena + location.offset;
+      case Location::Kind::output:
+        return static_cast<char*>(output_blocks_[location.index]->data()) + location.offset;
+    }
+    return nullptr;
+  };
+  std::vector<void*> args(16);
+  for (size_t s = begin; s < end; ++s) {
+    const PlanStep& step = plan_->steps[s];
+    const size_t count = size_t{step.num_inputs} + step.num_outputs + 1;
+    if (args.size() < count) args.resize(count);
+    for (size_t i = 0; i < count; ++i) args[i] = address(plan_->args[step.first_arg + i]);
+    const KernelArgs kernel_args{.in = args.data(),
+                                 .out = args.data() + step.num_inputs,
+                                 .workspace = args[count - 1]};
+    if (!profile) {
+      step.run(kernel_args);
+      continue;
+    }
+    const Clock::time_point start = Clock::now();
+    step.run(kernel_args);
+    session_->record_time(step, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+}
+
+}  // namespace ortrain

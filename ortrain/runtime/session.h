@@ -1,0 +1,104 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/graph.h"
+#include "ortrain/runtime/block_pool.h"
+#include "ortrain/runtime/execution_plan.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain {
+
+// One finished graph and its execution plans, one per signature of input shapes, the least recently
+// used dropped beyond a bound. Thread-safe.
+class Session {
+ public:
+  struct Options {
+    size_t max_plans = 64;
+  };
+
+  Session(Graph graph, const KernelRegistry& kernels) : Session(std::move(graph), kernels, {}) {}
+  Session(Graph graph, const KernelRegistry& kernels, Options options);
+
+  const Graph& graph() const { return graph_; }
+  // `input_dims`: one per graph input; those with role `gradient` are ignored and may be empty.
+  // `was_planned` tells whether the plan had to be made.
+  std::shared_ptr<const ExecutionPlan> plan(const std::vector<Dims>& input_dims,
+                                            bool* was_planned = nullptr);
+  size_t num_plans() const;
+
+  // Time per node, summed over runs, while ORTRAIN_PROFILE is on.
+  struct NodeTime {
+    std::string op;
+    std::string layer;
+    std::string kernel;
+    Phase phase = Phase::forward;
+    int64_t runs = 0;
+    double seconds = 0;
+  };
+  std::vector<NodeTime> profile() const;
+  void clear_profile();
+
+ private:
+  friend class RunContext;
+  void record_time(const PlanStep& step, double seconds);
+
+  Graph graph_;
+  const KernelRegistry* kernels_;
+  Options options_;
+  mutable std::mutex mutex_;
+  using Entry = std::pair<std::vector<Dims>, std::shared_ptr<const ExecutionPlan>>;
+  std::list<Entry> plans_;  // most recently used first
+  std::map<std::vector<Dims>, std::list<Entry>::iterator> by_dims_;
+  mutable std::mutex profile_mutex_;
+  std::map<std::pair<NodeId, std::string>, std::pair<int64_t, double>> times_;
+};
+
+// A tensor that a run made: its memory lives as long as the block is held.
+struct RunOutput {
+  TensorSpec spec;
+  std::shared_ptr<Block> block;
+};
+
+// One forward in flight, and its backward: owns the arena with the values saved between them.
+// Several may exist at once for one session. Not thread-safe itself.
+class RunContext {
+ public:
+  RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan);
+
+  const ExecutionPlan& plan() const { return *plan_; }
+
+  // Runs the forward steps. `inputs`: one address per graph input, null for those with role
+  // `gradient`; the memory must stay valid and unchanged until backward is done. Returns one entry
+  // per graph output; those with role `gradient` have no block yet.
+  std::vector<RunOutput> forward(std::span<const void* const> inputs);
+  // Runs the backward steps. `gradients`: one address per graph input, null unless its role is
+  // `gradient`. Returns one entry per graph output; only gradients have blocks. Afterwards the
+  // context holds no memory; a second backward needs a forward first.
+  std::vector<RunOutput> backward(std::span<const void* const> gradients);
+  // Values between forward and backward are held.
+  bool can_run_backward() const { return arena_ != nullptr; }
+  // Drops them.
+  void release();
+
+ private:
+  void run_steps(size_t begin, size_t end);
+  std::vector<RunOutput> make_outputs(bool backward);
+
+  std::shared_ptr<Session> session_;
+  std::shared_ptr<const ExecutionPlan> plan_;
+  std::shared_ptr<Block> arena_;
+  std::vector<const void*> inputs_;
+  std::vector<std::shared_ptr<Block>> output_blocks_;
+};
+
+}  // namespace ortrain

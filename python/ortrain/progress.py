@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Say what the engine is doing, to the log and to whoever listens.
+
+The engine wraps each stage of preparing a model in :func:`stage`. Nothing is printed: a user
+interface calls :func:`listen`, everybody else reads the ``ortrain`` logger.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+__all__ = ["Listener", "State", "listen", "stage"]
+
+State = Literal["begin", "end", "failed"]
+Listener = Callable[[str, float, State], None]
+
+_logger = logging.getLogger("ortrain")
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Call a listener at the begin and end of every stage while the context is open.
+
+    Args:
+        listener: Called with (stage, seconds, state). State is "begin" (seconds is 0), "end" or
+            "failed". An exception that it raises reaches the code that runs the stage.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        # By identity: two listeners may compare equal.
+        index = next(i for i, known in enumerate(_listeners) if known is listener)
+        del _listeners[index]
+
+
+@contextmanager
+def stage(name: str) -> Iterator["Timing"]:
+    """Time one stage, log it at INFO and tell the listeners.
+
+    Args:
+        name: Short name, e.g. "capture". Stages may nest.
+
+    Returns:
+        A Timing whose ``seconds`` is set when the stage ends, also when it fails.
+    """
+    timing = Timing(name)
+    _tell(name, 0.0, "begin")
+    started = time.perf_counter()
+    state: State = "failed"
+    try:
+        yield timing
+        state = "end"
+    finally:
+        timing.seconds = time.perf_counter() - started
+        _logger.info("%s %s in %.3f s", name, "done" if state == "end" else state, timing.seconds)
+        _tell(name, timing.seconds, state)
+
+
+class Timing:
+    """Name and duration of one stage."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds = 0.0
+
+
+def _tell(name: str, seconds: float, state: State) -> None:
+    for listener in tuple(_listeners):
+        listener(name, seconds, state)
