@@ -296,6 +296,8 @@ void init_graph(nb::module_& module) {
                if (found != flags.end()) input.requires_grad = found->second;
              }
            })
+      .def("differentiable_outputs",
+           [](const Graph& g) { return differentiable_outputs(g); })
       .def("missing_gradients",
            [](const Graph& g, std::vector<size_t> outputs) {
              return missing_gradients(g, {.output_indices = std::move(outputs)});
