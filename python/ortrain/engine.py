@@ -17,6 +17,7 @@ import torch
 from ortrain import _core, progress
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
+from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.errors import CaptureError, UnsupportedOperatorError
 from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
@@ -28,7 +29,6 @@ from torch.autograd.function import once_differentiable
 _log = logging.getLogger("ortrain")
 
 _SUPPORTED_DEVICES = frozenset({"cpu"})
-_FLOAT_CODES = frozenset({1, 10, 11, 16})  # onnx.TensorProto: float32, float16, float64, bfloat16
 _HOOK_TABLES = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -287,7 +287,7 @@ class Engine:
                 if entry.captured is None or entry.captured.input_names != call.names:
                     continue
                 for name, tensor, described in self._user_inputs(entry, call):
-                    expected = _torch_name(described["dtype"])
+                    expected = str(TORCH_DTYPE[described["dtype"]]).removeprefix("torch.")
                     actual = str(tensor.dtype).removeprefix("torch.")
                     if actual != expected:
                         return _core.DTypeError(
@@ -434,12 +434,6 @@ def _buffers_restored(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in saved:
                 buffer.copy_(value)
-
-
-def _torch_name(onnx_dtype: int) -> str:
-    from ortrain.capture.dtypes import torch_dtype
-
-    return str(torch_dtype(onnx_dtype)).removeprefix("torch.")
 
 
 class _Step(torch.autograd.Function):

@@ -313,8 +313,16 @@ void init_graph(nb::module_& module) {
            nb::arg("output_indices"))
       .def("run_passes",
            [](Graph& g, const std::string& stage) {
-             nb::gil_scoped_release release;
-             return run_pipeline(g, stage);
+             std::vector<PassResult> results;
+             {
+               nb::gil_scoped_release release;
+               results = run_pipeline(g, stage);
+             }
+             nb::list rows;
+             for (const PassResult& result : results) {
+               rows.append(nb::make_tuple(result.name, result.changed, result.seconds));
+             }
+             return rows;
            },
            nb::arg("stage"));
 }
