@@ -158,8 +158,16 @@ class ReferenceBuilder:
         self._count += 1
         return f"{base}#{self._count}"
 
-    def input(self, name: str, dtype: int, shape: Sequence[int | str], role: str) -> ReferenceValue:
+    def input(
+        self,
+        name: str,
+        dtype: int,
+        shape: Sequence[int | str],
+        role: str,
+        requires_grad: bool = False,
+    ) -> ReferenceValue:
         """Add an input."""
+        del requires_grad  # torch.autograd asks the tensors themselves
         sizes = [self._hints.get(s, 2) if isinstance(s, str) else s for s in shape]
         tensor = self._samples.get(name)
         if tensor is None:

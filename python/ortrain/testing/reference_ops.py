@@ -564,7 +564,7 @@ def _layer_norm(inputs: list[Any], attributes: Attributes) -> tuple[Tensor, Tens
     x, scale, bias = (*inputs, None)[:3]
     axis = attributes.get("axis", -1) % x.dim()
     y = F.layer_norm(x, x.shape[axis:], scale, bias, attributes["epsilon"])
-    wide, axes = _stash(x, attributes), tuple(range(axis, x.dim()))
+    wide, axes = _stash(x.detach(), attributes), tuple(range(axis, x.dim()))
     variance, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
     return y, mean, torch.rsqrt(variance + attributes["epsilon"])
 
@@ -614,7 +614,7 @@ def _expm1(inputs: list[Any], _: Attributes) -> Tensor:
 @operator("FloorDiv", "ortrain")
 def _floor_div(inputs: list[Any], _: Attributes) -> Tensor:
     _check_same_dtype("FloorDiv", *inputs)
-    return torch.floor_divide(*inputs)
+    return torch.div(*inputs, rounding_mode="floor")
 
 
 @operator("Embedding", "ortrain")

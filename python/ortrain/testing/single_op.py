@@ -115,7 +115,7 @@ def _gradients(
     wanted = [t for t in tensors if t.requires_grad]
     sources = [o for o in outputs if o.requires_grad]
     if not wanted or not sources:
-        return []
+        return [None] * len(wanted)
     weights = [torch.linspace(-1, 1, o.numel(), dtype=o.dtype).reshape(o.shape) for o in sources]
     return list(torch.autograd.grad(sources, wanted, weights, allow_unused=True))
 

@@ -28,15 +28,22 @@ def _scaled(e: Emitter, x: Operand, alpha: Any, dtype: torch.dtype) -> Any:
     return e.node("Mul", *e.operands(x, alpha, dtype=dtype))
 
 
+def _low_precision_sum(
+    e: Emitter, op: str, x: Operand, y: Operand, alpha: Any, dtype: torch.dtype
+) -> Value:
+    """Return x +- alpha * y, rounded once, after the sum; alpha itself is rounded, as in PyTorch."""
+    left, right = e.operands(x, y, dtype=torch.float32)
+    factor = e.cast(e.scalar(alpha, dtype), torch.float32)
+    return e.cast(e.node(op, left, e.node("Mul", right, factor)), dtype)
+
+
 @converts("aten.add.Tensor", "aten.add.Scalar")
 def add(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     dtype = e.common_dtype(x, y)
     if dtype is torch.bool:
         return e.node("Or", *e.operands(x, y, dtype=dtype))
     if dtype in LOW_PRECISION and not _is_one(alpha):
-        # PyTorch rounds once, after the sum.
-        left, right, factor = e.operands(x, y, alpha, dtype=torch.float32)
-        return e.cast(e.node("Add", left, e.node("Mul", right, factor)), dtype)
+        return _low_precision_sum(e, "Add", x, y, alpha, dtype)
     return e.arithmetic("Add", x, _scaled(e, y, alpha, dtype), dtype=dtype)
 
 
@@ -44,8 +51,7 @@ def add(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
 def sub(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     dtype = e.common_dtype(x, y)
     if dtype in LOW_PRECISION and not _is_one(alpha):
-        left, right, factor = e.operands(x, y, alpha, dtype=torch.float32)
-        return e.cast(e.node("Sub", left, e.node("Mul", right, factor)), dtype)
+        return _low_precision_sum(e, "Sub", x, y, alpha, dtype)
     return e.arithmetic("Sub", x, _scaled(e, y, alpha, dtype), dtype=dtype)
 
 

@@ -179,17 +179,18 @@ class _Conversion:
             return
         name = placeholder.name
         if placeholder.role is Role.USER:
-            made = self._input(name, value.dtype, shape, placeholder.role)
+            made = self._input(placeholder, value.dtype, shape)
             self._user_inputs.append((name, placeholder.index))
             self._define_sizes(made, shape)
         else:
             held = self._parameters if placeholder.role is Role.PARAMETER else self._buffers
             if name not in held:
-                held[name] = self._input(name, value.dtype, shape, placeholder.role)
+                held[name] = self._input(placeholder, value.dtype, shape)
             made = held[name]
         self._env[node] = Tensor(made, value.dtype, shape)
 
-    def _input(self, name: str, dtype: torch.dtype, shape: Sequence[Size], role: Role) -> Value:
+    def _input(self, placeholder: Placeholder, dtype: torch.dtype, shape: Sequence[Size]) -> Value:
+        name, role = placeholder.name, placeholder.role.value
         dims: list[int | str] = []
         for axis, size in enumerate(shape):
             if isinstance(size, int):
@@ -199,8 +200,8 @@ class _Conversion:
         try:
             code = onnx_code(dtype)
         except TypeError as error:
-            raise CaptureError(f"{role.value} '{name}': {error}") from None
-        return self._builder.input(name, code, dims, role.value)
+            raise CaptureError(f"{role} '{name}': {error}") from None
+        return self._builder.input(name, code, dims, role, placeholder.requires_grad)
 
     def _define_sizes(self, value: Value, shape: Sequence[Size]) -> None:
         for axis, size in enumerate(shape):

@@ -291,9 +291,9 @@ def _adaptive_average(e: Emitter, x: Tensor, bins: Sequence[int | None], spatial
 
 
 def _register_adaptive_average(spatial: int) -> None:
-    @converts(
-        f"aten.adaptive_avg_pool{spatial}d.default", f"aten._adaptive_avg_pool{spatial}d.default"
-    )
+    inner = [f"aten._adaptive_avg_pool{spatial}d.default"] if spatial > 1 else []
+
+    @converts(f"aten.adaptive_avg_pool{spatial}d.default", *inner)
     def adaptive_average(e: Emitter, x: Tensor, output_size: Sequence[int | None]) -> Value:
         return _adaptive_average(e, x, _each(output_size, spatial), spatial)  # type: ignore[arg-type]
 

@@ -203,11 +203,16 @@ class Emitter:
     def arithmetic(self, op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Value:
         """Add an elementwise node over promoted operands.
 
-        PyTorch applies a Python number to a low precision tensor in float32, without rounding the
-        number first; where rounding would change it, the node is computed in float32 here too.
+        PyTorch multiplies a low precision tensor by a Python number in float32, without rounding
+        the number first; where rounding would change it, the node is computed in float32 here too.
+        For sums it does round.
         """
         dtype = dtype or self.common_dtype(*operands)
-        if dtype in LOW_PRECISION and any(self._rounds(o, dtype) for o in operands):
+        if (
+            dtype in LOW_PRECISION
+            and op not in ("Add", "Sub")
+            and any(self._rounds(o, dtype) for o in operands)
+        ):
             wide = self.operands(*operands, dtype=torch.float32)
             return self.cast(self.node(op, *wide), dtype)
         return self.node(op, *self.operands(*operands, dtype=dtype))

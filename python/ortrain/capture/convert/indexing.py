@@ -56,7 +56,7 @@ def select(e: Emitter, x: Tensor, dim: int, index: Size) -> Value:
     return e.node("Gather", x, e.size(index), axis=x.axis(dim))
 
 
-@converts("aten.index_select.default", "aten.index_select_copy.default")
+@converts("aten.index_select.default")
 def index_select(e: Emitter, x: Tensor, dim: int, index: Tensor) -> Value:
     flat = e.reshape(index, [1]) if index.rank == 0 else index.value
     if x.rank == 0:
