@@ -98,7 +98,8 @@ def graph_step(
     if converted.has_seed:
         inputs["seed"] = torch.tensor(0)
     results = (run or converted.graph.run)(inputs)
-    outputs = [results[name] for name in converted.user_outputs]
+    result = captured.output_tree.rebuild([results[name] for name in converted.user_outputs])
+    outputs, _ = flatten_outputs(result)
     loss_of(outputs).backward()
     for output in captured.outputs:
         if output.role is OutputRole.BUFFER_UPDATE:
