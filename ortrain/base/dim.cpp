@@ -44,6 +44,13 @@ namespace {
 
 [[noreturn]] void throw_overflow() { throw ShapeError("an extent is too large for 64 bits"); }
 
+// Graphs of real models stay far below; a file could ask for expressions without end.
+constexpr size_t kMaxTerms = 512;
+constexpr size_t kMaxDegree = 64;
+constexpr size_t kMaxSymbolLength = 4096;
+
+[[noreturn]] void throw_complicated() { throw ShapeError("an extent is too complicated"); }
+
 int64_t add_checked(int64_t a, int64_t b) {
   int64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum)) throw_overflow();
@@ -71,6 +78,7 @@ Dim operator+(const Dim& a, const Dim& b) {
     int64_t& total = sum[monomial];
     total = add_checked(total, coefficient);
   }
+  if (sum.size() > kMaxTerms) throw_complicated();
   return Dim::from_terms(std::move(sum));
 }
 
@@ -81,14 +89,19 @@ Dim operator-(const Dim& a, const Dim& b) {
     int64_t& total = difference[monomial];
     total = subtract_checked(total, coefficient);
   }
+  if (difference.size() > kMaxTerms) throw_complicated();
   return Dim::from_terms(std::move(difference));
 }
 
 Dim operator*(const Dim& a, const Dim& b) {
   if (a.is_constant() && b.is_constant()) return Dim(multiply_checked(a.value_, b.value_));
+  const Dim::Terms left_terms = a.terms();
+  const Dim::Terms right_terms = b.terms();
+  if (left_terms.size() * right_terms.size() > kMaxTerms) throw_complicated();
   Dim::Terms product;
-  for (const auto& [left, left_coefficient] : a.terms()) {
-    for (const auto& [right, right_coefficient] : b.terms()) {
+  for (const auto& [left, left_coefficient] : left_terms) {
+    for (const auto& [right, right_coefficient] : right_terms) {
+      if (left.size() + right.size() > kMaxDegree) throw_complicated();
       Dim::Monomial monomial = left;
       monomial.insert(monomial.end(), right.begin(), right.end());
       std::sort(monomial.begin(), monomial.end());
@@ -110,7 +123,9 @@ int64_t floor_div_constants(int64_t a, int64_t b) {
 }
 
 Dim opaque(std::string_view function, const Dim& a, const Dim& b) {
-  return Dim::symbol(str(function, "(", a.str(), ", ", b.str(), ")"));
+  std::string text = str(function, "(", a.str(), ", ", b.str(), ")");
+  if (text.size() > kMaxSymbolLength) throw_complicated();
+  return Dim::symbol(std::move(text));
 }
 
 }  // namespace
@@ -349,7 +364,7 @@ Dim broadcast(const Dim& a, const Dim& b) {
   // A symbol beside an integer above 1 must have that value when it runs.
   if (a.is_constant()) return a;
   if (b.is_constant()) return b;
-  return Dim::symbol(str("broadcast(", a.str(), ", ", b.str(), ")"));
+  return opaque("broadcast", a, b);
 }
 
 Shape broadcast(const Shape& a, const Shape& b) {

@@ -26,6 +26,8 @@ void rethrow_with_context(const std::string& context) {
     throw UnsupportedError(context + error.what());
   } catch (const DeviceError& error) {
     throw DeviceError(context + error.what());
+  } catch (const FileError& error) {
+    throw FileError(context + error.what());
   } catch (const OutOfMemoryError& error) {
     throw OutOfMemoryError(context + error.what());
   } catch (const InternalError& error) {

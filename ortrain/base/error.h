@@ -40,6 +40,10 @@ class UnsupportedError : public Error {
 class DeviceError : public Error {
   using Error::Error;
 };
+// A file that cannot be opened, read or written.      Python: OSError
+class FileError : public Error {
+  using Error::Error;
+};
 // No memory.                                           Python: MemoryError
 class OutOfMemoryError : public Error {
   using Error::Error;

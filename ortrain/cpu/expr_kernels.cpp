@@ -52,8 +52,7 @@ std::optional<double> scalar_of(const NodeSpec& spec, size_t i) {
 
 KernelFn make_interpreted(const ProgramOfNode& program_of, NodeSpec& spec) {
   const Wiring wiring = wiring_of(spec);
-  auto interpreter =
-      std::make_shared<const ExprInterpreter>(program_of(spec), wiring.input_dims);
+  auto interpreter = std::make_shared<const ExprInterpreter>(program_of(spec), wiring.input_dims);
   const size_t scratch = interpreter->workspace_bytes();
   spec.request_workspace(scratch + wiring.addresses() * sizeof(void*));
   return [interpreter, wiring, scratch, context = spec.context()](const KernelArgs& args) {

@@ -101,8 +101,7 @@ class PackedRun {
     }
   }
 
-  void block(int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t depth0,
-             int64_t depth) {
+  void block(int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t depth0, int64_t depth) {
     const int64_t a_panels = ceil_div(rows, k_.panel_rows);
     const int64_t b_panels = ceil_div(cols, k_.panel_cols);
     const int64_t a_size = k_.panel_rows * depth;

@@ -8,8 +8,8 @@
 
 namespace ortrain::cpu {
 
-// C[m, n] = alpha * op(A)[m, k] * op(B)[k, n] + beta * C + bias[n], row-major; T is float or double.
-// 16-bit operands are widened while they are packed. beta = 0 does not read C.
+// C[m, n] = alpha * op(A)[m, k] * op(B)[k, n] + beta * C + bias[n], row-major; T is float or
+// double. 16-bit operands are widened while they are packed. beta = 0 does not read C.
 template <class T>
 struct PackedGemm {
   bool trans_a, trans_b;

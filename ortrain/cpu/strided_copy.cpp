@@ -227,11 +227,16 @@ void StridedCopy::run(const void* in, void* out) const {
   const std::byte* from = static_cast<const std::byte*>(in);
   std::byte* to = static_cast<std::byte*>(out);
   switch (element_size_) {
-    case 1: return run_sized<1>(from, to);
-    case 2: return run_sized<2>(from, to);
-    case 4: return run_sized<4>(from, to);
-    case 8: return run_sized<8>(from, to);
-    default: check(false, "elements have 1, 2, 4 or 8 bytes");
+    case 1:
+      return run_sized<1>(from, to);
+    case 2:
+      return run_sized<2>(from, to);
+    case 4:
+      return run_sized<4>(from, to);
+    case 8:
+      return run_sized<8>(from, to);
+    default:
+      check(false, "elements have 1, 2, 4 or 8 bytes");
   }
 }
 
@@ -251,11 +256,16 @@ void fill_sized(void* out, int64_t count, const void* element) {
 
 void fill_elements(void* out, int64_t count, size_t element_size, const void* element) {
   switch (element_size) {
-    case 1: return fill_sized<1>(out, count, element);
-    case 2: return fill_sized<2>(out, count, element);
-    case 4: return fill_sized<4>(out, count, element);
-    case 8: return fill_sized<8>(out, count, element);
-    default: check(false, "elements have 1, 2, 4 or 8 bytes");
+    case 1:
+      return fill_sized<1>(out, count, element);
+    case 2:
+      return fill_sized<2>(out, count, element);
+    case 4:
+      return fill_sized<4>(out, count, element);
+    case 8:
+      return fill_sized<8>(out, count, element);
+    default:
+      check(false, "elements have 1, 2, 4 or 8 bytes");
   }
 }
 

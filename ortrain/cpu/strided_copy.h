@@ -16,7 +16,8 @@ namespace ortrain::cpu {
 // axes go through cache blocks. In parallel, without allocation.
 class StridedCopy {
  public:
-  // element_size is 1, 2, 4 or 8. Throws UnsupportedError if more than 32 axes remain after merging.
+  // element_size is 1, 2, 4 or 8. Throws UnsupportedError if more than 32 axes remain after
+  // merging.
   StridedCopy(size_t element_size, Dims dims, Dims in_strides, Dims out_strides,
               int64_t in_offset = 0, int64_t out_offset = 0);
 
@@ -35,9 +36,9 @@ class StridedCopy {
   // Outer axes, then what the kind treats as one piece: a row, or for `transpose` a matrix.
   Dims outer_dims_, outer_in_, outer_out_;
   int64_t outer_count_ = 1;
-  int64_t rows_ = 1, columns_ = 1;              // the matrix; a row has rows_ = 1
-  int64_t in_row_ = 0, out_row_ = 0;            // strides between rows (transpose: in_row_ = 1)
-  int64_t in_column_ = 1, out_column_ = 1;      // strides inside a row
+  int64_t rows_ = 1, columns_ = 1;          // the matrix; a row has rows_ = 1
+  int64_t in_row_ = 0, out_row_ = 0;        // strides between rows (transpose: in_row_ = 1)
+  int64_t in_column_ = 1, out_column_ = 1;  // strides inside a row
   int64_t in_offset_, out_offset_;
 };
 

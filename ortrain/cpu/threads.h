@@ -17,8 +17,8 @@ void run_ranges(int64_t n, int64_t ranges, RangeFn fn, void* context);
 void run_blocks(int64_t blocks, RangeFn fn, void* context);
 }  // namespace internal
 
-// Calls fn(begin, end) on disjoint ranges that cover [0, n), at most one per thread and none shorter
-// than `grain` unless n is. The ranges depend on the number of threads: not for reductions.
+// Calls fn(begin, end) on disjoint ranges that cover [0, n), at most one per thread and none
+// shorter than `grain` unless n is. The ranges depend on the number of threads: not for reductions.
 // An exception of fn is rethrown here (the one of the lowest range).
 template <class Fn>
 void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
@@ -32,9 +32,7 @@ void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
   using F = std::remove_reference_t<Fn>;
   internal::run_ranges(
       n, ranges,
-      [](void* context, int64_t begin, int64_t end) {
-        (*static_cast<F*>(context))(begin, end);
-      },
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<F*>(context))(begin, end); },
       const_cast<void*>(static_cast<const void*>(&fn)));
 }
 
@@ -48,8 +46,7 @@ void parallel_blocks(int64_t blocks, Fn&& fn) {
   }
   using F = std::remove_reference_t<Fn>;
   internal::run_blocks(
-      blocks,
-      [](void* context, int64_t block, int64_t) { (*static_cast<F*>(context))(block); },
+      blocks, [](void* context, int64_t block, int64_t) { (*static_cast<F*>(context))(block); },
       const_cast<void*>(static_cast<const void*>(&fn)));
 }
 

@@ -42,7 +42,7 @@ bool is_bare_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), continues_name) && !is_reserved(name);
 }
 
-std::string quoted(std::string_view text) {
+std::string quoted_text(std::string_view text) {
   static constexpr std::string_view kHex = "0123456789abcdef";
   std::string result = "\"";
   for (const char c : text) {
@@ -77,7 +77,7 @@ std::string quoted(std::string_view text) {
 }
 
 std::string name_text(std::string_view name) {
-  return is_bare_name(name) ? std::string(name) : quoted(name);
+  return is_bare_name(name) ? std::string(name) : quoted_text(name);
 }
 
 std::string TextScanner::place(size_t position) const {

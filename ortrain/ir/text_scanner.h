@@ -10,7 +10,7 @@ namespace ortrain {
 
 // Whether a name can be written without quotes, and is no word of the text form.
 bool is_bare_name(std::string_view name);
-std::string quoted(std::string_view text);
+std::string quoted_text(std::string_view text);
 std::string name_text(std::string_view name);  // bare where that is possible
 
 // Reads the tokens of the text form. Every failure throws InvalidModelError with "line:column: ".

@@ -179,7 +179,7 @@ std::string attribute_text(const Attribute& attribute, const TextOptions& option
     const TextOptions& options;
     std::string operator()(int64_t value) const { return std::to_string(value); }
     std::string operator()(double value) const { return float_text(value); }
-    std::string operator()(const std::string& value) const { return quoted(value); }
+    std::string operator()(const std::string& value) const { return quoted_text(value); }
     std::string operator()(const std::vector<int64_t>& values) const {
       return joined(values, [](int64_t value) { return std::to_string(value); });
     }
@@ -187,7 +187,7 @@ std::string attribute_text(const Attribute& attribute, const TextOptions& option
       return joined(values, float_text);
     }
     std::string operator()(const std::vector<std::string>& values) const {
-      return joined(values, [](const std::string& value) { return quoted(value); });
+      return joined(values, [](const std::string& value) { return quoted_text(value); });
     }
     std::string operator()(const TensorData& value) const { return tensor_text(value, options); }
   };
@@ -297,7 +297,7 @@ std::string extent_text(const Dim& dim) {
     if (c == ')') --open;
     clean = clean && open >= 0 && c != '\n' && c != '"' && (open > 0 || (c != ',' && c != ']'));
   }
-  return clean && open == 0 && !text.empty() ? text : quoted(text);
+  return clean && open == 0 && !text.empty() ? text : quoted_text(text);
 }
 
 std::string shape_text(const Shape& shape) { return joined(shape, extent_text); }

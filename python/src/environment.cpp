@@ -5,8 +5,7 @@
 
 #include "ortrain/base/flags.h"
 #include "ortrain/base/log.h"
-#include "ortrain/cpu/gemm.h"
-#include "ortrain/cpu/simd/target.h"
+#include "ortrain/cpu/target.h"
 #include "python/src/init.h"
 
 namespace nb = nanobind;

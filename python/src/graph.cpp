@@ -296,6 +296,8 @@ void init_graph(nb::module_& module) {
                if (found != flags.end()) input.requires_grad = found->second;
              }
            })
+      .def("differentiable_outputs",
+           [](const Graph& g) { return differentiable_outputs(g); })
       .def("missing_gradients",
            [](const Graph& g, std::vector<size_t> outputs) {
              return missing_gradients(g, {.output_indices = std::move(outputs)});
@@ -311,8 +313,16 @@ void init_graph(nb::module_& module) {
            nb::arg("output_indices"))
       .def("run_passes",
            [](Graph& g, const std::string& stage) {
-             nb::gil_scoped_release release;
-             return run_pipeline(g, stage);
+             std::vector<PassResult> results;
+             {
+               nb::gil_scoped_release release;
+               results = run_pipeline(g, stage);
+             }
+             nb::list rows;
+             for (const PassResult& result : results) {
+               rows.append(nb::make_tuple(result.name, result.changed, result.seconds));
+             }
+             return rows;
            },
            nb::arg("stage"));
 }

@@ -25,8 +25,7 @@ void infer_constant_of_shape(InferContext& context) {
   }
   checked_product(shape);
   context.set_output(0, value.dtype(), shape);
-  const bool integers = !is_float(value.dtype()) && value.dtype() != DType::u64;
-  if (integers && shape.size() <= 1 && is_constant(shape)) {
+  if (kIndexTypes.contains(value.dtype()) && shape.size() <= 1 && is_constant(shape)) {
     const int64_t count = shape.empty() ? 1 : shape[0].constant();
     if (count <= 64) {
       set_known_ints(context, std::vector<int64_t>(static_cast<size_t>(count),
@@ -46,8 +45,7 @@ void infer_constant(InferContext& context) {
   if (form == "value") {
     const TensorData& value = attrs.tensor("value");
     context.set_output(0, value.dtype(), to_shape(value.dims()));
-    const bool integers = !is_float(value.dtype()) && value.dtype() != DType::u64;
-    if (integers && value.dims().size() <= 1 && value.numel() <= 64) {
+    if (kIndexTypes.contains(value.dtype()) && value.dims().size() <= 1 && value.numel() <= 64) {
       set_known_ints(context, value.to_int64s());
     }
   } else if (form == "value_int") {
@@ -86,7 +84,7 @@ void infer_eye_like(InferContext& context) {
 void register_constant_of_shape(OpRegistry& registry);
 void register_constant_of_shape(OpRegistry& registry) {
   registry.add({.name = "ConstantOfShape",
-                .since = 21,
+                .since = 23,
                 .summary = "A tensor of the given shape filled with one value.",
                 .inputs = {{"input", "int64"}},
                 .outputs = {{"output", "T"}},
@@ -95,7 +93,7 @@ void register_constant_of_shape(OpRegistry& registry) {
                 .infer = infer_constant_of_shape,
                 .differentiable = false});
   registry.add({.name = "Constant",
-                .since = 21,
+                .since = 23,
                 .summary = "A tensor held by the node; the importer turns it into a constant.",
                 .outputs = {{"output", "T"}},
                 .attrs = {{"value", AttributeKind::tensor},

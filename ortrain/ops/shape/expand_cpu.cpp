@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/cpu/reduction.h"
 #include "ortrain/cpu/strided_copy.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -39,6 +40,24 @@ KernelFn make_tile(NodeSpec& spec) {
                               std::move(in_strides), std::move(out_strides)));
 }
 
+// The axes that the target shape lacks, or has with extent 1.
+std::vector<bool> summed_axes(const NodeSpec& spec) {
+  const Dims& from = spec.input(0).dims;
+  const Dims& to = spec.output(0).dims;
+  const size_t extra = from.size() - to.size();
+  std::vector<bool> summed(from.size());
+  for (size_t i = 0; i < from.size(); ++i) summed[i] = i < extra || to[i - extra] != from[i];
+  return summed;
+}
+
+KernelFn make_sum_to_shape_blocked(NodeSpec& spec) {
+  return make_reduce_blocked(spec, {}, summed_axes(spec));
+}
+
+KernelFn make_sum_to_shape_ref(NodeSpec& spec) {
+  return make_reduce_ref(spec, {}, summed_axes(spec));
+}
+
 // Nothing is repeated: the result is the input in another shape.
 Kernel view_if_same_size() {
   Kernel kernel = whole_input_view();
@@ -55,6 +74,10 @@ void register_expand(KernelRegistry& registry);
 void register_expand(KernelRegistry& registry) {
   registry.add("Expand", {view_if_same_size(), {.name = "ref", .make = make_expand}});
   registry.add("Tile", {view_if_same_size(), {.name = "ref", .make = make_tile}});
+  registry.add("ortrain::SumToShape",
+               {view_if_same_size(),
+                {.name = "blocked", .types = kFloatTypes, .make = make_sum_to_shape_blocked},
+                {.name = "ref", .make = make_sum_to_shape_ref}});
 }
 
 }  // namespace ortrain::cpu

@@ -49,7 +49,7 @@ void infer_range(InferContext& context) {
   }
   const int64_t length = range_length(start.constant(), limit.constant(), delta.constant());
   context.set_output(0, context.dtype(0), {Dim(length)});
-  if (length > kMaxKnownRange) return;
+  if (length > kMaxKnownRange || !kIndexTypes.contains(context.dtype(0))) return;
   std::vector<Dim> contents;
   for (int64_t i = 0; i < length; ++i) {
     contents.push_back(start.constant() + i * delta.constant());

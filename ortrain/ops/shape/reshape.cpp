@@ -150,7 +150,7 @@ void reshape_gradient(GradContext& g) {
 void register_reshape(OpRegistry& registry);
 void register_reshape(OpRegistry& registry) {
   registry.add({.name = "Reshape",
-                .since = 21,
+                .since = 23,
                 .summary = "The same elements in another shape; -1 stands for the open extent.",
                 .inputs = {{"data", "T"}, {"shape", "int64"}},
                 .outputs = {{"reshaped", "T"}},
@@ -159,7 +159,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_reshape,
                 .gradient = reshape_gradient});
   registry.add({.name = "Flatten",
-                .since = 21,
+                .since = 23,
                 .summary = "Merges the axes before `axis`, and those from it on, into a matrix.",
                 .inputs = {{"input", "T"}},
                 .outputs = {{"output", "T"}},
@@ -168,7 +168,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_flatten,
                 .gradient = reshape_gradient});
   registry.add({.name = "Squeeze",
-                .since = 21,
+                .since = 23,
                 .summary = "Drops axes of extent 1.",
                 .inputs = {{"data", "T"}, {"axes", "int64", Arity::optional}},
                 .outputs = {{"squeezed", "T"}},
@@ -176,7 +176,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_squeeze,
                 .gradient = reshape_gradient});
   registry.add({.name = "Unsqueeze",
-                .since = 21,
+                .since = 23,
                 .summary = "Adds axes of extent 1.",
                 .inputs = {{"data", "T"}, {"axes", "int64"}},
                 .outputs = {{"expanded", "T"}},

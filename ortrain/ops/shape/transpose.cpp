@@ -54,7 +54,7 @@ void transpose_gradient(GradContext& g) {
 void register_transpose(OpRegistry& registry);
 void register_transpose(OpRegistry& registry) {
   registry.add({.name = "Transpose",
-                .since = 21,
+                .since = 23,
                 .summary = "Permutes the axes; without perm it reverses them.",
                 .inputs = {{"data", "T"}},
                 .outputs = {{"transposed", "T"}},
