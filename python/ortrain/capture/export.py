@@ -19,6 +19,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards, compile_guards, sizes_of
@@ -29,8 +32,6 @@ from ortrain.capture.signature import (
     flatten_outputs,
     without_cache,
 )
-from torch import nn
-from torch.export.graph_signature import InputKind, OutputKind
 
 _log = logging.getLogger("ortrain.capture")
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import sympy
 import torch
-from ortrain.capture.errors import AutogradFunctionError, CaptureError
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy import functions as sympy_functions
+
+from ortrain.capture.errors import AutogradFunctionError, CaptureError
 
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod

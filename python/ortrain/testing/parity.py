@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
+
 from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.export import CapturedModule, OutputRole, capture
 from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
 from ortrain.testing.reference import ReferenceBuilder
-from torch import nn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
