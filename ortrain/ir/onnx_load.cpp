@@ -103,7 +103,6 @@ class ModelLoader {
 
  private:
   void check_model() {
-    if (!model_.has_graph()) throw InvalidModelError("the model has no graph");
     const int64_t version = model_.ir_version();
     if (version <= 0) throw InvalidModelError("the model has no IR version");
     if (version < kMinIrVersion || version > kMaxIrVersion) {
@@ -416,6 +415,7 @@ onnx::ModelProto parse_model(std::span<const std::byte> bytes, const LoadOptions
   if (!model.ParseFromArray(bytes.data(), bytes.size())) {
     throw InvalidModelError("the bytes are no ONNX model");
   }
+  if (!model.has_graph()) throw InvalidModelError("the model has no graph");
   return model;
 }
 
