@@ -180,4 +180,13 @@ std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOpt
   return missing;
 }
 
+std::vector<bool> differentiable_outputs(const Graph& graph) {
+  const std::vector<bool> needs = values_that_need_grad(graph);
+  std::vector<bool> result;
+  for (const GraphOutput& output : graph.outputs()) {
+    if (output.role == OutputRole::user) result.push_back(needs[index_of(output.value)]);
+  }
+  return result;
+}
+
 }  // namespace ortrain

@@ -27,4 +27,7 @@ void build_backward(Graph& graph, const BackwardOptions& options);
 // Operators on a gradient path without a rule, as "op 'layer'"; empty = differentiable.
 std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOptions& options);
 
+// For each user output, in order, whether it depends on an input with `requires_grad`.
+std::vector<bool> differentiable_outputs(const Graph& graph);
+
 }  // namespace ortrain

@@ -21,6 +21,7 @@ class GradContext : public GraphBuilder {
   GradContext(Graph& graph, const OpDef& def, NodeId node, std::vector<ValueId> output_grads,
               std::vector<bool> needs_grad);
 
+  using GraphBuilder::node;
   const Node& node() const { return graph().node(node_); }
   AttributeReader attrs() const { return AttributeReader(*def_, node()); }
 

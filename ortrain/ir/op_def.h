@@ -14,6 +14,7 @@ namespace ortrain {
 
 class InferContext;
 class GradContext;
+class ExprEmitter;
 
 enum class Arity { single, optional, variadic };
 
@@ -64,6 +65,9 @@ struct OpDef {
   std::function<void(GradContext&)> gradient;
   bool differentiable = true;  // false: no gradient by definition
   bool draws_random_numbers = false;  // never folded, merged or computed at plan time
+  // Elementwise operators with one output: appends the formula to an expression program and
+  // returns the register of the result. Kernels and fusion derive from it; see expr_builder.h.
+  std::function<int32_t(ExprEmitter&)> expression = nullptr;
 
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;

@@ -37,6 +37,18 @@ void check_input(const Graph& graph, const GraphInput& input, const Dims& dims,
   }
 }
 
+// Incoming gradients have the shapes of the outputs they belong to.
+void bind_gradients(const Graph& graph, ResolvedShapes& resolved) {
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.role != InputRole::gradient) continue;
+    for (const GraphOutput& output : graph.outputs()) {
+      if (output.role == OutputRole::user && output.name == input.target) {
+        resolved.dims[index_of(input.value)] = resolved.dims[index_of(output.value)];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input_dims) {
@@ -64,14 +76,7 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
     const Node& node = graph.node(node_id);
     if (node.phase == Phase::backward && !gradients_bound) {
       gradients_bound = true;  // every forward value is resolved now
-      for (const GraphInput& input : graph.inputs()) {
-        if (input.role != InputRole::gradient) continue;
-        for (const GraphOutput& output : graph.outputs()) {
-          if (output.role == OutputRole::user && output.name == input.target) {
-            resolved.dims[index_of(input.value)] = resolved.dims[index_of(output.value)];
-          }
-        }
-      }
+      bind_gradients(graph, resolved);
     }
     std::vector<InferredValue> inputs;
     inputs.reserve(node.inputs.size());
@@ -99,6 +104,7 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
       }
     }
   }
+  if (!gradients_bound) bind_gradients(graph, resolved);
   return resolved;
 }
 

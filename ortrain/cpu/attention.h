@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "ortrain/cpu/storage.h"
+
+namespace ortrain::cpu {
+
+// Scaled dot-product attention without the [queries, keys] matrix:
+//   out = dropout(softmax(scale q k^T + mask)) v, per batch entry and head.
+// Query head h reads key and value head h / (heads / kv_heads). The results do not depend on the
+// number of threads.
+struct AttentionShape {
+  int64_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+};
+
+// Distances in elements; the elements of one head's row are contiguous. Covers [b, h, s, d] and
+// [b, s, h, d].
+struct AttentionStrides {
+  int64_t batch, head, row;
+};
+
+// What is added to the scores: floats of the type of q, or booleans (false = minus infinity).
+// A stride of 0 repeats.
+struct AttentionMask {
+  enum class Kind { kNone, kBool, kFloat };
+  Kind kind = Kind::kNone;
+  const void* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0, col = 0;
+};
+
+struct AttentionOptions {
+  double scale = 1.0;
+  bool causal = false;  // key j is seen by query i >= j
+  // Element ((b heads + h) queries + i) keys + j of the node's stream (ortrain/base/philox.h).
+  double dropout = 0.0;
+  uint64_t seed = 0, stream = 0;
+};
+
+struct AttentionForward {
+  AttentionShape shape;
+  AttentionOptions options;
+  Storage storage;  // of q, k, v, out and a float mask
+  const void* q;
+  const void* k;
+  const void* v;
+  AttentionStrides q_strides, k_strides, v_strides;
+  AttentionMask mask;
+  void* out;
+  AttentionStrides out_strides;
+  // [batch, heads, queries] log of the sum of exp(scores), float (double for kF64); may be null. A
+  // query that sees no key has an output of zeros and +inf here, which makes its gradients zero.
+  void* logsumexp;
+};
+
+struct AttentionBackward {
+  AttentionForward forward;  // as it ran; out and logsumexp are read
+  const void* dout;
+  AttentionStrides dout_strides;
+  // Any of them may be null. Layouts of q, k, v in `forward`, except for these strides.
+  void* dq;
+  void* dk;
+  void* dv;
+  AttentionStrides dq_strides, dk_strides, dv_strides;
+  // Gradient of a float mask, summed over what the mask repeats; float (double for kF64), with the
+  // strides of the mask; null if not wanted. `mask_size` elements.
+  void* dmask;
+  int64_t mask_size;
+  // attention_backward_workspace() bytes.
+  void* workspace;
+};
+
+// Straight loops in double: the definition. Any storage.
+void attention_reference(const AttentionForward& attention);
+void attention_reference(const AttentionBackward& attention);
+
+// Blocks of queries and keys in cache: an online softmax forward (Milakov and Gimelshein 2018), the
+// probabilities recomputed from logsumexp backward (Dao et al. 2022). kF32, kBF16, kF16 with float
+// arithmetic.
+void attention_blocked(const AttentionForward& attention);
+void attention_blocked(const AttentionBackward& attention);
+int64_t attention_backward_workspace(const AttentionShape& shape, const AttentionMask& mask,
+                                     bool wants_dmask);
+
+}  // namespace ortrain::cpu

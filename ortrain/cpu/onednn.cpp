@@ -1,0 +1,95 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/cpu/onednn.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "ortrain/base/error.h"
+
+namespace ortrain::cpu {
+namespace {
+
+struct Plugin {
+  const OrtrainOnednnApi* api = nullptr;
+  std::string missing_reason;
+};
+
+std::string own_directory() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&own_directory), &info) == 0) return "";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+Plugin load() {
+  const char* setting = std::getenv("ORTRAIN_BLAS");
+  const std::string wanted = setting == nullptr ? "auto" : setting;
+  if (wanted == "none") return {nullptr, "ORTRAIN_BLAS=none"};
+  const bool is_path = wanted.find('/') != std::string::npos;
+  if (!is_path && wanted != "auto" && wanted != "onednn" && !wanted.empty()) {
+    return {nullptr, str("ORTRAIN_BLAS is '", wanted, "', not auto, onednn, none or a path")};
+  }
+
+  constexpr char kName[] = "libortrain_onednn.so";
+  void* library = nullptr;
+  std::string reason;
+  // Beside this library first; then by name, which searches its RUNPATH.
+  for (const std::string& path : is_path
+                                     ? std::vector<std::string>{wanted}
+                                     : std::vector<std::string>{own_directory() + kName, kName}) {
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) break;
+    const char* error = dlerror();
+    reason = error == nullptr ? "not found" : error;
+  }
+  if (library == nullptr) return {nullptr, reason};
+
+  auto entry = reinterpret_cast<OrtrainOnednnEntry>(dlsym(library, kOrtrainOnednnEntry));
+  if (entry == nullptr) return {nullptr, str(kName, " has no ", kOrtrainOnednnEntry)};
+  const OrtrainOnednnApi* api = entry();
+  if (api == nullptr || api->abi != kOrtrainOnednnAbi) {
+    return {nullptr, str(kName, " is of another version of ortrain")};
+  }
+  return {api, ""};
+}
+
+const Plugin& plugin() {
+  static const Plugin loaded = load();
+  return loaded;
+}
+
+}  // namespace
+
+const OrtrainOnednnApi* onednn() { return plugin().api; }
+
+const std::string& onednn_missing_reason() { return plugin().missing_reason; }
+
+void check_onednn(int status, const char* what) {
+  if (status != 0) throw InternalError(str("oneDNN ", what, ": ", onednn()->last_error()));
+}
+
+std::shared_ptr<OnednnConv> OnednnConv::make(const OrtrainOnednnConv& conv, std::string* why) {
+  if (onednn() == nullptr) {
+    *why = onednn_missing_reason();
+    return nullptr;
+  }
+  void* handle = nullptr;
+  if (onednn()->conv_create(&conv, &handle) != 0) {
+    *why = onednn()->last_error();
+    return nullptr;
+  }
+  return std::shared_ptr<OnednnConv>(new OnednnConv(handle));
+}
+
+OnednnConv::~OnednnConv() { onednn()->conv_destroy(handle_); }
+
+void OnednnConv::run(const float* const* in, float* const* out) const {
+  check_onednn(onednn()->conv_run(handle_, in, out), "convolution");
+}
+
+}  // namespace ortrain::cpu

@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace ortrain::cpu {
+
+// factor[i - begin] = scale where element i of the node's stream is kept, else 0, for
+// begin <= i < end. Convention: ortrain/base/philox.h.
+void dropout_factors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
+                     int64_t begin, int64_t end, float* factor);
+
+}  // namespace ortrain::cpu

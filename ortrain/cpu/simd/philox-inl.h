@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs of Philox words and of dropout factors; bit for bit those of ortrain/base/philox.h.
+
+#if defined(ORTRAIN_CPU_SIMD_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ORTRAIN_CPU_SIMD_PHILOX_INL_H_
+#undef ORTRAIN_CPU_SIMD_PHILOX_INL_H_
+#else
+#define ORTRAIN_CPU_SIMD_PHILOX_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "ortrain/base/philox.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ortrain::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Writes the 4 * blocks words of blocks [first, first + blocks) to `out` in element order.
+HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int64_t blocks,
+                            uint32_t* out) {
+  int64_t b = 0;
+#if HWY_TARGET != HWY_SCALAR
+  // One counter per 64-bit lane. Only the low half of a lane counts: MulEven reads no other, so
+  // what the upper halves collect on the way is never masked off.
+  const hn::ScalableTag<uint64_t> d64;
+  const hn::Repartition<uint32_t, decltype(d64)> d32;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d64));
+  const auto multiplier0 = hn::Set(d32, 0xD2511F53u);
+  const auto multiplier1 = hn::Set(d32, 0xCD9E8D57u);
+  const auto low_half = hn::Set(d64, 0xFFFFFFFFull);
+  for (; b + lanes <= blocks; b += lanes) {
+    auto c0 = hn::Iota(d64, first + static_cast<uint64_t>(b));
+    auto c1 = hn::ShiftRight<32>(c0);
+    auto c2 = hn::Set(d64, stream & 0xFFFFFFFFu);
+    auto c3 = hn::Set(d64, stream >> 32);
+    uint32_t key0 = static_cast<uint32_t>(seed);
+    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const auto product0 = hn::MulEven(hn::BitCast(d32, c0), multiplier0);
+      const auto product1 = hn::MulEven(hn::BitCast(d32, c2), multiplier1);
+      c0 = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(c1, hn::Set(d64, uint64_t{key0})));
+      c1 = product1;
+      c2 = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(c3, hn::Set(d64, uint64_t{key1})));
+      c3 = product0;
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+    const auto words01 = hn::Or(hn::And(c0, low_half), hn::ShiftLeft<32>(c1));
+    const auto words23 = hn::Or(hn::And(c2, low_half), hn::ShiftLeft<32>(c3));
+    hn::StoreInterleaved2(words01, words23, d64, reinterpret_cast<uint64_t*>(out + 4 * b));
+  }
+#endif
+  for (; b < blocks; ++b) {
+    const auto words = philox_block(seed, stream, first + static_cast<uint64_t>(b));
+    for (int i = 0; i < 4; ++i) out[4 * b + i] = words[i];
+  }
+}
+
+// factor[i - begin] = scale where element i is kept, else 0, for begin <= i < end.
+HWY_INLINE void DropoutFactors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
+                               int64_t begin, int64_t end, float* HWY_RESTRICT factor) {
+  constexpr int64_t kBlocks = 64;
+  HWY_ALIGN uint32_t words[4 * kBlocks];
+  const hn::ScalableTag<float> df;
+  const hn::RebindToUnsigned<decltype(df)> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
+  const auto limit = hn::Set(du, threshold);
+  const auto value = hn::Set(df, scale);
+  int64_t i = begin;
+  while (i < end) {
+    const int64_t first = i / 4;
+    const int64_t last = HWY_MIN(first + kBlocks, (end + 3) / 4);
+    PhiloxWords(seed, stream, static_cast<uint64_t>(first), last - first, words);
+    const int64_t stop = HWY_MIN(end, 4 * last);
+    const uint32_t* word = words + (i - 4 * first);
+    for (; i + lanes <= stop; i += lanes, word += lanes) {
+      const auto drop = hn::Gt(limit, hn::LoadU(du, word));
+      hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(df, drop), value), df, factor + (i - begin));
+    }
+    for (; i < stop; ++i, ++word) factor[i - begin] = *word >= threshold ? scale : 0.0f;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ortrain::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

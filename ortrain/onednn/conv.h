@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "oneapi/dnnl/dnnl.hpp"
+#include "ortrain/cpu/onednn_abi.h"
+
+namespace ortrain::onednn {
+
+// One direction of a convolution for one shape. oneDNN chooses the layouts; reorders between them
+// and the dense row-major layouts of the engine are part of the run. Throws dnnl::error.
+class Conv {
+ public:
+  explicit Conv(const OrtrainOnednnConv& conv);
+  void run(const float* const* in, float* const* out);
+
+ private:
+  struct Operand {
+    int argument = 0;
+    dnnl::memory plain;   // the caller's address
+    dnnl::memory chosen;  // the same object as `plain` when no reorder is needed
+    dnnl::reorder reorder;
+    bool reordered = false;
+  };
+  Operand operand(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& chosen,
+                  bool is_input);
+
+  dnnl::primitive primitive_;
+  std::vector<Operand> inputs_;
+  std::vector<Operand> outputs_;
+  std::unordered_map<int, dnnl::memory> arguments_;
+};
+
+}  // namespace ortrain::onednn

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ops/elementwise/elementwise_def.h"
+
+namespace ortrain::ops {
+namespace {
+
+using Operands = std::span<const Dim>;
+
+void add_gradient(GradContext& g) {
+  for (size_t i = 0; i < g.num_inputs(); ++i) {
+    if (g.needs_grad(i)) g.set_input_grad(i, g.reduce_to_shape_of(g.output_grad(0), g.input(i)));
+  }
+}
+
+void sub_gradient(GradContext& g) {
+  const ValueId dy = g.output_grad(0);
+  if (g.needs_grad(0)) g.set_input_grad(0, g.reduce_to_shape_of(dy, g.input(0)));
+  if (g.needs_grad(1)) g.set_input_grad(1, g.reduce_to_shape_of(g.neg(dy), g.input(1)));
+}
+
+void mul_gradient(GradContext& g) {
+  const ValueId dy = g.output_grad(0);
+  for (size_t i = 0; i < 2; ++i) {
+    if (!g.needs_grad(i)) continue;
+    g.set_input_grad(i, g.reduce_to_shape_of(g.mul(dy, g.input(1 - i)), g.input(i)));
+  }
+}
+
+// d(a/b)/da = 1/b, d(a/b)/db = -(a/b)/b
+void div_gradient(GradContext& g) {
+  const ValueId da = g.div(g.output_grad(0), g.input(1));
+  if (g.needs_grad(0)) g.set_input_grad(0, g.reduce_to_shape_of(da, g.input(0)));
+  if (g.needs_grad(1)) {
+    const ValueId db = g.neg(g.mul(da, g.output(0)));
+    g.set_input_grad(1, g.reduce_to_shape_of(db, g.input(1)));
+  }
+}
+
+// a mod b = a - b q with an integer q, so the derivative by b is -q.
+void mod_gradient(GradContext& g) {
+  const ValueId dy = g.output_grad(0);
+  if (g.needs_grad(0)) g.set_input_grad(0, g.reduce_to_shape_of(dy, g.input(0)));
+  if (g.needs_grad(1)) {
+    const ValueId q = g.op("Round", {g.div(g.sub(g.input(0), g.output(0)), g.input(1))});
+    g.set_input_grad(1, g.reduce_to_shape_of(g.neg(g.mul(dy, q)), g.input(1)));
+  }
+}
+
+void neg_gradient(GradContext& g) { g.set_input_grad(0, g.neg(g.output_grad(0))); }
+
+void abs_gradient(GradContext& g) {
+  g.set_input_grad(0, g.mul(g.output_grad(0), g.unary("Sign", g.input(0))));
+}
+
+void mean_gradient(GradContext& g) {
+  const ValueId share = g.div(g.output_grad(0), static_cast<double>(g.num_inputs()));
+  for (size_t i = 0; i < g.num_inputs(); ++i) {
+    if (g.needs_grad(i)) g.set_input_grad(i, g.reduce_to_shape_of(share, g.input(i)));
+  }
+}
+
+ExprReg mean_expression(ExprEmitter& e) {
+  ExprReg sum = e.input(0);
+  for (size_t i = 1; i < e.num_inputs(); ++i) sum = e.add(sum, e.input(i));
+  return e.div(sum, e.number(static_cast<double>(e.num_inputs())));
+}
+
+ExprReg mod_expression(ExprEmitter& e) {
+  const bool c_style = e.attrs().int_("fmod") != 0;
+  return e.emit(c_style ? ExprOp::fmod : ExprOp::mod, {e.input(0), e.input(1)});
+}
+
+std::optional<Dim> floor_div_contents(Operands x) {
+  if (x[1].is(0)) return std::nullopt;
+  return floor_div(x[0], x[1]);
+}
+
+// Towards zero: equal to the floor where both are known not to be negative.
+std::optional<Dim> div_contents(Operands x) {
+  if (x[1].is(0)) return std::nullopt;
+  if (x[0].is_constant() && x[1].is_constant()) return Dim(x[0].constant() / x[1].constant());
+  if (!provably_nonnegative(x[0]) || !provably_nonnegative(x[1])) return std::nullopt;
+  return floor_div(x[0], x[1]);
+}
+
+void infer_mod(InferContext& context) {
+  infer_broadcast(context);
+  const bool c_style = context.attrs().int_("fmod") != 0;
+  if (!c_style && is_float(context.dtype(0))) {
+    throw DTypeError(
+        str("takes integers when fmod is 0, has ", name_of(context.dtype(0)), "; set fmod to 1"));
+  }
+  infer_contents(context, [c_style](Operands x) -> std::optional<Dim> {
+    if (x[1].is(0)) return std::nullopt;
+    if (c_style && !(provably_nonnegative(x[0]) && provably_nonnegative(x[1]))) {
+      return std::nullopt;
+    }
+    return x[0] - floor_div(x[0], x[1]) * x[1];
+  });
+}
+
+}  // namespace
+
+void register_arithmetic(OpRegistry& registry) {
+  OpDef add = binary_def("Add", 14, "Sum of two tensors.", kNumericTypes, ExprOp::add,
+                         add_gradient);
+  add.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] + x[1]); });
+  registry.add(std::move(add));
+
+  OpDef sub = binary_def("Sub", 14, "Difference of two tensors.", kNumericTypes, ExprOp::sub,
+                         sub_gradient);
+  sub.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] - x[1]); });
+  registry.add(std::move(sub));
+
+  OpDef mul = binary_def("Mul", 14, "Product of two tensors.", kNumericTypes, ExprOp::mul,
+                         mul_gradient);
+  mul.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] * x[1]); });
+  registry.add(std::move(mul));
+
+  OpDef div = binary_def("Div", 14, "Quotient of two tensors; integers are cut towards zero.",
+                         kNumericTypes, ExprOp::div, div_gradient);
+  div.infer = infer_arithmetic(div_contents);
+  registry.add(std::move(div));
+
+  OpDef floor_div = binary_def("FloorDiv", 1, "floor(A / B), of integers and floats, as Python's //.",
+                               kNumericTypes, ExprOp::floor_div, zero_gradient);
+  floor_div.domain = kOrtrainDomain;
+  floor_div.infer = infer_arithmetic(floor_div_contents);
+  registry.add(std::move(floor_div));
+
+  OpDef mod = binary_def("Mod", 13,
+                         "Remainder; with the sign of B for fmod = 0 (integers), of A for fmod = 1.",
+                         kNumericTypes, ExprOp::mod, mod_gradient);
+  mod.attrs = {{"fmod", int64_t{0}}};
+  mod.infer = infer_mod;
+  mod.expression = mod_expression;
+  registry.add(std::move(mod));
+
+  OpDef neg = unary_def("Neg", 13, "-X.", kFloatTypes | kSignedIntegerTypes, ExprOp::neg,
+                        neg_gradient);
+  neg.infer = infer_arithmetic([](Operands x) { return std::optional(Dim(0) - x[0]); });
+  registry.add(std::move(neg));
+
+  registry.add(unary_def("Abs", 13, "Absolute value.", kNumericTypes, ExprOp::abs, abs_gradient));
+
+  registry.add(fold_def("Sum", 13, "Sum of any number of tensors.", kFloatTypes, ExprOp::add,
+                        add_gradient));
+  OpDef mean = fold_def("Mean", 13, "Mean of any number of tensors.", kFloatTypes, ExprOp::add,
+                        mean_gradient);
+  mean.expression = mean_expression;
+  registry.add(std::move(mean));
+}
+
+}  // namespace ortrain::ops

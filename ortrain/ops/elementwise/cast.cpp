@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ops/elementwise/elementwise_def.h"
+
+namespace ortrain::ops {
+namespace {
+
+// The value of a known integer in type `to`; nullopt if it does not fit or is open.
+std::optional<Dim> cast_contents(const Dim& x, DType to) {
+  if (to == DType::i64) return x;
+  if (!x.is_constant()) {
+    // Extents fit into 32 bits, or no tensor of that shape could be made.
+    return to == DType::i32 ? std::optional(x) : std::nullopt;
+  }
+  const int64_t value = x.constant();
+  if (to == DType::boolean) return Dim(value == 0 ? 0 : 1);
+  const bool is_signed = is_signed_integer(to);
+  const int bits = static_cast<int>(8 * size_of(to)) - (is_signed ? 1 : 0);
+  if (value < 0 && !is_signed) return std::nullopt;
+  if (bits < 63 && (value >= int64_t{1} << bits || value < -(int64_t{1} << bits))) {
+    return std::nullopt;
+  }
+  return x;
+}
+
+void infer_cast(InferContext& context) {
+  const int64_t code = context.attrs().int_("to");
+  const std::optional<DType> to =
+      code >= 0 && code <= 255 ? dtype_from_onnx(static_cast<int>(code)) : std::nullopt;
+  if (!to) throw UnsupportedError(str("element type ", code, " in attribute 'to'"));
+  context.set_output(0, *to, context.shape(0));
+  infer_contents(context, [to = *to](std::span<const Dim> x) { return cast_contents(x[0], to); });
+}
+
+void cast_gradient(GradContext& g) {
+  g.set_input_grad(0, g.cast(g.output_grad(0), g.dtype(g.input(0))));
+}
+
+void infer_identity(InferContext& context) {
+  infer_same_as_input(context);
+  if (context.known(0)) context.set_known(0, *context.known(0));
+}
+
+OpDef identity_def(std::string name, int since, std::string summary, Gradient gradient) {
+  OpDef def;
+  def.name = std::move(name);
+  def.since = since;
+  def.summary = std::move(summary);
+  def.inputs = {{"input", "T"}};
+  def.outputs = {{"output", "T"}};
+  def.types = {{"T", kAllTypes}};
+  def.infer = infer_identity;
+  def.gradient = std::move(gradient);
+  return def;
+}
+
+}  // namespace
+
+void register_cast(OpRegistry& registry) {
+  OpDef cast = unary_def(
+      "Cast", 19, "Converts the element type.", kAllTypes,
+      [](ExprEmitter& e) { return e.builder().convert(e.input(0), e.result()); }, cast_gradient);
+  cast.inputs = {{"input", "T1"}};
+  cast.outputs = {{"output", "T2"}};
+  cast.attrs = {{"to", AttributeKind::int_, true}, {"saturate", int64_t{1}}};
+  cast.types = {{"T1", kAllTypes}, {"T2", kAllTypes}};
+  cast.infer = infer_cast;
+  registry.add(std::move(cast));
+
+  registry.add(identity_def("Identity", 21, "The input itself.", [](GradContext& g) {
+    g.set_input_grad(0, g.output_grad(0));
+  }));
+  OpDef stop = identity_def("StopGradient", 1, "The input itself; no gradient flows back.", nullptr);
+  stop.domain = kOrtrainDomain;
+  stop.differentiable = false;
+  registry.add(std::move(stop));
+}
+
+}  // namespace ortrain::ops

@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ops/elementwise/elementwise_def.h"
+
+namespace ortrain::ops {
+
+void register_rounding(OpRegistry& registry) {
+  registry.add(unary_def("Floor", 13, "Largest integer not above X.", kFloatTypes, ExprOp::floor,
+                         zero_gradient));
+  registry.add(unary_def("Ceil", 13, "Smallest integer not below X.", kFloatTypes, ExprOp::ceil,
+                         zero_gradient));
+  registry.add(unary_def("Round", 22, "Nearest integer, halves to the even one.", kFloatTypes,
+                         ExprOp::round, zero_gradient));
+  registry.add(unary_def("Sign", 13, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign,
+                         zero_gradient));
+}
+
+}  // namespace ortrain::ops

@@ -1,0 +1,310 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/threads.h"
+#include "ortrain/ops/window/window.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain::cpu {
+namespace {
+
+// The elements of the windows along one axis: begin, begin + step, ... below end; `count` is what
+// an average divides by.
+struct PoolAxis {
+  int64_t in = 1;
+  int64_t step = 1;
+  std::vector<int64_t> begin, end, count;
+
+  int64_t out() const { return static_cast<int64_t>(begin.size()); }
+};
+
+struct Pool {
+  int64_t planes = 0;  // batch * channels
+  std::array<PoolAxis, 3> axes;
+
+  int64_t in_size() const { return axes[0].in * axes[1].in * axes[2].in; }
+  int64_t out_size() const { return axes[0].out() * axes[1].out() * axes[2].out(); }
+};
+
+std::span<const int64_t> spatial(const TensorSpec& spec) {
+  return std::span<const int64_t>(spec.dims).subspan(2);
+}
+
+Pool windowed_pool(const AttributeReader& attrs, const TensorSpec& x, bool count_pads) {
+  Pool pool;
+  pool.planes = x.dims[0] * x.dims[1];
+  const ops::Windows windows = ops::read_windows(attrs, x.dims.size() - 2, {});
+  const std::vector<ops::WindowAxis> axes = ops::concrete_windows(windows, spatial(x));
+  for (size_t i = 0; i < 3; ++i) {
+    const ops::WindowAxis& from = axes[i];
+    PoolAxis& to = pool.axes[i];
+    to.in = from.in;
+    to.step = from.dilation;
+    for (int64_t o = 0; o < from.out; ++o) {
+      const int64_t first = from.k_begin(o), last = std::max(first, from.k_end(o));
+      to.begin.push_back(from.start(o) + first * from.dilation);
+      to.end.push_back(to.begin.back() + (last - first) * from.dilation);
+      // Windows of ceil_mode reach beyond the padding; that part never counts.
+      const int64_t room = from.in + from.pad_end - from.start(o);
+      const int64_t padded = std::min(from.kernel, (room + from.dilation - 1) / from.dilation);
+      // The average of no element is 0.
+      to.count.push_back(std::max<int64_t>(1, count_pads ? padded : last - first));
+    }
+  }
+  return pool;
+}
+
+Pool adaptive_pool(const std::vector<int64_t>& size, const TensorSpec& x) {
+  Pool pool;
+  pool.planes = x.dims[0] * x.dims[1];
+  const size_t skipped = 3 - size.size();
+  for (size_t i = 0; i < 3; ++i) {
+    PoolAxis& axis = pool.axes[i];
+    const int64_t out = i < skipped ? 1 : size[i - skipped];
+    axis.in = i < skipped ? 1 : x.dims[i - skipped + 2];
+    for (int64_t o = 0; o < out; ++o) {
+      axis.begin.push_back(o * axis.in / out);
+      axis.end.push_back(((o + 1) * axis.in + out - 1) / out);
+      axis.count.push_back(axis.end.back() - axis.begin.back());
+    }
+  }
+  return pool;
+}
+
+// One window over everything.
+Pool global_pool(const TensorSpec& x) {
+  Pool pool;
+  pool.planes = x.dims[0] * x.dims[1];
+  int64_t size = 1;
+  for (int64_t extent : spatial(x)) size *= extent;
+  for (PoolAxis& axis : pool.axes) {
+    axis.in = &axis == &pool.axes[2] ? size : 1;
+    axis.begin = {0};
+    axis.end = axis.count = {axis.in};
+  }
+  return pool;
+}
+
+template <typename Body>
+void for_each_plane(const Pool& pool, Body&& body) {
+  const int64_t work = std::max<int64_t>(1, pool.in_size() + pool.out_size());
+  parallel_for(pool.planes, std::max<int64_t>(1, 16384 / work), [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) body(plane);
+  });
+}
+
+// body(output index in the plane, d, h, w) for every window.
+template <typename Body>
+void for_each_window(const Pool& pool, Body&& body) {
+  int64_t at = 0;
+  for (int64_t d = 0; d < pool.axes[0].out(); ++d) {
+    for (int64_t h = 0; h < pool.axes[1].out(); ++h) {
+      for (int64_t w = 0; w < pool.axes[2].out(); ++w) body(at++, d, h, w);
+    }
+  }
+}
+
+// body(input index in the plane) for every element of a window, in memory order.
+template <typename Body>
+void for_each_element(const Pool& pool, int64_t d, int64_t h, int64_t w, Body&& body) {
+  const PoolAxis &depth = pool.axes[0], &height = pool.axes[1], &width = pool.axes[2];
+  const int64_t first = width.begin[w], last = width.end[w];
+  for (int64_t i = depth.begin[d]; i < depth.end[d]; i += depth.step) {
+    for (int64_t j = height.begin[h]; j < height.end[h]; j += height.step) {
+      const int64_t row = (i * height.in + j) * width.in;
+      for (int64_t k = first; k < last; k += width.step) body(row + k);
+    }
+  }
+}
+
+// Where the largest element of a window is; -1 when the window has none. As in PyTorch a NaN wins,
+// otherwise the first of equal elements.
+template <typename T>
+int64_t find_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t w) {
+  using C = ComputeType<T>;
+  C best = -std::numeric_limits<C>::infinity();
+  int64_t place = -1;
+  for_each_element(pool, d, h, w, [&](int64_t i) {
+    const C value = static_cast<C>(x[i]);
+    if (value > best || std::isnan(value) || place < 0) {
+      best = value;
+      place = i;
+    }
+  });
+  return place;
+}
+
+template <typename T>
+void max_pool(const Pool& pool, const T* x, T* y, int64_t* indices) {
+  using C = ComputeType<T>;
+  for_each_plane(pool, [&](int64_t plane) {
+    const T* in = x + plane * pool.in_size();
+    const int64_t first = plane * pool.out_size();
+    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
+      const int64_t place = find_max(pool, in, d, h, w);
+      if (y) {
+        y[first + at] = place < 0 ? static_cast<T>(-std::numeric_limits<C>::infinity()) : in[place];
+      }
+      if (indices) indices[first + at] = place < 0 ? -1 : plane * pool.in_size() + place;
+    });
+  });
+}
+
+// Sums contributions in the compute type: in dx itself, or in `sums` for 16-bit types.
+template <typename T, typename Add>
+void accumulate_planes(const Pool& pool, T* dx, ComputeType<T>* sums, Add&& add) {
+  using C = ComputeType<T>;
+  for_each_plane(pool, [&](int64_t plane) {
+    const int64_t first = plane * pool.in_size();
+    C* out;
+    if constexpr (std::is_same_v<T, C>) {
+      out = dx + first;
+    } else {
+      out = sums + first;
+    }
+    std::fill_n(out, pool.in_size(), C(0));
+    add(plane, out);
+    if constexpr (!std::is_same_v<T, C>) {
+      for (int64_t i = 0; i < pool.in_size(); ++i) dx[first + i] = static_cast<T>(out[i]);
+    }
+  });
+}
+
+template <typename T>
+void max_pool_grad(const Pool& pool, const T* dy, const T* x, T* dx, ComputeType<T>* sums) {
+  accumulate_planes(pool, dx, sums, [&](int64_t plane, ComputeType<T>* out) {
+    const T* in = x + plane * pool.in_size();
+    const T* gradient = dy + plane * pool.out_size();
+    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
+      const int64_t place = find_max(pool, in, d, h, w);
+      if (place >= 0) out[place] += static_cast<ComputeType<T>>(gradient[at]);
+    });
+  });
+}
+
+int64_t divisor(const Pool& pool, int64_t d, int64_t h, int64_t w) {
+  return pool.axes[0].count[d] * pool.axes[1].count[h] * pool.axes[2].count[w];
+}
+
+template <typename T>
+void average_pool(const Pool& pool, const T* x, T* y) {
+  using C = ComputeType<T>;
+  for_each_plane(pool, [&](int64_t plane) {
+    const T* in = x + plane * pool.in_size();
+    T* out = y + plane * pool.out_size();
+    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
+      // In double: the one window of a global average can be long.
+      double sum = 0;
+      for_each_element(pool, d, h, w, [&](int64_t i) { sum += static_cast<double>(in[i]); });
+      out[at] = static_cast<T>(static_cast<C>(sum / static_cast<double>(divisor(pool, d, h, w))));
+    });
+  });
+}
+
+template <typename T>
+void average_pool_grad(const Pool& pool, const T* dy, T* dx, ComputeType<T>* sums) {
+  using C = ComputeType<T>;
+  accumulate_planes(pool, dx, sums, [&](int64_t plane, C* out) {
+    const T* gradient = dy + plane * pool.out_size();
+    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
+      const int64_t count = divisor(pool, d, h, w);
+      const C share = static_cast<C>(gradient[at]) / static_cast<C>(count);
+      for_each_element(pool, d, h, w, [&](int64_t i) { out[i] += share; });
+    });
+  });
+}
+
+// Room for the sums of a gradient of 16-bit type.
+template <typename T>
+void request_sums(NodeSpec& spec) {
+  if constexpr (!std::is_same_v<T, ComputeType<T>>) {
+    spec.request_workspace(static_cast<size_t>(spec.output(0).numel()) * sizeof(ComputeType<T>));
+  }
+}
+
+using MakePool = Pool (*)(const NodeSpec&, const TensorSpec& x);
+
+Pool max_windows(const NodeSpec& spec, const TensorSpec& x) {
+  return windowed_pool(spec.attrs(), x, false);
+}
+
+Pool average_windows(const NodeSpec& spec, const TensorSpec& x) {
+  return windowed_pool(spec.attrs(), x, spec.attrs().int_("count_include_pad") != 0);
+}
+
+Pool adaptive_windows(const NodeSpec& spec, const TensorSpec& x) {
+  return adaptive_pool(spec.attrs().ints("output_size"), x);
+}
+
+Pool whole_planes(const NodeSpec&, const TensorSpec& x) { return global_pool(x); }
+
+std::vector<Kernel> max_kernels(MakePool make_pool) {
+  return {{.name = "ref", .make = [=](NodeSpec& spec) {
+             return dispatch_float(spec.input(0).dtype, [&]<typename T>(TypeTag<T>) -> KernelFn {
+               const bool values = spec.has_output(0), indices = spec.has_output(1);
+               return [=, pool = make_pool(spec, spec.input(0))](const KernelArgs& args) {
+                 max_pool(pool, args.input<T>(0), values ? args.output<T>(0) : nullptr,
+                          indices ? args.output<int64_t>(1) : nullptr);
+               };
+             });
+           }}};
+}
+
+std::vector<Kernel> max_grad_kernels(MakePool make_pool) {
+  return {{.name = "ref", .make = [=](NodeSpec& spec) {
+             return dispatch_float(spec.input(0).dtype, [&]<typename T>(TypeTag<T>) -> KernelFn {
+               request_sums<T>(spec);
+               return [pool = make_pool(spec, spec.input(1))](const KernelArgs& args) {
+                 max_pool_grad(pool, args.input<T>(0), args.input<T>(1), args.output<T>(0),
+                               static_cast<ComputeType<T>*>(args.workspace));
+               };
+             });
+           }}};
+}
+
+std::vector<Kernel> average_kernels(MakePool make_pool) {
+  return {{.name = "ref", .make = [=](NodeSpec& spec) {
+             return dispatch_float(spec.input(0).dtype, [&]<typename T>(TypeTag<T>) -> KernelFn {
+               return [pool = make_pool(spec, spec.input(0))](const KernelArgs& args) {
+                 average_pool(pool, args.input<T>(0), args.output<T>(0));
+               };
+             });
+           }}};
+}
+
+std::vector<Kernel> average_grad_kernels(MakePool make_pool) {
+  return {{.name = "ref", .make = [=](NodeSpec& spec) {
+             return dispatch_float(spec.input(0).dtype, [&]<typename T>(TypeTag<T>) -> KernelFn {
+               request_sums<T>(spec);
+               return [pool = make_pool(spec, spec.output(0))](const KernelArgs& args) {
+                 average_pool_grad(pool, args.input<T>(0), args.output<T>(0),
+                                   static_cast<ComputeType<T>*>(args.workspace));
+               };
+             });
+           }}};
+}
+
+}  // namespace
+
+void register_pool(KernelRegistry& registry) {
+  registry.add("MaxPool", max_kernels(max_windows));
+  registry.add("ortrain::MaxPoolGrad", max_grad_kernels(max_windows));
+  registry.add("AveragePool", average_kernels(average_windows));
+  registry.add("ortrain::AveragePoolGrad", average_grad_kernels(average_windows));
+  registry.add("GlobalAveragePool", average_kernels(whole_planes));
+  registry.add("ortrain::GlobalAveragePoolGrad", average_grad_kernels(whole_planes));
+  registry.add("GlobalMaxPool", max_kernels(whole_planes));
+  registry.add("ortrain::GlobalMaxPoolGrad", max_grad_kernels(whole_planes));
+  registry.add("ortrain::AdaptiveAveragePool", average_kernels(adaptive_windows));
+  registry.add("ortrain::AdaptiveAveragePoolGrad", average_grad_kernels(adaptive_windows));
+}
+
+}  // namespace ortrain::cpu

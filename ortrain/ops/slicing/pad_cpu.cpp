@@ -1,0 +1,257 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/strided_copy.h"
+#include "ortrain/cpu/threads.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain::cpu {
+namespace {
+
+// Elements put on in front of each axis (negative: taken off).
+Dims front_pads(const NodeSpec& spec, size_t rank, size_t pads_input) {
+  const std::optional<std::vector<int64_t>> pads = spec.constant_ints(pads_input);
+  check(pads.has_value(), "pads are known when a kernel is made");
+  std::vector<int64_t> axes(rank);
+  std::iota(axes.begin(), axes.end(), 0);
+  const size_t axes_input = 3;
+  if (spec.has_input(axes_input)) {
+    const std::optional<std::vector<int64_t>> given = spec.constant_ints(axes_input);
+    check(given.has_value(), "axes are known when a kernel is made");
+    axes = *given;
+  }
+  Dims front(rank, 0);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    front[static_cast<size_t>(normalize_axis(axes[i], rank))] = (*pads)[i];
+  }
+  return front;
+}
+
+// The element of [0, extent) that place `at` of the axis, which may lie outside, is a copy of.
+int64_t source_of(int64_t at, int64_t extent, const std::string& mode) {
+  if (mode == "edge") return std::clamp<int64_t>(at, 0, extent - 1);
+  if (mode == "wrap") return (at % extent + extent) % extent;
+  if (extent == 1) return 0;
+  const int64_t period = 2 * (extent - 1);
+  const int64_t phase = (at % period + period) % period;
+  return phase < extent ? phase : period - phase;
+}
+
+std::vector<Dims> source_maps(const Dims& inner, const Dims& outer, const Dims& front,
+                              const std::string& mode) {
+  std::vector<Dims> maps(outer.size());
+  for (size_t k = 0; k < outer.size(); ++k) {
+    for (int64_t i = 0; i < outer[k]; ++i) {
+      maps[k].push_back(source_of(i - front[k], inner[k], mode));
+    }
+  }
+  return maps;
+}
+
+KernelFn make_pad_constant(NodeSpec& spec) {
+  const Dims& from = spec.input(0).dims;
+  const Dims& to = spec.output(0).dims;
+  const Dims front = front_pads(spec, from.size(), 1);
+  const Dims in = strides_of(from);
+  const Dims out = strides_of(to);
+  // The box that both tensors share.
+  Dims dims;
+  int64_t in_offset = 0, out_offset = 0;
+  for (size_t k = 0; k < from.size(); ++k) {
+    const int64_t in_start = std::max<int64_t>(-front[k], 0);
+    const int64_t out_start = std::max<int64_t>(front[k], 0);
+    dims.push_back(std::max<int64_t>(std::min(from[k] - in_start, to[k] - out_start), 0));
+    in_offset += in_start * in[k];
+    out_offset += out_start * out[k];
+  }
+  const size_t size = size_of(spec.input(0).dtype);
+  const int64_t total = spec.output(0).numel();
+  const bool covers_all = num_elements(dims) == total;
+  const bool has_value = spec.has_input(2);
+  StridedCopy copy(size, std::move(dims), in, out, in_offset, out_offset);
+  return [=, copy = std::move(copy)](const KernelArgs& args) {
+    const uint64_t zero = 0;
+    if (!covers_all) fill_elements(args.out[0], total, size, has_value ? args.in[2] : &zero);
+    copy.run(args.in[0], args.out[0]);
+  };
+}
+
+// Rows of the last axis: the part that lies inside is copied, the rest looked up.
+struct RowMap {
+  Dims last;                 // source of each element of a row
+  Dims rows;                 // source row of each output row, as an element offset
+  int64_t inside_begin = 0;  // last[inside_begin + i] = last[inside_begin] + i on this run
+  int64_t inside_count = 0;
+};
+
+RowMap row_map(const Dims& from, const Dims& to, const Dims& front, const std::string& mode) {
+  std::vector<Dims> maps = source_maps(from, to, front, mode);
+  const Dims strides = strides_of(from);
+  RowMap result;
+  result.rows = {0};
+  for (size_t k = 0; k + 1 < to.size(); ++k) {
+    Dims next;
+    next.reserve(result.rows.size() * maps[k].size());
+    for (int64_t base : result.rows) {
+      for (int64_t source : maps[k]) next.push_back(base + source * strides[k]);
+    }
+    result.rows = std::move(next);
+  }
+  result.last = std::move(maps.back());
+  result.inside_begin = std::clamp<int64_t>(front.back(), 0, to.back());
+  const int64_t inside_end = std::clamp<int64_t>(front.back() + from.back(), 0, to.back());
+  result.inside_count = std::max<int64_t>(inside_end - result.inside_begin, 0);
+  return result;
+}
+
+template <size_t kSize>
+void pad_row(const std::byte* in, std::byte* out, const RowMap& map, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    std::memcpy(out + static_cast<size_t>(i) * kSize,
+                in + static_cast<size_t>(map.last[static_cast<size_t>(i)]) * kSize, kSize);
+  }
+}
+
+template <size_t kSize>
+KernelFn pad_mapped(NodeSpec& spec, RowMap map) {
+  const int64_t columns = spec.output(0).dims.back();
+  return [columns, map = std::move(map)](const KernelArgs& args) {
+    const std::byte* in = args.input<std::byte>(0);
+    std::byte* out = args.output<std::byte>(0);
+    parallel_for(static_cast<int64_t>(map.rows.size()), 16384 / std::max<int64_t>(columns, 1) + 1,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t r = begin; r < end; ++r) {
+                     const std::byte* from =
+                         in + static_cast<size_t>(map.rows[static_cast<size_t>(r)]) * kSize;
+                     std::byte* to = out + static_cast<size_t>(r * columns) * kSize;
+                     const int64_t inside_end = map.inside_begin + map.inside_count;
+                     pad_row<kSize>(from, to, map, 0, map.inside_begin);
+                     if (map.inside_count > 0) {
+                       const size_t at = static_cast<size_t>(map.inside_begin);
+                       std::memcpy(to + at * kSize,
+                                   from + static_cast<size_t>(map.last[at]) * kSize,
+                                   static_cast<size_t>(map.inside_count) * kSize);
+                     }
+                     pad_row<kSize>(from, to, map, inside_end, columns);
+                   }
+                 });
+  };
+}
+
+KernelFn make_pad(NodeSpec& spec) {
+  const std::string& mode = spec.attrs().string_("mode");
+  if (mode == "constant" || spec.input(0).rank() == 0) return make_pad_constant(spec);
+  if (spec.output(0).numel() == 0) return [](const KernelArgs&) {};
+  const Dims front = front_pads(spec, spec.input(0).dims.size(), 1);
+  RowMap map = row_map(spec.input(0).dims, spec.output(0).dims, front, mode);
+  switch (size_of(spec.input(0).dtype)) {
+    case 1: return pad_mapped<1>(spec, std::move(map));
+    case 2: return pad_mapped<2>(spec, std::move(map));
+    case 4: return pad_mapped<4>(spec, std::move(map));
+    default: return pad_mapped<8>(spec, std::move(map));
+  }
+}
+
+// For one axis: the places that each element was copied to, list after list.
+struct Targets {
+  std::vector<int64_t> starts;  // extent + 1
+  std::vector<int64_t> places;
+
+  explicit Targets(const Dims& sources, int64_t extent)
+      : starts(static_cast<size_t>(extent) + 1, 0), places(sources.size()) {
+    for (int64_t source : sources) ++starts[static_cast<size_t>(source) + 1];
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    std::vector<int64_t> next = starts;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      places[static_cast<size_t>(next[static_cast<size_t>(sources[i])]++)] =
+          static_cast<int64_t>(i);
+    }
+  }
+};
+
+template <typename T>
+struct PadGradient {
+  Dims dims;  // of dx
+  Dims dy_strides;
+  std::vector<Targets> targets;
+
+  // The sum of dy over the copies of one element: a loop nest over the targets of each axis.
+  ComputeType<T> sum(const T* dy, const int64_t* index, size_t axis) const {
+    const Targets& list = targets[axis];
+    const int64_t begin = list.starts[static_cast<size_t>(index[axis])];
+    const int64_t end = list.starts[static_cast<size_t>(index[axis]) + 1];
+    ComputeType<T> total = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const T* at = dy + list.places[static_cast<size_t>(i)] * dy_strides[axis];
+      total += axis + 1 == dims.size() ? static_cast<ComputeType<T>>(*at)
+                                       : sum(at, index, axis + 1);
+    }
+    return total;
+  }
+};
+
+constexpr size_t kMaxRank = 64;
+
+template <typename T>
+KernelFn pad_grad_of(NodeSpec& spec, const Dims& front, const std::string& mode) {
+  PadGradient<T> gradient{spec.output(0).dims, strides_of(spec.input(0).dims), {}};
+  const std::vector<Dims> maps =
+      source_maps(spec.output(0).dims, spec.input(0).dims, front, mode);
+  for (size_t k = 0; k < maps.size(); ++k) gradient.targets.emplace_back(maps[k], gradient.dims[k]);
+  return [gradient = std::move(gradient), total = spec.output(0).numel()](const KernelArgs& args) {
+    const T* dy = args.input<T>(0);
+    T* dx = args.output<T>(0);
+    parallel_for(total, 8192, [&](int64_t begin, int64_t end) {
+      int64_t index[kMaxRank];
+      int64_t rest = begin;
+      for (size_t k = gradient.dims.size(); k-- > 0;) {
+        index[k] = rest % gradient.dims[k];
+        rest /= gradient.dims[k];
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        dx[i] = static_cast<T>(gradient.sum(dy, index, 0));
+        for (size_t k = gradient.dims.size(); k-- > 0;) {
+          if (++index[k] < gradient.dims[k]) break;
+          index[k] = 0;
+        }
+      }
+    });
+  };
+}
+
+KernelFn make_pad_grad(NodeSpec& spec) {
+  const size_t rank = spec.output(0).dims.size();
+  if (rank > kMaxRank) throw UnsupportedError(str("rank ", rank, " is above ", kMaxRank));
+  const std::string& mode = spec.attrs().string_("mode");
+  if (mode == "constant") {
+    throw UnsupportedError("the gradient of constant padding is Pad with negative pads");
+  }
+  if (rank == 0) {
+    return [bytes = spec.output(0).bytes()](const KernelArgs& args) {
+      std::memcpy(args.out[0], args.in[0], bytes);
+    };
+  }
+  if (spec.input(0).numel() == 0) {
+    return [bytes = spec.output(0).bytes()](const KernelArgs& args) {
+      if (bytes != 0) std::memset(args.out[0], 0, bytes);
+    };
+  }
+  const Dims front = front_pads(spec, rank, 2);
+  return dispatch_float(spec.input(0).dtype, [&](auto tag) {
+    return pad_grad_of<typename decltype(tag)::type>(spec, front, mode);
+  });
+}
+
+}  // namespace
+
+void register_pad(KernelRegistry& registry);
+void register_pad(KernelRegistry& registry) {
+  registry.add("Pad", {{.name = "ref", .make = make_pad}});
+  registry.add("ortrain::PadGrad", {{.name = "ref", .make = make_pad_grad}});
+}
+
+}  // namespace ortrain::cpu

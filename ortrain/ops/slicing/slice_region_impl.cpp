@@ -1,0 +1,104 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ops/slicing/slice_region.h"
+
+#include <algorithm>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/shape_inference.h"
+
+namespace ortrain::ops {
+namespace {
+
+AxisSlice slice_constants(int64_t extent, int64_t start, int64_t end, int64_t step) {
+  // Saturating, since bounds may be the largest and smallest integers.
+  const auto from_end = [extent](int64_t bound) { return bound < 0 ? bound + extent : bound; };
+  AxisSlice result;
+  result.step = step;
+  if (step > 0) {
+    const int64_t first = std::clamp<int64_t>(from_end(start), 0, extent);
+    const int64_t last = std::clamp<int64_t>(from_end(end), 0, extent);
+    result.start = first;
+    result.count = last <= first ? 0 : (last - first - 1) / step + 1;
+  } else {
+    const int64_t first = std::clamp<int64_t>(from_end(start), -1, extent - 1);
+    const int64_t last = std::clamp<int64_t>(from_end(end), -1, extent - 1);
+    result.start = std::max<int64_t>(first, 0);
+    // The largest step down is one that leaves after the first element.
+    const int64_t down = step == INT64_MIN ? INT64_MAX : -step;
+    result.count = first <= last ? 0 : (first - last - 1) / down + 1;
+  }
+  return result;
+}
+
+// Bounds this large mean "to the end" in every exporter.
+bool is_unbounded(const Dim& bound) {
+  return bound.is_constant() &&
+         (bound.constant() >= INT32_MAX || bound.constant() <= -int64_t{INT32_MAX});
+}
+
+Dim resolve(const Dim& bound, const Dim& extent) {
+  return bound.is_constant() && bound.constant() < 0 ? bound + extent : bound;
+}
+
+AxisSlice slice_symbols(const Dim& extent, const Dim& start, const Dim& end, int64_t step) {
+  AxisSlice result;
+  result.step = step;
+  if (step > 0) {
+    if (is_unbounded(start)) {
+      result.start = start.constant() < 0 ? Dim(0) : extent;
+    } else {
+      result.start = resolve(start, extent);
+    }
+    Dim last = resolve(end, extent);
+    if (is_unbounded(end)) {
+      last = end.constant() < 0 ? Dim(0) : extent;
+    } else if (last.is_constant() && last.constant() > 1) {
+      last = min(last, extent);
+    }
+    result.count = ceil_div(last - result.start, Dim(step));
+  } else {
+    result.start = is_unbounded(start) && start.constant() > 0 ? extent - Dim(1)
+                                                               : resolve(start, extent);
+    const Dim last = is_unbounded(end) && end.constant() < 0 ? Dim(-1) : resolve(end, extent);
+    result.count = ceil_div(result.start - last, Dim(-step));
+  }
+  if (result.count.is_constant() && result.count.constant() < 0) result.count = 0;
+  return result;
+}
+
+}  // namespace
+
+AxisSlice slice_axis(const Dim& extent, const Dim& start, const Dim& end, int64_t step) {
+  if (step == 0) throw ShapeError("a step is zero");
+  if (extent.is_constant() && start.is_constant() && end.is_constant()) {
+    return slice_constants(extent.constant(), start.constant(), end.constant(), step);
+  }
+  return slice_symbols(extent, start, end, step);
+}
+
+std::vector<AxisSlice> slice_axes(const Shape& shape, const std::vector<Dim>& starts,
+                                  const std::vector<Dim>& ends,
+                                  const std::optional<std::vector<int64_t>>& axes,
+                                  const std::optional<std::vector<int64_t>>& steps) {
+  std::vector<AxisSlice> result;
+  for (const Dim& extent : shape) result.push_back({.count = extent});
+  const size_t count = starts.size();
+  if (ends.size() != count || (axes && axes->size() != count) ||
+      (steps && steps->size() != count)) {
+    throw ShapeError("inputs 'starts', 'ends', 'axes' and 'steps' differ in length");
+  }
+  if (!axes && count > shape.size()) {
+    throw ShapeError(str(count, " slices for the shape ", shape_str(shape)));
+  }
+  std::vector<int64_t> positive(count);
+  for (size_t i = 0; i < count; ++i) positive[i] = static_cast<int64_t>(i);
+  if (axes) positive = normalize_axes(*axes, shape.size());
+  for (size_t i = 0; i < count; ++i) {
+    const size_t axis = static_cast<size_t>(positive[i]);
+    result[axis] = slice_axis(shape[axis], starts[i], ends[i], steps ? (*steps)[i] : 1);
+  }
+  return result;
+}
+
+}  // namespace ortrain::ops

@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/graph.h"
+
+namespace ortrain {
+
+struct PassResult {
+  std::string name;
+  bool changed = false;
+  double seconds = 0;
+};
+
+struct PassInfo {
+  std::string name;
+  std::string stage;
+  std::string summary;
+};
+
+// Runs the passes of one stage, in the order that stands in pipeline.cpp:
+//   "simplify"  before gradients are built: fewer nodes, the same numbers;
+//   "fuse"      afterwards, over forward and backward together.
+// Passes named in ORTRAIN_DISABLE_PASSES are skipped; with ORTRAIN_VERIFY=1 the graph is verified
+// after each. An error leaves with the name of the pass in front.
+std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage);
+
+// Every pass once, in order.
+std::vector<PassInfo> all_passes();
+
+}  // namespace ortrain

@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""A training engine for PyTorch models: ``model = ORTModule(model)``."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortrain.errors import (
+        CaptureError,
+        DeviceError,
+        DTypeError,
+        InternalError,
+        InvalidModelError,
+        OrtrainError,
+        OutOfMemoryError,
+        ShapeError,
+        UnsupportedError,
+    )
+    from ortrain.module import ORTModule
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ORTModule": "ortrain.module",
+    "CaptureError": "ortrain.errors",
+    "DTypeError": "ortrain.errors",
+    "DeviceError": "ortrain.errors",
+    "InternalError": "ortrain.errors",
+    "InvalidModelError": "ortrain.errors",
+    "OrtrainError": "ortrain.errors",
+    "OutOfMemoryError": "ortrain.errors",
+    "ShapeError": "ortrain.errors",
+    "UnsupportedError": "ortrain.errors",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: `python -m ortrain.env` must work where the extension or torch is broken.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ortrain' has no attribute {name!r}")

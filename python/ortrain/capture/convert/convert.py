@@ -1,0 +1,341 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Walks a captured graph and calls the conversion of each operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.builder import GraphBuilder, Value
+from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.convert.registry import conversion
+from ortrain.capture.convert.sizes import Size, linear_root
+from ortrain.capture.dtypes import TORCH_DTYPE, onnx_code
+from ortrain.capture.errors import (
+    CaptureError,
+    ConversionError,
+    UnsupportedOperatorError,
+)
+from ortrain.capture.export import (
+    CapturedModule,
+    OutputRole,
+    Placeholder,
+    Role,
+    module_path,
+    node_source,
+)
+from torch import fx
+
+# Keyword arguments of ATen operators that a graph does not have.
+_PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+
+# Checks that the graph need not carry: what they check is fixed by the capture or by its guards.
+_CHECKS = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Converted:
+    """A finished graph and how the module's tensors meet it.
+
+    Attributes:
+      graph: What the builder's ``finish`` returned.
+      user_inputs: (name, index among the flat tensors of a call) of each used input, in order.
+      parameters: Names of the parameters that are inputs of the graph, in order.
+      buffers: Names of the buffers that are inputs of the graph, in order.
+      has_seed: Whether the graph draws random numbers and takes a seed.
+      user_outputs: Names of the user outputs, in order.
+      nodes: Number of ATen operators that were converted.
+      seconds: Wall time of the conversion.
+    """
+
+    graph: Any
+    user_inputs: list[tuple[str, int]]
+    parameters: list[str]
+    buffers: list[str]
+    has_seed: bool
+    user_outputs: list[str]
+    nodes: int
+    seconds: float
+
+
+def convert(captured: CapturedModule, builder: GraphBuilder) -> Converted:
+    """Build the graph of a captured module.
+
+    Only inputs that an output depends on become inputs of the graph, so an unused parameter gets
+    no gradient, as in PyTorch.
+
+    Raises:
+      UnsupportedOperatorError: An operator, or a form of it, has no conversion.
+      ConversionError: A conversion disagrees with PyTorch about a dtype or a shape.
+    """
+    return _Conversion(captured, builder).run()
+
+
+class _Conversion:
+    def __init__(self, captured: CapturedModule, builder: GraphBuilder) -> None:
+        self._captured = captured
+        self._builder = builder
+        self._e = Emitter(builder)
+        self._env: dict[fx.Node, Any] = {}
+        self._symbols = {dim.symbol: dim.name for dim in captured.dims}
+        self._user_inputs: list[tuple[str, int]] = []
+        self._parameters: dict[str, Value] = {}
+        self._buffers: dict[str, Value] = {}
+        self._live: set[fx.Node] = set()
+        self._converted = 0
+
+    def run(self) -> Converted:
+        start = time.perf_counter()
+        graph = self._captured.graph_module.graph
+        self._live = needed = self._needed(graph)
+        placeholders = iter(self._captured.placeholders)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, next(placeholders), node in needed)
+            elif node.op == "output":
+                self._outputs(node)
+            elif node in needed:
+                self._convert(node)
+        return Converted(
+            graph=self._builder.finish(),
+            user_inputs=self._user_inputs,
+            parameters=list(self._parameters),
+            buffers=list(self._buffers),
+            has_seed=self._e.has_seed,
+            user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
+            nodes=self._converted,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _needed(self, graph: fx.Graph) -> set[fx.Node]:
+        """Return the nodes that an output or a size depends on."""
+        origins = self._size_origins(graph)
+        output = next(n for n in graph.nodes if n.op == "output")
+        needed: set[fx.Node] = set()
+        pending = list(output.all_input_nodes)
+        while pending:
+            node = pending.pop()
+            if node in needed:
+                continue
+            needed.add(node)
+            if _is_size(node):
+                value = internals.number_expression(node.meta["val"])
+                symbols = value.free_symbols if isinstance(value, sympy.Basic) else ()
+                pending.extend(origins[s] for s in symbols if s in origins)
+                if node.target is not operator.getitem and _reads_value(node):
+                    pending.extend(node.all_input_nodes)
+                continue
+            pending.extend(node.all_input_nodes)
+            pending.extend(origins[s] for s in _symbols_of(node) if s in origins)
+        return needed
+
+    def _size_origins(self, graph: fx.Graph) -> dict[sympy.Basic, fx.Node]:
+        """Map each symbol to the input, or the node that reads a value, which defines it."""
+        users = [p.node for p in self._captured.placeholders if p.role is Role.USER]
+        nodes = {n.name: n for n in graph.nodes}
+        origins: dict[sympy.Basic, fx.Node] = {
+            dim.symbol: nodes[users[dim.index]] for dim in self._captured.dims
+        }
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                value = node.meta.get("val")
+                for size in value.shape if isinstance(value, torch.Tensor) else ():
+                    root = linear_root(internals.size_expression(size))
+                    if root is not None:
+                        origins.setdefault(root[0], node)
+            elif _reads_value(node):
+                value = internals.number_expression(node.meta["val"])
+                if isinstance(value, sympy.Symbol):
+                    origins.setdefault(value, node)
+        return origins
+
+    # Inputs
+
+    def _placeholder(self, node: fx.Node, placeholder: Placeholder, needed: bool) -> None:
+        if not needed:
+            return
+        if placeholder.node != node.name:
+            raise ConversionError(f"placeholder {node.name} is not {placeholder.node}")
+        value = node.meta["val"]
+        shape = tuple(internals.size_expression(s) for s in value.shape)
+        self._e.path = self._e.source = ""
+        if placeholder.role is Role.CONSTANT:
+            tensor = self._captured.constants[node.name].detach()
+            self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape)
+            return
+        name = placeholder.name
+        if placeholder.role is Role.USER:
+            made = self._input(placeholder, value.dtype, shape)
+            self._user_inputs.append((name, placeholder.index))
+            self._define_sizes(made, shape)
+        else:
+            held = self._parameters if placeholder.role is Role.PARAMETER else self._buffers
+            if name not in held:
+                held[name] = self._input(placeholder, value.dtype, shape)
+            made = held[name]
+        self._env[node] = Tensor(made, value.dtype, shape)
+
+    def _input(self, placeholder: Placeholder, dtype: torch.dtype, shape: Sequence[Size]) -> Value:
+        name, role = placeholder.name, placeholder.role.value
+        dims: list[int | str] = []
+        for axis, size in enumerate(shape):
+            if isinstance(size, int):
+                dims.append(size)
+            else:
+                dims.append(self._symbols.get(size) or f"{name}_{axis}")
+        try:
+            code = onnx_code(dtype)
+        except TypeError as error:
+            raise CaptureError(f"{role} '{name}': {error}") from None
+        return self._builder.input(name, code, dims, role, placeholder.requires_grad)
+
+    def _define_sizes(self, value: Value, shape: Sequence[Size]) -> None:
+        for axis, size in enumerate(shape):
+            root = linear_root(size)
+            if root is None or self._e.sizes.knows(root[0]):
+                continue
+            symbol, solve = root
+            # The value is made at first use, so that sizes nobody needs leave no node.
+            self._e.sizes.define_lazily(symbol, value, axis, solve)
+
+    # Operators
+
+    def _convert(self, node: fx.Node) -> None:
+        e = self._e
+        e.path, e.source, e.target = module_path(node), node_source(node), str(node.target)
+        e.used_results = frozenset(
+            user.args[1]
+            for user in node.users
+            if user.target is operator.getitem and user in self._live
+        )
+        if node.op != "call_function":
+            raise e.unsupported(f"nodes of kind {node.op} have no conversion")
+        if _is_size(node):
+            self._size_node(node)
+            return
+        if node.target is operator.getitem:
+            self._env[node] = self._resolve(node.args[0])[node.args[1]]
+            return
+        if e.target in _CHECKS:
+            self._env[node] = None
+            return
+        function = conversion(node.target)
+        if function is None:
+            raise e.unsupported("there is no conversion for this operator")
+        args = [self._resolve(a) for a in node.args]
+        kwargs = {k: self._resolve(v) for k, v in node.kwargs.items() if k not in _PLACEMENT}
+        try:
+            result = function(e, *args, **kwargs)
+        except (CaptureError, ConversionError):
+            raise
+        except TypeError as error:
+            raise UnsupportedOperatorError(
+                e.target, f"called in an unknown form ({error})", module=e.path, source=e.source
+            ) from error
+        self._env[node] = self._checked(node, result, node.meta["val"])
+        self._converted += 1
+
+    def _size_node(self, node: fx.Node) -> None:
+        """Keep a size as an expression; a number read from a tensor gets its value here."""
+        expression = internals.number_expression(node.meta["val"])
+        self._env[node] = expression
+        if _reads_value(node) and isinstance(expression, sympy.Symbol):
+            tensor = self._resolve(node.args[0])
+            dtype = torch.int64 if expression.is_integer else torch.float64
+            value = self._e.cast(self._e.node("Reshape", tensor, self._e.ints()), dtype)
+            self._e.sizes.define(expression, value)
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            if argument not in self._env and _is_size(argument):
+                return internals.number_expression(argument.meta["val"])
+            return self._env[argument]
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(self._resolve(a) for a in argument)
+        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return internals.number_expression(argument)
+        return argument
+
+    def _checked(self, node: fx.Node, result: Any, value: Any) -> Any:
+        """Pair the values of a conversion with PyTorch's dtypes and sizes, which must agree."""
+        if isinstance(value, (list, tuple)):
+            if not isinstance(result, (list, tuple)) or len(result) != len(value):
+                raise self._disagrees(node, f"{len(value)} results expected")
+            return tuple(self._checked(node, r, v) for r, v in zip(result, value, strict=True))
+        if value is None or result is None:
+            return None
+        made = result.value if isinstance(result, Tensor) else result
+        shape = tuple(internals.size_expression(s) for s in value.shape)
+        if TORCH_DTYPE[made.dtype] is not value.dtype:
+            raise self._disagrees(
+                node, f"dtype {TORCH_DTYPE[made.dtype]}, PyTorch has {value.dtype}"
+            )
+        if made.rank != len(shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b
+            for a, b in zip(made.shape, shape, strict=True)
+        ):
+            raise self._disagrees(
+                node, f"shape {list(made.shape)}, PyTorch has {list(value.shape)}"
+            )
+        return Tensor(made, value.dtype, shape)
+
+    def _disagrees(self, node: fx.Node, what: str) -> ConversionError:
+        return ConversionError(
+            f"[{self._e.path or 'forward'}] conversion of {node.target} ({node.name}) gives {what}"
+        )
+
+    # Outputs
+
+    def _outputs(self, node: fx.Node) -> None:
+        self._e.path = self._e.source = ""
+        inputs = {id(v) for v in (*self._parameters.values(), *self._buffers.values())}
+        inputs |= {
+            id(self._env[n].value)
+            for n in self._env
+            if n.op == "placeholder" and isinstance(self._env[n], Tensor)
+        }
+        taken: set[int] = set()
+        for output, argument in zip(self._captured.outputs, node.args[0], strict=True):
+            value = self._env[argument].value
+            # An output that is an input, or stands twice, gets a value of its own.
+            if id(value) in inputs or id(value) in taken:
+                value = self._e.node("Identity", value)
+            taken.add(id(value))
+            self._builder.output(value, output.name, output.role.value, output.target)
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    )
+
+
+def _reads_value(node: fx.Node) -> bool:
+    return str(node.target) in ("aten.item.default", "aten._local_scalar_dense.default")
+
+
+def _symbols_of(node: fx.Node) -> set[sympy.Basic]:
+    """Return the symbols in the sizes of a node's result."""
+    value = node.meta.get("val")
+    symbols: set[sympy.Basic] = set()
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(tensor, torch.Tensor):
+            for size in tensor.shape:
+                expression = internals.size_expression(size)
+                if isinstance(expression, sympy.Basic):
+                    symbols |= expression.free_symbols
+    return symbols

@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""LSTM and GRU: layers and directions composed of one-layer nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from ortrain.capture.builder import Value
+from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.convert.registry import converts
+
+# (x, states, weights, reverse) -> (y, final states)
+Layer = Callable[[Value, list[Value], list[Tensor], bool], tuple[Value, list[Value]]]
+
+
+def _run_layers(
+    e: Emitter,
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer: Layer,
+) -> tuple[Value, list[Value]]:
+    """Run all layers; returns the output and the final states stacked over layers."""
+    directions = 2 if bidirectional else 1
+    per_direction = 4 if has_biases else 2
+    count = num_layers * directions
+    if len(params) != count * per_direction:
+        raise e.unsupported("projections (proj_size)")
+    unbatched = x.rank == 2
+    value = e.unsqueeze(x, [0 if batch_first else 1]) if unbatched else x.value
+    if batch_first:
+        value = e.node("Transpose", value, perm=[1, 0, 2])
+    starts = [e.unsqueeze(s, [1]) if unbatched else s.value for s in states]
+    split = [
+        e.nodes("Split", count, s, e.ints(*[1] * count), axis=0) if count > 1 else (s,)
+        for s in starts
+    ]
+    first = [[e.squeeze(part, [0]) for part in parts] for parts in split]
+    final: list[list[Value]] = [[] for _ in states]
+    for level in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            i = level * directions + direction
+            weights = list(params[i * per_direction : (i + 1) * per_direction])
+            y, ends = layer(value, [f[i] for f in first], weights, direction == 1)
+            outputs.append(y)
+            for collected, end in zip(final, ends, strict=True):
+                collected.append(e.unsqueeze(end, [0]))
+        value = outputs[0] if directions == 1 else e.node("Concat", *outputs, axis=2)
+        if dropout > 0 and train and level < num_layers - 1:
+            value = e.node(
+                "Dropout",
+                value,
+                e.seed(),
+                ratio=float(dropout),
+                stream=e.stream(),
+                domain="ortrain",
+            )
+    stacked = [parts[0] if count == 1 else e.node("Concat", *parts, axis=0) for parts in final]
+    if batch_first:
+        value = e.node("Transpose", value, perm=[1, 0, 2])
+    if unbatched:
+        value = e.squeeze(value, [0 if batch_first else 1])
+        stacked = [e.squeeze(s, [1]) for s in stacked]
+    return value, stacked
+
+
+def _hidden_size(e: Emitter, weights: Sequence[Tensor]) -> int:
+    size = weights[1].shape[-1]
+    if not isinstance(size, int):
+        raise e.unsupported("a hidden size that varies")
+    return size
+
+
+@converts("aten.lstm.input")
+def lstm(
+    e: Emitter,
+    x: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Value, Value, Value]:
+    def layer(
+        value: Value, states: list[Value], weights: list[Tensor], reverse: bool
+    ) -> tuple[Value, list[Value]]:
+        y, h, c = e.nodes(
+            "LSTM",
+            3,
+            value,
+            *states,
+            *weights,
+            hidden_size=_hidden_size(e, weights),
+            reverse=int(reverse),
+            domain="ortrain",
+        )
+        return y, [h, c]
+
+    y, (h, c) = _run_layers(
+        e, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, layer
+    )
+    return y, h, c
+
+
+@converts("aten.gru.input")
+def gru(
+    e: Emitter,
+    x: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Value, Value]:
+    def layer(
+        value: Value, states: list[Value], weights: list[Tensor], reverse: bool
+    ) -> tuple[Value, list[Value]]:
+        y, h = e.nodes(
+            "GRU",
+            2,
+            value,
+            *states,
+            *weights,
+            hidden_size=_hidden_size(e, weights),
+            reverse=int(reverse),
+            domain="ortrain",
+        )
+        return y, [h]
+
+    y, (h,) = _run_layers(
+        e,
+        x,
+        [hx],
+        params,
+        has_biases,
+        num_layers,
+        dropout,
+        train,
+        bidirectional,
+        batch_first,
+        layer,
+    )
+    return y, h
+
+
+@converts("aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data", "aten.rnn_relu.data")
+def packed(e: Emitter, *_: torch.Tensor) -> Value:
+    raise e.unsupported("packed sequences")

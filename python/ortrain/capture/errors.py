@@ -1,0 +1,46 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the capture: what could not be captured, in which layer, at which line of the user."""
+
+from __future__ import annotations
+
+
+class CaptureError(NotImplementedError):
+    """A module, or one of its operators, cannot be turned into a graph.
+
+    Attributes:
+      module: Class name of the module, or path of the layer inside it.
+      reason: What stands in the way, one sentence.
+      source: ``file:line: code`` of the user's line, empty where it is not known.
+    """
+
+    def __init__(self, reason: str, *, module: str = "", source: str = "") -> None:
+        self.module = module
+        self.reason = reason
+        self.source = source
+        text = f"[{module}] {reason}" if module else reason
+        super().__init__(f"{text}\n  at {source}" if source else text)
+
+
+class UnsupportedInputError(CaptureError, TypeError):
+    """An argument or a result of the module is of a kind that has no place in a graph."""
+
+
+class UnsupportedOperatorError(CaptureError):
+    """An ATen operator, or a form of it, has no conversion.
+
+    Attributes:
+      target: The operator with its overload, such as ``aten.add.Tensor``.
+    """
+
+    def __init__(self, target: str, reason: str, *, module: str = "", source: str = "") -> None:
+        self.target = target
+        super().__init__(f"{target}: {reason}", module=module, source=source)
+
+
+class AutogradFunctionError(CaptureError):
+    """The module calls a torch.autograd.Function, whose own backward a capture would lose."""
+
+
+class ConversionError(RuntimeError):
+    """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""

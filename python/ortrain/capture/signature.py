@@ -1,0 +1,339 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments and results of a module as flat lists of tensors, and back."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from ortrain.capture.errors import UnsupportedInputError
+from torch import nn
+
+_CONSTANT_TYPES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    enum.Enum,
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """Place of a tensor in the flat list."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Number:
+    """Place of a 0-d int64 tensor that stands for a Python int which depends on sizes."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that is the same in every call that shares the structure."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Container:
+    """A container with its children; ``build`` makes it again from the children's values."""
+
+    build: Callable[[list[Any]], Any]
+    children: tuple[Tree, ...]
+
+
+Tree = Slot | Number | Constant | Container
+
+
+def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
+    """Return the structure that ``tree`` describes, with ``tensors`` in its places."""
+    if isinstance(tree, Slot):
+        return tensors[tree.index]
+    if isinstance(tree, Constant):
+        return tree.value
+    if isinstance(tree, Number):
+        return int(tensors[tree.index])
+    return tree.build([restore(child, tensors) for child in tree.children])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlatCall:
+    """One call of a module, flat.
+
+    Attributes:
+      tensors: The tensors among the arguments; one that is passed twice stands here once.
+      names: A name per tensor, from the parameter's name and the path inside it.
+      tree: The bound arguments, by parameter name.
+      key: Hashable; equal for calls that differ in sizes and values of tensors only.
+    """
+
+    tensors: list[torch.Tensor]
+    names: list[str]
+    tree: dict[str, Tree]
+    key: Hashable
+
+
+class CallSignature:
+    """Signature of a forward method, flattening calls of it and binding flat lists back."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.signature = inspect.signature(forward)
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+        """Bind ``args`` and ``kwargs`` to the signature and flatten them.
+
+        Raises:
+          TypeError: The arguments do not fit the signature.
+          UnsupportedInputError: An argument is of a type that cannot enter a graph.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        flat = _Flattener()
+        tree: dict[str, Tree] = {}
+        key = []
+        for name, value in bound.arguments.items():
+            kind = self.signature.parameters[name].kind
+            path = "" if kind is inspect.Parameter.VAR_KEYWORD else name
+            tree[name], part = flat.visit(value, path)
+            key.append((name, part))
+        return FlatCall(flat.tensors, flat.unique_names(), tree, tuple(key))
+
+    def unflatten(
+        self, tree: Mapping[str, Tree], tensors: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs with ``tensors`` in the places that ``tree`` names."""
+        arguments = {name: restore(part, tensors) for name, part in tree.items()}
+        bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
+        return bound.args, bound.kwargs
+
+
+def _sequence_builder(value: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    kind = type(value)
+    if hasattr(value, "_fields"):
+        return lambda items: kind(*items)
+    if kind in (list, tuple):
+        return kind
+    return lambda items: kind(items)  # type: ignore[call-arg]
+
+
+def _mapping_builder(value: Mapping[Any, Any]) -> Callable[[list[Any]], Any]:
+    kind, keys = type(value), tuple(value)
+    if kind is dict:
+        return lambda items: dict(zip(keys, items, strict=True))
+    if isinstance(value, collections.defaultdict):
+        factory = value.default_factory
+        return lambda items: kind(factory, zip(keys, items, strict=True))  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value) or _is_model_output(value):
+        return lambda items: kind(**dict(zip(keys, items, strict=True)))
+    return lambda items: kind(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]
+
+
+def _dataclass_builder(value: Any) -> tuple[tuple[str, ...], Callable[[list[Any]], Any]]:
+    kind = type(value)
+    names = tuple(field.name for field in dataclasses.fields(value))
+
+    def build(items: list[Any]) -> Any:
+        made = object.__new__(kind)
+        for name, item in zip(names, items, strict=True):
+            object.__setattr__(made, name, item)
+        return made
+
+    return names, build
+
+
+def _is_model_output(value: Any) -> bool:
+    return any(c.__name__ == "ModelOutput" for c in type(value).__mro__)
+
+
+def _is_cache(value: Any) -> bool:
+    """Tell whether ``value`` is a key-value cache of transformers."""
+    return any(
+        c.__name__ in ("Cache", "EncoderDecoderCache") and c.__module__.startswith("transformers.")
+        for c in type(value).__mro__
+    )
+
+
+def _is_dataclass_instance(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _identifier(path: str) -> str:
+    name = re.sub(r"\W+", "_", path).strip("_")
+    return f"input_{name}" if not name or name[0].isdigit() else name
+
+
+class _Flattener:
+    """Walks arguments, collecting tensors and the key of the structure."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.paths: list[str] = []
+        self._seen: dict[int, int] = {}
+
+    def unique_names(self) -> list[str]:
+        """Return valid, distinct Python names made of the paths."""
+        names: list[str] = []
+        for path in self.paths:
+            name = base = _identifier(path)
+            count = 1
+            while name in names:
+                count += 1
+                name = f"{base}_{count}"
+            names.append(name)
+        return names
+
+    def visit(self, value: Any, path: str) -> tuple[Tree, Hashable]:
+        """Return the tree of ``value`` and its part of the key."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, _CONSTANT_TYPES):
+            return Constant(value), (type(value), value.hex() if type(value) is float else value)
+        if isinstance(value, slice):
+            return Constant(value), (slice, value.start, value.stop, value.step)
+        if isinstance(value, Mapping) or _is_dataclass_instance(value):
+            if isinstance(value, Mapping):
+                keys, items, build = tuple(value), list(value.values()), _mapping_builder(value)
+            else:
+                names, build = _dataclass_builder(value)
+                keys, items = names, [getattr(value, n) for n in names]
+            children = [
+                self.visit(v, f"{path}.{k}" if path else str(k))
+                for k, v in zip(keys, items, strict=False)
+            ]
+        elif isinstance(value, (list, tuple)):
+            keys, build = (), _sequence_builder(value)
+            children = [self.visit(v, f"{path}.{i}") for i, v in enumerate(value)]
+        else:
+            raise UnsupportedInputError(
+                f"argument '{path}' is of type {type(value).__module__}.{type(value).__qualname__}; "
+                "tensors, numbers, strings, None and lists, tuples, mappings or dataclasses of these "
+                "can enter a graph"
+            )
+        key = (type(value), keys, tuple(part for _, part in children))
+        return Container(build, tuple(tree for tree, _ in children)), key
+
+    def _tensor(self, value: torch.Tensor, path: str) -> tuple[Tree, Hashable]:
+        if type(value) not in (torch.Tensor, nn.Parameter):
+            raise UnsupportedInputError(
+                f"argument '{path}' is a tensor of class {type(value).__qualname__}"
+            )
+        if value.layout is not torch.strided:
+            raise UnsupportedInputError(f"argument '{path}' has layout {value.layout}")
+        index = self._seen.get(id(value))
+        if index is None:
+            index = self._seen[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+            self.paths.append(path)
+        device = value.device
+        return Slot(index), (
+            index,
+            value.dtype,
+            value.dim(),
+            device.type,
+            device.index,
+            value.requires_grad,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputTree:
+    """Structure of what a module returns.
+
+    Attributes:
+      tree: The structure; places count the flat list of tensors.
+      paths: A name per tensor: the key, field or position that leads to it.
+    """
+
+    tree: Tree
+    paths: tuple[str, ...]
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the module's result with ``tensors`` in it."""
+        return restore(self.tree, tensors)
+
+
+def flatten_outputs(result: Any) -> tuple[list[torch.Tensor], OutputTree]:
+    """Return the tensors of a module's result, each once, and the structure around them.
+
+    Key-value caches become None. An int that depends on sizes becomes a 0-d tensor.
+
+    Raises:
+      UnsupportedInputError: The result holds an object that is no tensor, number or container.
+    """
+    tensors: list[torch.Tensor] = []
+    paths: list[str] = []
+    seen: dict[int, int] = {}
+
+    def place(tensor: torch.Tensor, path: str) -> int:
+        index = seen.get(id(tensor))
+        if index is None:
+            index = seen[id(tensor)] = len(tensors)
+            tensors.append(tensor)
+            paths.append(path or "output")
+        return index
+
+    def visit(value: Any, path: str) -> Tree:
+        if isinstance(value, torch.Tensor):
+            return Slot(place(value, path))
+        if isinstance(value, torch.SymInt):
+            return Number(place(torch.scalar_tensor(value, dtype=torch.int64), path))
+        if _is_cache(value):
+            return Constant(None)
+        if isinstance(value, _CONSTANT_TYPES):
+            return Constant(value)
+        dot = f"{path}." if path else ""
+        if isinstance(value, Mapping):
+            children = tuple(visit(v, f"{dot}{k}") for k, v in value.items())
+            return Container(_mapping_builder(value), children)
+        if _is_dataclass_instance(value):
+            names, build = _dataclass_builder(value)
+            return Container(build, tuple(visit(getattr(value, n), f"{dot}{n}") for n in names))
+        if isinstance(value, (list, tuple)):
+            labels = getattr(value, "_fields", range(len(value)))
+            prefix = dot or ("" if hasattr(value, "_fields") else "output.")
+            children = tuple(visit(v, f"{prefix}{k}") for k, v in zip(labels, value, strict=True))
+            return Container(_sequence_builder(value), children)
+        raise UnsupportedInputError(
+            f"result '{path or 'output'}' is of type {type(value).__module__}."
+            f"{type(value).__qualname__}, which is no tensor, number or container of these"
+        )
+
+    tree = visit(result, "")
+    return tensors, OutputTree(tree, tuple(paths))
+
+
+@contextlib.contextmanager
+def without_cache(module: nn.Module) -> Iterator[None]:
+    """Set ``use_cache = False`` in the configurations found in a module, for a while."""
+    changed: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is not None and id(config) not in changed and getattr(config, "use_cache", False):
+            changed[id(config)] = (config, config.use_cache)
+    try:
+        for config, _ in changed.values():
+            config.use_cache = False
+        yield
+    finally:
+        for config, value in changed.values():
+            config.use_cache = value

@@ -1,0 +1,530 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs of one module, and running them under PyTorch's autograd."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from ortrain import _core, progress
+from ortrain.capture.convert import convert
+from ortrain.capture.convert.registry import conversion
+from ortrain.capture.dtypes import TORCH_DTYPE
+from ortrain.capture.errors import CaptureError, UnsupportedOperatorError
+from ortrain.capture.export import CapturedModule, capture, environment_key
+from ortrain.capture.guards import sizes_of
+from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.report import CaptureRecord, MemoryPlan
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+_log = logging.getLogger("ortrain")
+
+_SUPPORTED_DEVICES = frozenset({"cpu"})
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class _Program:
+    """A graph ready to run: forward only, or with the gradient of some of its outputs."""
+
+    def __init__(self, graph: Any, outputs: tuple[int, ...]) -> None:
+        self.gradient_of = outputs
+        stages: dict[str, float] = {}
+        graph = graph.copy()
+        if outputs:
+            with progress.stage("autodiff") as timing:
+                graph.build_backward(list(outputs))
+            stages["autodiff"] = timing.seconds
+        with progress.stage("passes") as timing:
+            graph.run_passes("fuse")
+        stages["passes"] = timing.seconds
+        self.stages = stages
+        self.num_nodes = graph.num_nodes
+        self.session = _core.Session(graph)
+        self.graph = graph
+        # Positions: which outputs get a gradient handed in, which inputs get one handed out.
+        names = [o["name"] for o in graph.outputs if o["role"] == "user"]
+        self.incoming = [
+            names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"
+        ]
+        inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
+        self.outgoing = [
+            inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
+        ]
+        self.late_reads = _inputs_read_by_backward(graph)
+
+
+def _inputs_read_by_backward(graph: Any) -> set[str]:
+    """Return the names of the values that backward nodes read."""
+    return {
+        name for node in graph.nodes() if node["phase"] == "backward" for name in node["inputs"]
+    }
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    """One captured graph with the programs made of it, or a signature that runs in PyTorch."""
+
+    captured: CapturedModule | None
+    graph: Any
+    tensors: list[tuple[str, Any]]  # per graph input: ("user", index), ("module", slot), ("seed",)
+    differentiable: list[bool]  # per user output
+    updates: list[tuple[int, str, Any]]  # (position among outputs, "buffer" | "input", where)
+    num_user_outputs: int
+    programs: dict[tuple[int, ...], _Program]
+    preferred: tuple[int, ...]
+    record: CaptureRecord
+    planned: bool = False
+
+    def fits(self, call: FlatCall) -> bool:
+        return self.captured is None or self.captured.guards.holds(sizes_of(call.tensors))
+
+    def program(self, gradient_of: tuple[int, ...]) -> _Program:
+        made = self.programs.get(gradient_of)
+        if made is None:
+            made = self.programs[gradient_of] = _Program(self.graph, gradient_of)
+            for name, seconds in made.stages.items():
+                self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
+        return made
+
+
+class Engine:
+    """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
+
+    Args:
+      module: The module; its parameters and buffers are used where they are.
+      max_graphs: Captured graphs kept per module, the least recently used goes first.
+    """
+
+    def __init__(self, module: nn.Module, max_graphs: int = 16) -> None:
+        self.module = module
+        self.max_graphs = max_graphs
+        self.records: list[CaptureRecord] = []
+        self.last_plan: MemoryPlan | None = None
+        self.last_program: _Program | None = None
+        self._signature = CallSignature(module.forward)
+        self._entries: collections.OrderedDict[Hashable, list[_Entry]] = collections.OrderedDict()
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._slot_of: dict[str, int] = {}
+        self._structure: Hashable = None
+        self._captured_once = False
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the module's forward on the engine; the result is what the module would return."""
+        module = self.module
+        try:
+            call = self._signature.flatten(args, kwargs)
+        except CaptureError as error:
+            self._refuse(error, training=torch.is_grad_enabled())
+            return module.forward(*args, **kwargs)
+        self._check_devices(call)
+        self._refresh_slots()
+        tensors = [table[name] for table, name in self._slots]
+        needs = tuple(t is not None and t.requires_grad for t in tensors)
+        key = (call.key, environment_key(module), self._structure, needs)
+        entry = self._find(key, call)
+        if entry is None:
+            entry = self._make_entry(key, call, args, kwargs)
+        if entry.captured is None:
+            return module.forward(*args, **kwargs)
+        inputs = [self._input(source, call, tensors) for source in entry.tensors]
+        outputs = self._execute(entry, inputs)
+        return entry.captured.output_tree.rebuild(outputs)
+
+    # --- looking up and capturing
+
+    def _find(self, key: Hashable, call: FlatCall) -> _Entry | None:
+        entries = self._entries.get(key)
+        if entries is None:
+            return None
+        self._entries.move_to_end(key)
+        return next((entry for entry in entries if entry.fits(call)), None)
+
+    def _make_entry(
+        self, key: Hashable, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _Entry:
+        reason = "first call"
+        if self._captured_once:
+            others = self._entries.get(key)
+            if others and others[0].captured is not None:
+                broken = others[0].captured.guards.violated(sizes_of(call.tensors))
+                reason = f"sizes: {', '.join(broken)}"
+            else:
+                reason = "the arguments, flags or parameters differ from earlier calls"
+            _log.info("capturing again: %s", reason)
+        try:
+            entry = self._capture(call, args, kwargs, reason)
+        except (CaptureError, _core.UnsupportedError) as error:
+            entry = self._fallback(error, call, args, kwargs, reason)
+        self._captured_once = True
+        self._entries.setdefault(key, []).append(entry)
+        self.records.append(entry.record)
+        while sum(map(len, self._entries.values())) > self.max_graphs:
+            oldest = next(iter(self._entries))
+            self._entries[oldest].pop(0)
+            if not self._entries[oldest]:
+                del self._entries[oldest]
+        return entry
+
+    def _capture(
+        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str
+    ) -> _Entry:
+        module = self.module
+        for path, part in module.named_modules():
+            if path and any(getattr(part, table, None) for table in _HOOK_TABLES):
+                raise CaptureError("the layer has hooks, which a graph would lose", module=path)
+        stages: dict[str, float] = {}
+        with progress.stage("capture") as timing, _without_root_hooks(module):
+            captured = capture(
+                module, args, kwargs, known=lambda target: conversion(target) is not None
+            )
+        stages["capture"] = timing.seconds
+        with progress.stage("convert") as timing:
+            builder = _core.GraphBuilder(type(module).__name__)
+            converted = convert(captured, builder)
+            graph = converted.graph
+            graph.run_passes("simplify")
+        stages["convert"] = timing.seconds
+
+        index_of_user = dict(converted.user_inputs)
+        sources: list[tuple[str, Any]] = []
+        requires_grad: dict[str, bool] = {}
+        by_name = self._module_tensors()
+        for described in graph.inputs:
+            name, role = described["name"], described["role"]
+            if role == "user":
+                sources.append(("user", index_of_user[name]))
+                requires_grad[name] = call.tensors[index_of_user[name]].requires_grad
+            elif role == "seed":
+                sources.append(("seed", None))
+            elif described["target"] in by_name:
+                sources.append(("module", by_name[described["target"]]))
+                table, key = self._slots[by_name[described["target"]]]
+                requires_grad[name] = role == "parameter" and table[key].requires_grad
+            else:
+                raise CaptureError(f"'{described['target']}' is no tensor of the module")
+        graph.set_requires_grad(requires_grad)
+
+        user = [o for o in graph.outputs if o["role"] == "user"]
+        differentiable = graph.differentiable_outputs()
+        updates: list[tuple[int, str, Any]] = []
+        for position, output in enumerate(graph.outputs):
+            if output["role"] == "buffer_update":
+                updates.append((position, "module", by_name[output["target"]]))
+            elif output["role"] == "input_update":
+                updates.append((position, "user", index_of_user[output["target"]]))
+        training = captured.grad_enabled and any(differentiable)
+        entry = _Entry(
+            captured=captured,
+            graph=graph,
+            tensors=sources,
+            differentiable=differentiable if training else [False] * len(user),
+            updates=updates,
+            num_user_outputs=len(user),
+            programs={},
+            preferred=_likely_roots(user, differentiable) if training else (),
+            record=CaptureRecord(
+                reason=reason,
+                training=training,
+                native_nodes=0,
+                fallback="",
+                aten_nodes=converted.nodes,
+                stages=stages,
+            ),
+        )
+        program = entry.program(entry.preferred)
+        entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
+        return entry
+
+    def _fallback(
+        self,
+        error: Exception,
+        call: FlatCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reason: str,
+    ) -> _Entry:
+        """Return an entry that runs in PyTorch, unless PyTorch cannot run this call either."""
+        try:
+            with torch.random.fork_rng(devices=[]), _buffers_restored(self.module):
+                with torch.no_grad():
+                    self.module.forward(*args, **kwargs)
+        except Exception as refusal:
+            raise self._input_error(refusal, call) from refusal
+        self._refuse(error, training=torch.is_grad_enabled(), record=False)
+        record = CaptureRecord(
+            reason=reason,
+            training=torch.is_grad_enabled(),
+            native_nodes=0,
+            fallback=str(error),
+            aten_nodes=0,
+            stages={},
+        )
+        return _Entry(None, None, [], [], [], 0, {}, (), record)
+
+    def _input_error(self, refusal: Exception, call: FlatCall) -> Exception:
+        """Return a typed error for arguments that PyTorch refuses, naming the one at fault."""
+        given = ", ".join(
+            f"'{name}' {str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+            for name, t in zip(call.names, call.tensors, strict=True)
+        )
+        text = f"{type(self.module).__name__}.forward cannot take {given}: {refusal}"
+        for entries in self._entries.values():
+            for entry in entries:
+                if entry.captured is None or entry.captured.input_names != call.names:
+                    continue
+                for name, tensor, described in self._user_inputs(entry, call):
+                    expected = str(TORCH_DTYPE[described["dtype"]]).removeprefix("torch.")
+                    actual = str(tensor.dtype).removeprefix("torch.")
+                    if actual != expected:
+                        return _core.DTypeError(
+                            f"argument '{name}' is {actual}, expected {expected}; {text}"
+                        )
+                    if tensor.dim() != len(described["shape"]):
+                        return _core.ShapeError(
+                            f"argument '{name}' has rank {tensor.dim()} {list(tensor.shape)}, "
+                            f"expected rank {len(described['shape'])}; {text}"
+                        )
+        if isinstance(refusal, IndexError):
+            return IndexError(text)
+        if isinstance(refusal, TypeError):
+            return _core.DTypeError(text)
+        return _core.ShapeError(text)
+
+    @staticmethod
+    def _user_inputs(entry: _Entry, call: FlatCall) -> Iterator[tuple[str, torch.Tensor, Any]]:
+        described = [i for i in entry.graph.inputs if i["role"] != "gradient"]
+        for (kind, where), description in zip(entry.tensors, described, strict=True):
+            if kind == "user":
+                yield call.names[where], call.tensors[where], description
+
+    def _refuse(self, error: Exception, *, training: bool, record: bool = True) -> None:
+        if os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes"):
+            raise error
+        name = type(self.module).__name__
+        warnings.warn(
+            f"{name} runs in PyTorch, not in Ortrain: {error}", RuntimeWarning, stacklevel=5
+        )
+        if record:
+            self.records.append(CaptureRecord("", training, 0, str(error), 0, {}))
+
+    def _check_devices(self, call: FlatCall) -> None:
+        for name, tensor in zip(call.names, call.tensors, strict=True):
+            if tensor.device.type not in _SUPPORTED_DEVICES:
+                raise _core.DeviceError(
+                    f"argument '{name}' is on device '{tensor.device}', expected 'cpu'"
+                )
+
+    # --- tensors of the module
+
+    def _refresh_slots(self) -> None:
+        """Find the parameters and buffers again if the module's structure has changed."""
+        structure = tuple(
+            (id(part), len(part._parameters), len(part._buffers))
+            for part in self.module.modules()
+        )
+        if structure == self._structure:
+            return
+        self._structure = structure
+        self._slots = []
+        for part in self.module.modules():
+            for table in (part._parameters, part._buffers):
+                self._slots.extend((table, name) for name in table)
+
+    def _module_tensors(self) -> dict[str, int]:
+        """Return the slot of each parameter and buffer by qualified name, tied names included."""
+        position = {(id(table), name): i for i, (table, name) in enumerate(self._slots)}
+        result: dict[str, int] = {}
+        for path, part in self.module.named_modules(remove_duplicate=False):
+            for table in (part._parameters, part._buffers):
+                for name in table:
+                    full = f"{path}.{name}" if path else name
+                    result[full] = position[id(table), name]
+        return result
+
+    @staticmethod
+    def _input(source: tuple[str, Any], call: FlatCall, tensors: list[Any]) -> torch.Tensor:
+        kind, where = source
+        if kind == "user":
+            tensor = call.tensors[where]
+            return tensor.resolve_neg() if tensor.is_neg() else tensor
+        if kind == "module":
+            return tensors[where]
+        return torch.empty((), dtype=torch.int64).random_()
+
+    # --- running
+
+    def _execute(self, entry: _Entry, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        program = entry.program(entry.preferred)
+        self.last_program = program
+        if not entry.planned:
+            with progress.stage("plan") as timing:
+                program.session.plan([list(t.shape) for t in _with_gradients(program, inputs)])
+            entry.record.stages["plan"] = timing.seconds
+            entry.planned = True
+        if program.gradient_of:
+            outputs = _Step.apply(self, entry, program, inputs, *inputs)
+        else:
+            run = _core.Run(program.session)
+            outputs = run.forward(inputs)
+            self._remember_plan(run)
+            self._apply_updates(entry, inputs, outputs)
+        return list(outputs[: entry.num_user_outputs])
+
+    def _remember_plan(self, run: Any) -> None:
+        self.last_plan = MemoryPlan(**run.memory_plan)
+
+    @staticmethod
+    def _apply_updates(
+        entry: _Entry, inputs: list[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        if not entry.updates:
+            return
+        with torch.no_grad():
+            for position, kind, where in entry.updates:
+                inputs[entry.tensors.index((kind, where))].copy_(outputs[position])
+
+
+def _with_gradients(program: _Program, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor per graph input; a scalar stands where a gradient will come in."""
+    given = iter(inputs)
+    filler = torch.empty(())
+    return [filler if i["role"] == "gradient" else next(given) for i in program.graph.inputs]
+
+
+def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:
+    """Guess which outputs backward will start from: the scalars, else all of them."""
+    candidates = [i for i, yes in enumerate(differentiable) if yes]
+    scalars = [i for i in candidates if not outputs[i]["shape"]]
+    return tuple(scalars or candidates)
+
+
+@contextlib.contextmanager
+def _without_root_hooks(module: nn.Module) -> Iterator[None]:
+    """Keep the module's own hooks out of the graph; its wrapper runs them."""
+    saved = {table: getattr(module, table) for table in _HOOK_TABLES}
+    try:
+        for table in _HOOK_TABLES:
+            module.__dict__[table] = collections.OrderedDict()
+        yield
+    finally:
+        module.__dict__.update(saved)
+
+
+@contextlib.contextmanager
+def _buffers_restored(module: nn.Module) -> Iterator[None]:
+    """Undo what a trial forward does to buffers."""
+    saved = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+
+
+class _Step(torch.autograd.Function):
+    """One forward and backward of a program as a node of PyTorch's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        engine: Engine,
+        entry: _Entry,
+        program: _Program,
+        inputs: list[torch.Tensor],
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        if entry.updates:
+            inputs = _protect_updated(entry, program, inputs)
+        run = _core.Run(program.session)
+        outputs = run.forward(inputs)
+        engine._remember_plan(run)
+        engine._apply_updates(entry, list(tensors), outputs)
+        ctx.engine, ctx.entry, ctx.program, ctx.run, ctx.inputs = (
+            engine, entry, program, run, inputs,
+        )
+        ctx.versions = [t._version for t in inputs]
+        user = outputs[: entry.num_user_outputs]
+        # Aliases share the version counter but not the history: no reference cycle.
+        ctx.outputs = [t.detach() for t in user]
+        ctx.output_versions = [t._version for t in ctx.outputs]
+        ctx.set_materialize_grads(False)
+        fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
+        ctx.mark_non_differentiable(*fixed, *outputs[entry.num_user_outputs :])
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        entry, program, run = ctx.entry, ctx.program, ctx.run
+        _check_versions(ctx)
+        given = tuple(
+            i
+            for i, gradient in enumerate(gradients[: entry.num_user_outputs])
+            if gradient is not None and entry.differentiable[i]
+        )
+        if not set(given) <= set(program.gradient_of):
+            # Another set of outputs than guessed: run the forward of a program that fits, with the
+            # same seed, and expect this set from now on.
+            entry.preferred = tuple(sorted({*given, *program.gradient_of}))
+            program = entry.program(entry.preferred)
+            run = _core.Run(program.session)
+            run.forward(ctx.inputs)
+        elif not run.can_run_backward:
+            run.forward(ctx.inputs)
+        handed = [
+            gradients[i] if gradients[i] is not None else torch.zeros_like(ctx.outputs[i])
+            for i in program.incoming
+        ]
+        made = run.backward(handed)
+        result: list[torch.Tensor | None] = [None] * len(ctx.inputs)
+        for position, gradient in zip(program.outgoing, made, strict=True):
+            result[position] = gradient
+        return (None, None, None, None, *result)
+
+
+def _protect_updated(
+    entry: _Entry, program: _Program, inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Copy tensors that this step updates and its backward reads."""
+    names = [i["name"] for i in program.graph.inputs if i["role"] != "gradient"]
+    inputs = list(inputs)
+    for _, kind, where in entry.updates:
+        position = entry.tensors.index((kind, where))
+        if names[position] in program.late_reads:
+            inputs[position] = inputs[position].clone()
+    return inputs
+
+
+def _check_versions(ctx: Any) -> None:
+    names = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
+    for tensor, version, described in zip(ctx.inputs, ctx.versions, names, strict=True):
+        if tensor._version != version:
+            raise RuntimeError(
+                f"'{described['target'] or described['name']}' is needed for the gradient and was "
+                f"modified by an inplace operation: it is at version {tensor._version}, expected "
+                f"version {version}"
+            )
+    for i, (tensor, version) in enumerate(zip(ctx.outputs, ctx.output_versions, strict=True)):
+        if tensor._version != version:
+            raise RuntimeError(
+                f"output {i} is needed for the gradient and was modified by an inplace operation: "
+                f"it is at version {tensor._version}, expected version {version}"
+            )
+
+
+__all__ = ["Engine", "UnsupportedOperatorError"]

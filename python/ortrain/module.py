@@ -1,0 +1,143 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""ORTModule: a module that runs on the engine and is otherwise the module it wraps."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ortrain.engine import Engine
+from ortrain.report import MemoryPlan, ModuleReport
+from torch import nn
+
+__all__ = ["ORTModule"]
+
+# What nn.Module keeps in an instance, shared by reference with the wrapped module.
+_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training"}
+_OWN = frozenset({"_ortrain_module", "_ortrain_engine", "forward"})
+
+
+class ORTModule(nn.Module):
+    """Wrap a module so that its forward and backward run on the Ortrain engine.
+
+    The result is an instance of a class with the name, methods and forward signature of the
+    wrapped module's class, and is an instance of that class too. Parameters, buffers, submodules
+    and hooks are the wrapped module's own; names in ``state_dict`` have no prefix.
+
+    Args:
+      module: The module to run. Its first call captures it; later calls with the same kind of
+        arguments reuse the graph, whatever their sizes.
+
+    Raises:
+      TypeError: ``module`` is no nn.Module, or an ORTModule already.
+
+    Example:
+      >>> model = ORTModule(model)
+      >>> loss = model(**batch).loss
+      >>> loss.backward()
+    """
+
+    def __new__(cls, module: nn.Module, *args: Any, **kwargs: Any) -> ORTModule:
+        """Make an instance of a class that joins ORTModule and the class of ``module``."""
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"ORTModule takes a torch.nn.Module, got {type(module).__name__}")
+        if isinstance(module, ORTModule):
+            raise TypeError("the module is an ORTModule already")
+        return object.__new__(_joined_class(cls, type(module)))
+
+    def __init__(self, module: nn.Module) -> None:
+        state = self.__dict__
+        for name in _MODULE_STATE:
+            if name in module.__dict__:
+                state[name] = module.__dict__[name]
+        state["_ortrain_module"] = module
+        state["_ortrain_engine"] = Engine(module)
+
+    # --- what the engine adds
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module."""
+        return self.__dict__["_ortrain_module"]
+
+    def report(self) -> ModuleReport:
+        """Return what was captured, what ran natively, and why anything did not."""
+        return ModuleReport(list(self.__dict__["_ortrain_engine"].records))
+
+    def memory_plan(self) -> MemoryPlan | None:
+        """Return the memory plan of the latest forward; None before the first."""
+        return self.__dict__["_ortrain_engine"].last_plan
+
+    def profile(self) -> list[dict[str, Any]]:
+        """Return time per node of the latest kind of call, slowest first.
+
+        Rows have op, layer, kernel, phase, runs and seconds. Empty unless ORTRAIN_PROFILE=1 was set
+        while it ran.
+        """
+        program = self.__dict__["_ortrain_engine"].last_program
+        rows = [] if program is None else program.session.profile()
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+    # --- being the wrapped module
+
+    @property
+    def training(self) -> bool:
+        """Train or eval mode, the wrapped module's."""
+        return self.__dict__["_ortrain_module"].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.__dict__["_ortrain_module"].training = mode
+
+    def __getattr__(self, name: str) -> Any:
+        state = self.__dict__
+        for table in ("_parameters", "_buffers", "_modules"):
+            if table in state and name in state[table]:
+                return state[table][name]
+        if "_ortrain_module" in state:
+            return getattr(state["_ortrain_module"], name)
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            self.__dict__[name] = value
+        elif name == "training":
+            self.__dict__["_ortrain_module"].training = value
+        else:
+            setattr(self.__dict__["_ortrain_module"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__ and name in _OWN:
+            del self.__dict__[name]
+        else:
+            delattr(self.__dict__["_ortrain_module"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.__dict__["_ortrain_module"])})
+
+    def __repr__(self) -> str:
+        return f"ORTModule({self.__dict__['_ortrain_module']!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Captured graphs are made again where the copy runs.
+        return (ORTModule, (self.__dict__["_ortrain_module"],))
+
+
+@functools.cache
+def _joined_class(wrapper: type, wrapped: type) -> type:
+    """Return a class that is both, under the wrapped class's name and forward signature."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_ortrain_engine"].run(args, kwargs)
+
+    functools.update_wrapper(forward, wrapped.forward)
+    namespace = {
+        "forward": forward,
+        "__module__": wrapped.__module__,
+        "__qualname__": wrapped.__qualname__,
+        "__doc__": wrapped.__doc__,
+    }
+    # nn.Module itself, and bases of ORTModule, would break the linearization.
+    bases = (wrapper,) if wrapped is nn.Module else (wrapper, wrapped)
+    return type(wrapped)(wrapped.__name__, bases, namespace)

@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a module did: captures, what runs natively, memory, time per node."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CaptureRecord:
+    """One captured graph, or one call signature that runs in PyTorch.
+
+    Attributes:
+      reason: Why it was captured ("first call", "no captured graph fits: ...").
+      training: Whether it has a backward.
+      native_nodes: Nodes of the optimized graph, all of which Ortrain runs.
+      fallback: Why it runs in PyTorch instead; empty where it is native.
+      aten_nodes: ATen operators in the captured graph; 0 where none was captured.
+      stages: Seconds per stage: capture, convert, autodiff, passes, plan.
+    """
+
+    reason: str
+    training: bool
+    native_nodes: int
+    fallback: str
+    aten_nodes: int
+    stages: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModuleReport:
+    """What an ORTModule has done so far.
+
+    Attributes:
+      captures: One record per captured graph, oldest first.
+      total_nodes: Nodes of all graphs; a signature that runs in PyTorch counts as one.
+      native_nodes: Those that Ortrain runs.
+    """
+
+    captures: list[CaptureRecord]
+
+    @property
+    def native_nodes(self) -> int:
+        """Nodes that Ortrain runs."""
+        return sum(record.native_nodes for record in self.captures)
+
+    @property
+    def total_nodes(self) -> int:
+        """All nodes; a call signature that runs in PyTorch counts as one."""
+        return sum(record.native_nodes or 1 for record in self.captures)
+
+    @property
+    def native_share(self) -> float:
+        """Share of nodes that Ortrain runs, from 0 to 1; 0 before the first call."""
+        return self.native_nodes / self.total_nodes if self.captures else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.native_nodes} of {self.total_nodes} nodes native "
+            f"({100 * self.native_share:.1f} %)"
+        ]
+        for record in self.captures:
+            kind = "training" if record.training else "inference"
+            what = record.fallback or f"{record.native_nodes} nodes"
+            times = ", ".join(f"{k} {v:.2f} s" for k, v in record.stages.items())
+            lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Memory that one forward and backward take from the engine, known before they run.
+
+    Attributes:
+      arena_bytes: Intermediate values, packed by lifetime.
+      arena_lower_bound: Bytes alive at the worst moment: no packing can be smaller.
+      constant_bytes: Values that follow from the shapes alone, made while planning.
+      forward_output_bytes: Results handed to the caller.
+      gradient_bytes: Gradients handed to the caller.
+      total_bytes: All but the lower bound.
+      steps: Kernel calls per forward and backward.
+    """
+
+    arena_bytes: int
+    arena_lower_bound: int
+    constant_bytes: int
+    forward_output_bytes: int
+    gradient_bytes: int
+    total_bytes: int
+    steps: int

@@ -1,0 +1,330 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/graph.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+
+#include "ortrain/autodiff/build_backward.h"
+#include "ortrain/base/error.h"
+#include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/text.h"
+#include "ortrain/ir/verifier.h"
+#include "ortrain/passes/pipeline.h"
+#include "python/src/init.h"
+#include "python/src/tensor_exchange.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+// A value of the graph under construction.
+struct ValueHandle {
+  std::shared_ptr<Graph> graph;
+  ValueId id = kNoValue;
+};
+
+nb::list shape_list(const Shape& shape) {
+  nb::list result;
+  for (const Dim& dim : shape) {
+    if (dim.is_constant()) {
+      result.append(dim.constant());
+    } else {
+      result.append(dim.str());
+    }
+  }
+  return result;
+}
+
+Shape parse_shape(nb::handle extents) {
+  Shape shape;
+  for (nb::handle extent : extents) {
+    if (nb::isinstance<nb::str>(extent)) {
+      shape.push_back(Dim::parse(nb::cast<std::string>(extent)));
+    } else {
+      shape.push_back(Dim(nb::cast<int64_t>(extent)));
+    }
+  }
+  return shape;
+}
+
+size_t expected_kind(const FormalAttribute* formal) {
+  if (formal == nullptr) return SIZE_MAX;
+  return formal->has_default ? formal->default_value.index() : static_cast<size_t>(formal->kind);
+}
+
+Attribute attribute_from(nb::handle value, const FormalAttribute* formal, const std::string& name) {
+  const size_t kind = expected_kind(formal);
+  const bool wants_float = kind == static_cast<size_t>(AttributeKind::float_);
+  if (nb::isinstance<nb::bool_>(value)) {
+    return static_cast<int64_t>(nb::cast<bool>(value));
+  }
+  if (nb::isinstance<nb::int_>(value)) {
+    if (wants_float) return nb::cast<double>(value);
+    return nb::cast<int64_t>(value);
+  }
+  if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
+  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+  if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
+    if (kind == static_cast<size_t>(AttributeKind::floats)) {
+      return nb::cast<std::vector<double>>(value);
+    }
+    if (kind == static_cast<size_t>(AttributeKind::strings)) {
+      return nb::cast<std::vector<std::string>>(value);
+    }
+    return nb::cast<std::vector<int64_t>>(value);
+  }
+  return copy_to_tensor_data(value, str("attribute '", name, "'"));
+}
+
+InputRole input_role(const std::string& role) {
+  if (role == "user") return InputRole::user;
+  if (role == "parameter") return InputRole::parameter;
+  if (role == "buffer") return InputRole::buffer;
+  if (role == "seed") return InputRole::seed;
+  if (role == "gradient") return InputRole::gradient;
+  throw InvalidModelError(str("'", role, "' is no role of an input"));
+}
+
+const char* name_of_role(InputRole role) {
+  switch (role) {
+    case InputRole::user: return "user";
+    case InputRole::parameter: return "parameter";
+    case InputRole::buffer: return "buffer";
+    case InputRole::seed: return "seed";
+    case InputRole::gradient: return "gradient";
+  }
+  return "";
+}
+
+OutputRole output_role(const std::string& role) {
+  if (role == "user") return OutputRole::user;
+  if (role == "buffer_update") return OutputRole::buffer_update;
+  if (role == "input_update") return OutputRole::input_update;
+  if (role == "gradient") return OutputRole::gradient;
+  throw InvalidModelError(str("'", role, "' is no role of an output"));
+}
+
+const char* name_of_role(OutputRole role) {
+  switch (role) {
+    case OutputRole::user: return "user";
+    case OutputRole::buffer_update: return "buffer_update";
+    case OutputRole::input_update: return "input_update";
+    case OutputRole::gradient: return "gradient";
+  }
+  return "";
+}
+
+// Builds a graph node by node; see capture/builder.py for the contract.
+class PythonGraphBuilder {
+ public:
+  explicit PythonGraphBuilder(std::string name) : graph_(std::make_shared<Graph>()) {
+    graph_->name = std::move(name);
+  }
+
+  ValueHandle input(const std::string& name, int dtype, nb::handle shape, const std::string& role,
+                    bool requires_grad) {
+    const std::optional<DType> type = dtype_from_onnx(dtype);
+    if (!type) throw DTypeError(str("input '", name, "': element type ", dtype, " is not supported"));
+    return {graph_, graph_->add_input({.role = input_role(role),
+                                       .target = name,
+                                       .requires_grad = requires_grad},
+                                      name, *type, parse_shape(shape))};
+  }
+
+  ValueHandle constant(nb::handle array, const std::string& name) {
+    return {graph_, graph_->add_constant(copy_to_tensor_data(array, str("constant ", name)), name)};
+  }
+
+  nb::object node(const std::string& op, nb::list inputs, nb::dict attrs, int outputs,
+                  const std::string& name, const std::string& domain) {
+    const OpDef& def = op_registry().get(domain, op);
+    std::vector<ValueId> ids;
+    for (nb::handle input : inputs) {
+      if (input.is_none()) {
+        ids.push_back(kNoValue);
+        continue;
+      }
+      const ValueHandle& handle = nb::cast<const ValueHandle&>(input);
+      if (handle.graph != graph_) {
+        throw InvalidModelError(str("[", op, " '", name, "'] an input belongs to another graph"));
+      }
+      ids.push_back(handle.id);
+    }
+    Attributes attributes;
+    for (auto [key, value] : attrs) {
+      const std::string attribute = nb::cast<std::string>(key);
+      attributes.emplace(attribute,
+                         attribute_from(value, def.find_attribute(attribute), attribute));
+    }
+    GraphBuilder builder(*graph_);
+    builder.set_layer(name);
+    const std::vector<ValueId> made =
+        builder.node(domain, op, std::move(ids), std::move(attributes),
+                     std::vector<bool>(static_cast<size_t>(outputs), true));
+    if (outputs == 1) return nb::cast(ValueHandle{graph_, made[0]});
+    nb::list result;
+    for (ValueId id : made) result.append(nb::cast(ValueHandle{graph_, id}));
+    return nb::tuple(result);
+  }
+
+  void output(const ValueHandle& value, const std::string& name, const std::string& role,
+              const std::string& target) {
+    graph_->add_output(
+        {.value = value.id, .name = name, .role = output_role(role), .target = target});
+  }
+
+  std::shared_ptr<Graph> finish() {
+    graph_->remove_dead_nodes();
+    graph_->sort();
+    verify(*graph_);
+    return graph_;
+  }
+
+ private:
+  std::shared_ptr<Graph> graph_;
+};
+
+nb::list describe_inputs(const Graph& graph) {
+  nb::list result;
+  for (const GraphInput& input : graph.inputs()) {
+    const Value& value = graph.value(input.value);
+    nb::dict row;
+    row["name"] = value.name;
+    row["role"] = name_of_role(input.role);
+    row["target"] = input.target;
+    row["dtype"] = static_cast<int>(value.dtype);
+    row["shape"] = shape_list(value.shape);
+    row["requires_grad"] = input.requires_grad;
+    result.append(row);
+  }
+  return result;
+}
+
+nb::list describe_outputs(const Graph& graph) {
+  nb::list result;
+  for (const GraphOutput& output : graph.outputs()) {
+    const Value& value = graph.value(output.value);
+    nb::dict row;
+    row["name"] = output.name;
+    row["role"] = name_of_role(output.role);
+    row["target"] = output.target;
+    row["dtype"] = static_cast<int>(value.dtype);
+    row["shape"] = shape_list(value.shape);
+    result.append(row);
+  }
+  return result;
+}
+
+nb::list describe_nodes(const Graph& graph) {
+  nb::list result;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    nb::dict row;
+    row["op"] = node.op;
+    row["domain"] = node.domain;
+    row["name"] = node.name;
+    row["phase"] = node.phase == Phase::forward ? "forward" : "backward";
+    nb::list inputs;
+    for (ValueId input : node.inputs) {
+      inputs.append(input == kNoValue ? std::string() : graph.value(input).name);
+    }
+    nb::list outputs;
+    for (ValueId output : node.outputs) {
+      outputs.append(output == kNoValue ? std::string() : graph.value(output).name);
+    }
+    row["inputs"] = inputs;
+    row["outputs"] = outputs;
+    result.append(row);
+  }
+  return result;
+}
+
+}  // namespace
+
+void init_graph(nb::module_& module) {
+  nb::class_<ValueHandle>(module, "Value")
+      .def_prop_ro("name", [](const ValueHandle& v) { return v.graph->value(v.id).name; })
+      .def_prop_ro("dtype",
+                   [](const ValueHandle& v) { return static_cast<int>(v.graph->value(v.id).dtype); })
+      .def_prop_ro("rank", [](const ValueHandle& v) { return v.graph->value(v.id).shape.size(); })
+      .def_prop_ro("shape",
+                   [](const ValueHandle& v) { return shape_list(v.graph->value(v.id).shape); })
+      .def_prop_ro("known", [](const ValueHandle& v) -> nb::object {
+        const auto& known = v.graph->value(v.id).known;
+        return known ? nb::object(shape_list(*known)) : nb::none();
+      });
+
+  nb::class_<PythonGraphBuilder>(module, "GraphBuilder")
+      .def(nb::init<std::string>(), nb::arg("name") = "")
+      .def("input", &PythonGraphBuilder::input, nb::arg("name"), nb::arg("dtype"),
+           nb::arg("shape"), nb::arg("role"), nb::arg("requires_grad") = false)
+      .def("constant", &PythonGraphBuilder::constant, nb::arg("array"), nb::arg("name") = "")
+      .def("node", &PythonGraphBuilder::node, nb::arg("op"), nb::arg("inputs"),
+           nb::arg("attrs") = nb::dict(), nb::arg("outputs") = 1, nb::arg("name") = "",
+           nb::arg("domain") = "")
+      .def("output", &PythonGraphBuilder::output, nb::arg("value"), nb::arg("name"),
+           nb::arg("role"), nb::arg("target") = "")
+      .def("finish", &PythonGraphBuilder::finish);
+
+  nb::class_<Graph>(module, "Graph")
+      .def_ro("name", &Graph::name)
+      .def_prop_ro("inputs", &describe_inputs)
+      .def_prop_ro("outputs", &describe_outputs)
+      .def("nodes", &describe_nodes)
+      .def_prop_ro("num_nodes", [](const Graph& g) { return g.order().size(); })
+      .def("copy", [](const Graph& g) { return std::make_shared<Graph>(g); })
+      .def("verify", [](const Graph& g) { verify(g); })
+      .def("text", [](const Graph& g) { return print_graph(g); })
+      .def_static("parse",
+                  [](const std::string& text) {
+                    return std::make_shared<Graph>(parse_graph(text));
+                  })
+      .def("set_requires_grad",
+           [](Graph& g, const std::map<std::string, bool>& flags) {
+             for (GraphInput& input : g.inputs()) {
+               auto found = flags.find(g.value(input.value).name);
+               if (found != flags.end()) input.requires_grad = found->second;
+             }
+           })
+      .def("differentiable_outputs",
+           [](const Graph& g) { return differentiable_outputs(g); })
+      .def("missing_gradients",
+           [](const Graph& g, std::vector<size_t> outputs) {
+             return missing_gradients(g, {.output_indices = std::move(outputs)});
+           },
+           nb::arg("output_indices"))
+      .def("build_backward",
+           [](Graph& g, std::vector<size_t> outputs) {
+             nb::gil_scoped_release release;
+             build_backward(g, {.output_indices = std::move(outputs)});
+             g.remove_dead_nodes();
+             g.sort();
+           },
+           nb::arg("output_indices"))
+      .def("run_passes",
+           [](Graph& g, const std::string& stage) {
+             std::vector<PassResult> results;
+             {
+               nb::gil_scoped_release release;
+               results = run_pipeline(g, stage);
+             }
+             nb::list rows;
+             for (const PassResult& result : results) {
+               rows.append(nb::make_tuple(result.name, result.changed, result.seconds));
+             }
+             return rows;
+           },
+           nb::arg("stage"));
+}
+
+}  // namespace ortrain::python

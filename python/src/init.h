@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ortrain::python {
+
+void init_errors(nanobind::module_& module);
+void init_graph(nanobind::module_& module);
+void init_session(nanobind::module_& module);
+void init_registry(nanobind::module_& module);
+void init_environment(nanobind::module_& module);
+
+}  // namespace ortrain::python

@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+
+#include "python/src/init.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The Ortrain engine.";
+  ortrain::python::init_errors(module);
+  ortrain::python::init_graph(module);
+  ortrain::python::init_session(module);
+  ortrain::python::init_registry(module);
+  ortrain::python::init_environment(module);
+}

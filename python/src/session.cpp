@@ -1,0 +1,207 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/runtime/session.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ortrain/base/error.h"
+#include "python/src/init.h"
+#include "python/src/tensor_exchange.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+std::string describe(const Graph& graph, const GraphInput& input) {
+  const char* kind = "input";
+  if (input.role == InputRole::parameter) kind = "parameter";
+  if (input.role == InputRole::buffer) kind = "buffer";
+  if (input.role == InputRole::gradient) kind = "gradient of output";
+  const std::string& name =
+      input.role == InputRole::user || input.target.empty() ? graph.value(input.value).name
+                                                            : input.target;
+  return str(kind, " '", name, "'");
+}
+
+// One forward in flight, with the tensors it reads.
+class Run {
+ public:
+  Run(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+
+  // `tensors`: one per graph input whose role is not `gradient`, in order.
+  nb::list forward(nb::list tensors) {
+    const Graph& graph = session_->graph();
+    const std::vector<GraphInput>& inputs = graph.inputs();
+    std::vector<Dims> dims(inputs.size());
+    std::vector<const void*> addresses(inputs.size(), nullptr);
+    kept_.clear();
+    kept_.reserve(inputs.size());
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].role == InputRole::gradient) continue;
+      if (next >= tensors.size()) throw InternalError("too few tensors for the graph's inputs");
+      BorrowedTensor tensor = borrow_input(inputs[i], tensors[next++]);
+      dims[i] = std::move(tensor.dims);
+      addresses[i] = tensor.data;
+      kept_.push_back(std::move(tensor.keep_alive));
+    }
+    std::vector<RunOutput> outputs;
+    {
+      nb::gil_scoped_release release;
+      std::shared_ptr<const ExecutionPlan> plan = session_->plan(dims, &planned_);
+      context_.emplace(session_, std::move(plan));
+      outputs = context_->forward(addresses);
+    }
+    return to_list(outputs);
+  }
+
+  // `tensors`: one per graph input with role `gradient`, in order.
+  nb::list backward(nb::list tensors) {
+    if (!context_) throw InternalError("backward needs a forward first");
+    const Graph& graph = session_->graph();
+    const std::vector<GraphInput>& inputs = graph.inputs();
+    std::vector<const void*> addresses(inputs.size(), nullptr);
+    std::vector<nb::object> kept;
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].role != InputRole::gradient) continue;
+      if (next >= tensors.size()) throw InternalError("too few gradients for the graph's outputs");
+      BorrowedTensor tensor = borrow_input(inputs[i], tensors[next++]);
+      if (tensor.dims != context_->plan().inputs[i].dims) {
+        throw ShapeError(str("the ", describe(graph, inputs[i]), " has shape ",
+                             dims_str(tensor.dims), ", expected ",
+                             dims_str(context_->plan().inputs[i].dims)));
+      }
+      addresses[i] = tensor.data;
+      kept.push_back(std::move(tensor.keep_alive));
+    }
+    std::vector<RunOutput> outputs;
+    {
+      nb::gil_scoped_release release;
+      outputs = context_->backward(addresses);
+    }
+    kept_.clear();
+    return to_list(outputs);
+  }
+
+  bool can_run_backward() const { return context_ && context_->can_run_backward(); }
+  bool planned() const { return planned_; }
+
+  nb::dict memory_plan() const {
+    nb::dict result;
+    if (!context_) return result;
+    const ExecutionPlan& plan = context_->plan();
+    result["arena_bytes"] = plan.arena_bytes;
+    result["arena_lower_bound"] = plan.arena_lower_bound;
+    result["constant_bytes"] = plan.constant_bytes;
+    result["forward_output_bytes"] = plan.forward_output_bytes;
+    result["gradient_bytes"] = plan.gradient_bytes;
+    result["total_bytes"] = plan.total_bytes();
+    result["steps"] = plan.steps.size();
+    return result;
+  }
+
+ private:
+  BorrowedTensor borrow_input(const GraphInput& input, nb::handle tensor) const {
+    const Graph& graph = session_->graph();
+    BorrowedTensor result = borrow(tensor, describe(graph, input));
+    const DType expected = graph.value(input.value).dtype;
+    if (result.dtype != expected) {
+      throw DTypeError(str(describe(graph, input), " is ", name_of(result.dtype), ", expected ",
+                           name_of(expected)));
+    }
+    return result;
+  }
+
+  static nb::list to_list(const std::vector<RunOutput>& outputs) {
+    nb::list result;
+    for (const RunOutput& output : outputs) {
+      if (output.block) result.append(to_torch(output));
+    }
+    return result;
+  }
+
+  std::shared_ptr<Session> session_;
+  std::optional<RunContext> context_;
+  std::vector<nb::object> kept_;
+  bool planned_ = false;
+};
+
+}  // namespace
+
+void init_session(nb::module_& module) {
+  nb::class_<Session>(module, "Session")
+      .def("__init__",
+           [](Session* self, const Graph& graph, size_t max_plans) {
+             new (self) Session(graph, cpu_kernels(), {.max_plans = max_plans});
+           },
+           nb::arg("graph"), nb::arg("max_plans") = 64)
+      .def_prop_ro("num_plans", &Session::num_plans)
+      .def("plan",
+           [](Session& session, const std::vector<Dims>& dims) {
+             std::shared_ptr<const ExecutionPlan> plan;
+             {
+               nb::gil_scoped_release release;
+               plan = session.plan(dims);
+             }
+             nb::dict result;
+             result["arena_bytes"] = plan->arena_bytes;
+             result["arena_lower_bound"] = plan->arena_lower_bound;
+             result["constant_bytes"] = plan->constant_bytes;
+             result["forward_output_bytes"] = plan->forward_output_bytes;
+             result["gradient_bytes"] = plan->gradient_bytes;
+             result["total_bytes"] = plan->total_bytes();
+             nb::list steps;
+             for (const PlanStep& step : plan->steps) {
+               const std::string op =
+                   step.node == kNoNode ? "copy" : session.graph().node(step.node).op;
+               const std::string layer =
+                   step.node == kNoNode ? "" : session.graph().node(step.node).name;
+               steps.append(nb::make_tuple(op, step.kernel, layer));
+             }
+             result["steps"] = steps;
+             return result;
+           },
+           nb::arg("input_dims"))
+      .def("profile",
+           [](const Session& session) {
+             nb::list rows;
+             for (const Session::NodeTime& time : session.profile()) {
+               nb::dict row;
+               row["op"] = time.op;
+               row["layer"] = time.layer;
+               row["kernel"] = time.kernel;
+               row["phase"] = time.phase == Phase::forward ? "forward" : "backward";
+               row["runs"] = time.runs;
+               row["seconds"] = time.seconds;
+               rows.append(row);
+             }
+             return rows;
+           })
+      .def("clear_profile", &Session::clear_profile);
+
+  nb::class_<Run>(module, "Run")
+      .def(nb::init<std::shared_ptr<Session>>())
+      .def("forward", &Run::forward)
+      .def("backward", &Run::backward)
+      .def_prop_ro("can_run_backward", &Run::can_run_backward)
+      .def_prop_ro("planned", &Run::planned)
+      .def_prop_ro("memory_plan", &Run::memory_plan);
+
+  module.def("memory_stats", [] {
+    const BlockPool::Stats stats = BlockPool::host()->stats();
+    nb::dict result;
+    result["bytes_in_use"] = stats.bytes_in_use;
+    result["bytes_cached"] = stats.bytes_cached;
+    result["system_allocations"] = stats.system_allocations;
+    return result;
+  });
+  module.def("trim_memory", [] { BlockPool::host()->trim(); });
+}
+
+}  // namespace ortrain::python

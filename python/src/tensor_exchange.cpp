@@ -1,0 +1,206 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "python/src/tensor_exchange.h"
+
+#include <nanobind/ndarray.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ortrain/base/error.h"
+#include "python/src/dlpack_abi.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+DType dtype_of(uint8_t code, uint8_t bits, uint16_t lanes, const std::string& what) {
+  using dlpack::TypeCode;
+  if (lanes == 1) {
+    switch (static_cast<TypeCode>(code)) {
+      case TypeCode::floating:
+        if (bits == 32) return DType::f32;
+        if (bits == 64) return DType::f64;
+        if (bits == 16) return DType::f16;
+        break;
+      case TypeCode::bfloat:
+        if (bits == 16) return DType::bf16;
+        break;
+      case TypeCode::signed_int:
+        if (bits == 64) return DType::i64;
+        if (bits == 32) return DType::i32;
+        if (bits == 16) return DType::i16;
+        if (bits == 8) return DType::i8;
+        break;
+      case TypeCode::unsigned_int:
+        if (bits == 64) return DType::u64;
+        if (bits == 32) return DType::u32;
+        if (bits == 16) return DType::u16;
+        if (bits == 8) return DType::u8;
+        break;
+      case TypeCode::boolean:
+        if (bits == 8) return DType::boolean;
+        break;
+    }
+  }
+  throw DTypeError(str(what, ": this element type is not supported (DLPack code ",
+                       static_cast<int>(code), ", ", static_cast<int>(bits), " bits)"));
+}
+
+dlpack::DataType dlpack_type(DType dtype) {
+  using dlpack::TypeCode;
+  TypeCode code = TypeCode::signed_int;
+  if (dtype == DType::bf16) {
+    code = TypeCode::bfloat;
+  } else if (is_float(dtype)) {
+    code = TypeCode::floating;
+  } else if (dtype == DType::boolean) {
+    code = TypeCode::boolean;
+  } else if (!is_signed_integer(dtype)) {
+    code = TypeCode::unsigned_int;
+  }
+  return {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * size_of(dtype)), 1};
+}
+
+// Null when this torch has none, or one of another major version.
+const dlpack::ExchangeTable* exchange_table() {
+  static const dlpack::ExchangeTable* const table = [] {
+    const dlpack::ExchangeTable* found = nullptr;
+    nb::object type = nb::module_::import_("torch").attr("Tensor");
+    if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
+      nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+      found = static_cast<const dlpack::ExchangeTable*>(
+          PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      if (found == nullptr) PyErr_Clear();
+      if (found != nullptr && found->header.version.major != dlpack::kMajorVersion) found = nullptr;
+    }
+    return found;
+  }();
+  return table;
+}
+
+bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
+  if (strides == nullptr) return true;
+  int64_t expected = 1;
+  bool empty = false;
+  for (int i = 0; i < rank; ++i) empty = empty || shape[i] == 0;
+  if (empty) return true;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
+
+[[noreturn]] void refuse_device(const std::string& what, nb::handle tensor) {
+  throw DeviceError(str(what, " is on device '", nb::str(tensor.attr("device")).c_str(),
+                        "', expected 'cpu'"));
+}
+
+}  // namespace
+
+BorrowedTensor borrow(nb::handle tensor, const std::string& what) {
+  if (const dlpack::ExchangeTable* table = exchange_table()) {
+    dlpack::Tensor view{};
+    if (table->borrow_from_object(tensor.ptr(), &view) != 0) {
+      nb::python_error error;
+      throw DTypeError(str(what, " cannot be read: ", error.what()));
+    }
+    if (view.device.type != dlpack::kCpu) refuse_device(what, tensor);
+    const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
+    if (!is_dense(view.shape, view.strides, view.ndim)) return borrow(contiguous(tensor), what);
+    BorrowedTensor result;
+    result.data = static_cast<const char*>(view.data) + view.byte_offset;
+    result.dtype = dtype;
+    result.dims.assign(view.shape, view.shape + view.ndim);
+    result.keep_alive = nb::borrow(tensor);
+    return result;
+  }
+  nb::object detached = tensor.attr("detach")();
+  nb::ndarray<> array;
+  if (!nb::try_cast(detached, array)) throw DTypeError(str(what, " is no tensor"));
+  if (array.device_type() != nb::device::cpu::value) refuse_device(what, tensor);
+  const auto type = array.dtype();
+  const DType dtype = dtype_of(type.code, type.bits, type.lanes, what);
+  BorrowedTensor result;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    shape.push_back(static_cast<int64_t>(array.shape(i)));
+    strides.push_back(array.stride(i));
+  }
+  if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size()))) {
+    return borrow(contiguous(detached), what);
+  }
+  result.data = array.data();
+  result.dtype = dtype;
+  result.dims = std::move(shape);
+  result.keep_alive = nb::borrow(tensor);
+  return result;
+}
+
+namespace {
+
+// What a tensor made here owns until its consumer calls the deleter.
+struct Owner {
+  dlpack::ManagedTensor managed{};
+  std::shared_ptr<Block> block;
+  Dims dims;
+  Dims strides;
+};
+
+}  // namespace
+
+nb::object to_torch(const RunOutput& output) {
+  if (const dlpack::ExchangeTable* table = exchange_table()) {
+    auto owner = std::make_unique<Owner>();
+    owner->block = output.block;
+    owner->dims = output.spec.dims;
+    owner->strides = strides_of(owner->dims);
+    owner->managed.version = {dlpack::kMajorVersion, 0};
+    owner->managed.manager_ctx = owner.get();
+    owner->managed.deleter = [](dlpack::ManagedTensor* self) {
+      delete static_cast<Owner*>(self->manager_ctx);
+    };
+    owner->managed.tensor = {.data = output.block->data(),
+                             .device = {dlpack::kCpu, 0},
+                             .ndim = static_cast<int32_t>(owner->dims.size()),
+                             .dtype = dlpack_type(output.spec.dtype),
+                             .shape = owner->dims.data(),
+                             .strides = owner->strides.data(),
+                             .byte_offset = 0};
+    void* object = nullptr;
+    if (table->object_from_managed(&owner->managed, &object) != 0) throw nb::python_error();
+    owner.release();  // the tensor deletes it
+    return nb::steal(static_cast<PyObject*>(object));
+  }
+  auto* held = new std::shared_ptr<Block>(output.block);
+  nb::capsule keeper(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
+  const dlpack::DataType type = dlpack_type(output.spec.dtype);
+  std::vector<size_t> shape(output.spec.dims.begin(), output.spec.dims.end());
+  nb::ndarray<nb::pytorch> array(output.block->data(), shape.size(), shape.data(), keeper, nullptr,
+                                 nb::dlpack::dtype{type.code, type.bits, type.lanes},
+                                 nb::device::cpu::value, 0);
+  return nb::cast(array);
+}
+
+TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
+  nb::object source = nb::borrow(array);
+  if (nb::hasattr(source, "detach")) source = source.attr("detach")();
+  nb::ndarray<nb::c_contig, nb::ro> view;
+  if (!nb::try_cast(source, view)) throw DTypeError(str(what, " is no array or tensor"));
+  if (view.device_type() != nb::device::cpu::value) refuse_device(what, array);
+  const DType dtype = dtype_of(view.dtype().code, view.dtype().bits, view.dtype().lanes, what);
+  Dims dims;
+  for (size_t i = 0; i < view.ndim(); ++i) dims.push_back(static_cast<int64_t>(view.shape(i)));
+  void* destination = nullptr;
+  TensorData result = TensorData::allocate(dtype, std::move(dims), &destination);
+  if (result.bytes() > 0) std::memcpy(destination, view.data(), result.bytes());
+  return result;
+}
+
+}  // namespace ortrain::python

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "ortrain/base/dim.h"
+#include "ortrain/base/dtype.h"
+#include "ortrain/ir/tensor_data.h"
+#include "ortrain/runtime/session.h"
+
+namespace ortrain::python {
+
+// A torch tensor seen from here: nothing copied.
+struct BorrowedTensor {
+  const void* data = nullptr;
+  DType dtype = DType::undefined;
+  Dims dims;
+  nanobind::object keep_alive;  // the tensor whose memory it is
+};
+
+// Borrows the memory of a torch tensor; one that is not dense row-major is made so first (a copy).
+// Through torch's C exchange table where it has one, else through DLPack capsules. Throws
+// DeviceError for other devices than the CPU, DTypeError for types the engine does not hold, each
+// naming `what`.
+BorrowedTensor borrow(nanobind::handle tensor, const std::string& what);
+
+// A torch tensor over the memory of `output`, which it keeps alive.
+nanobind::object to_torch(const RunOutput& output);
+
+// Copies a numpy array or CPU torch tensor.
+TensorData copy_to_tensor_data(nanobind::handle array, const std::string& what);
+
+}  // namespace ortrain::python
