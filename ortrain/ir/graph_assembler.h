@@ -31,6 +31,7 @@ class GraphAssembler {
   explicit GraphAssembler(const OpRegistry& registry) : registry_(&registry) {}
 
   Graph& graph() { return graph_; }
+  const Graph& graph() const { return graph_; }
   const OpRegistry& registry() const { return *registry_; }
 
   ValueId add_input(GraphInput input, const std::string& name, DType dtype, Shape shape);

@@ -144,6 +144,7 @@ class Reader {
       : at_(static_cast<const uint8_t*>(data)), end_(at_ + size), depth_(depth) {}
 
   bool done() const { return at_ == end_; }
+  const uint8_t* position() const { return at_; }
   bool tag(uint32_t& field, uint32_t& wire);
   bool skip(uint32_t field, uint32_t wire);
 
@@ -165,6 +166,7 @@ class Reader {
     if (wire != kBytes) return scalar(wire, values.emplace_back());
     Reader packed(nullptr, 0, depth_);
     if (!nested(packed)) return false;
+    values.reserve(values.size() + packed.template count<T>());
     while (!packed.done()) {
       if (!packed.scalar(kPackedWire<T>, values.emplace_back())) return false;
     }
@@ -185,6 +187,15 @@ class Reader {
   static constexpr uint32_t kPackedWire = std::is_integral_v<T> ? kVarint
                                           : sizeof(T) == 8      ? kFixed64
                                                                 : kFixed32;
+  // Elements of a packed field of which this is the body.
+  template <typename T>
+  size_t count() const {
+    if constexpr (!std::is_integral_v<T>) return static_cast<size_t>(end_ - at_) / sizeof(T);
+    size_t ends = 0;
+    for (const uint8_t* byte = at_; byte != end_; ++byte) ends += *byte < 0x80;
+    return ends;
+  }
+
   bool varint(uint64_t& value);
   bool raw(void* value, size_t size);
   bool nested(Reader& body);

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <utility>
 
@@ -137,25 +138,73 @@ std::string list_text(const T* elements, size_t count) {
   return result + "}";
 }
 
+// A few characters may not ask for any amount of memory.
+constexpr size_t kMaxRepeatedBytes = size_t{256} << 20;
+
+// The elements as written; a last one that is repeated sets `repeats`. bool has no std::vector.
 template <typename T>
-void parse_list(TextScanner& scanner, T* elements, size_t count) {
+std::deque<T> parse_elements(TextScanner& scanner, size_t count, bool& repeats) {
+  std::deque<T> elements;
   scanner.expect("{");
-  size_t read = 0;
   while (!scanner.accept("}")) {
-    if (read > 0) scanner.expect(",");
+    if (!elements.empty()) scanner.expect(",");
     if (scanner.accept("...")) {
-      if (read == 0) scanner.fail("there is no element to repeat, or this constant was elided");
-      std::fill(elements + read, elements + count, elements[read - 1]);
-      read = count;
+      if (elements.empty()) {
+        scanner.fail("there is no element to repeat, or this constant was elided");
+      }
+      if (count > kMaxRepeatedBytes / sizeof(T)) scanner.fail("this constant is too large");
+      repeats = true;
       scanner.expect("}");
-      return;
+      return elements;
     }
+    scanner.peek();
     const size_t begin = scanner.position();
-    const T element = parse_element<T>(scanner);
-    if (read == count) scanner.fail_at(begin, str("the tensor has ", count, " elements only"));
-    elements[read++] = element;
+    elements.push_back(parse_element<T>(scanner));
+    if (elements.size() > count) {
+      scanner.fail_at(begin, str("the tensor has ", count, " elements only"));
+    }
   }
-  if (read != count) scanner.fail(str("the tensor has ", count, " elements, ", read, " are given"));
+  if (elements.size() != count) {
+    scanner.fail(str("the tensor has ", count, " elements, ", elements.size(), " are given"));
+  }
+  return elements;
+}
+
+template <typename T>
+TensorData parse_list(TextScanner& scanner, DType dtype, const Dims& dims) {
+  const auto count = static_cast<size_t>(num_elements(dims));
+  bool repeats = false;
+  std::deque<T> elements;
+  if (dims.empty() && scanner.peek() != '{') {
+    elements.push_back(parse_element<T>(scanner));
+  } else {
+    elements = parse_elements<T>(scanner, count, repeats);
+  }
+  void* data = nullptr;
+  TensorData tensor = TensorData::allocate(dtype, dims, &data);
+  auto* destination = static_cast<T*>(data);
+  std::copy(elements.begin(), elements.end(), destination);
+  if (repeats) std::fill(destination + elements.size(), destination + count, elements.back());
+  return tensor;
+}
+
+TensorData parse_raw(TextScanner& scanner, DType dtype, const Dims& dims) {
+  const size_t begin = scanner.position();
+  const std::string text = scanner.quoted_string();
+  const auto count = static_cast<size_t>(num_elements(dims));
+  const bool fits = count <= text.size() && text.size() == (count * size_of(dtype) + 2) / 3 * 4;
+  void* data = nullptr;
+  TensorData tensor;
+  if (fits) tensor = TensorData::allocate(dtype, dims, &data);
+  if (!fits || !base64_decode(text, data, tensor.bytes())) {
+    scanner.fail_at(begin, str("this is no base64 text of ", count, " elements"));
+  }
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  if (dtype == DType::boolean &&
+      std::any_of(bytes, bytes + count, [](unsigned char byte) { return byte > 1; })) {
+    scanner.fail_at(begin, "a bool is neither 0 nor 1");
+  }
+  return tensor;
 }
 
 bool is_uniform(const TensorData& tensor) {
@@ -367,36 +416,16 @@ TensorData parse_tensor(TextScanner& scanner) {
   const size_t begin = scanner.position();
   const Shape shape = parse_shape(scanner);
   if (!is_constant(shape)) scanner.fail_at(begin, "the extents of a constant are integers");
-  void* data = nullptr;
-  TensorData tensor;
+  const Dims dims = to_dims(shape);
   try {
-    tensor = TensorData::allocate(dtype, to_dims(shape), &data);
+    num_elements(dims);
   } catch (const ShapeError& error) {
     scanner.fail_at(begin, error.what());
   }
-  const auto count = static_cast<size_t>(tensor.numel());
-  scanner.peek();
-  const size_t contents = scanner.position();
-  const bool raw = scanner.accept_word("b64");
-  if (raw && !base64_decode(scanner.quoted_string(), data, tensor.bytes())) {
-    scanner.fail_at(contents, str("this is no base64 text of ", tensor.bytes(), " bytes"));
-  }
-  const auto* bytes = static_cast<const unsigned char*>(data);
-  if (raw && dtype == DType::boolean &&
-      std::any_of(bytes, bytes + count, [](unsigned char byte) { return byte > 1; })) {
-    scanner.fail_at(contents, "a bool is neither 0 nor 1");
-  }
-  if (raw) return tensor;
-  dispatch_all(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    auto* elements = static_cast<T*>(data);
-    if (shape.empty() && scanner.peek() != '{') {
-      *elements = parse_element<T>(scanner);
-    } else {
-      parse_list<T>(scanner, elements, count);
-    }
+  if (scanner.accept_word("b64")) return parse_raw(scanner, dtype, dims);
+  return dispatch_all(dtype, [&](auto tag) {
+    return parse_list<typename decltype(tag)::type>(scanner, dtype, dims);
   });
-  return tensor;
 }
 
 Attributes parse_attributes(TextScanner& scanner, const OpDef* def) {
