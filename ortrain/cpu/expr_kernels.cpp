@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/tile_program.h"
 #include "ortrain/ir/expr_builder.h"
 #include "ortrain/ir/expr_interpreter.h"
 #include "ortrain/ir/op_registry.h"
@@ -50,15 +50,17 @@ std::optional<double> scalar_of(const NodeSpec& spec, size_t i) {
   return TensorData(spec.input(i).dtype, spec.input(i).dims, data, nullptr).to_double();
 }
 
-KernelFn make_interpreted(const ProgramOfNode& program_of, NodeSpec& spec) {
+// Executor is ExprInterpreter or TileProgram.
+template <typename Executor>
+KernelFn make_kernel(const ProgramOfNode& program_of, NodeSpec& spec) {
   const Wiring wiring = wiring_of(spec);
-  auto interpreter = std::make_shared<const ExprInterpreter>(program_of(spec), wiring.input_dims);
-  const size_t scratch = interpreter->workspace_bytes();
+  auto executor = std::make_shared<const Executor>(program_of(spec), wiring.input_dims);
+  const size_t scratch = executor->workspace_bytes();
   spec.request_workspace(scratch + wiring.addresses() * sizeof(void*));
-  return [interpreter, wiring, scratch, context = spec.context()](const KernelArgs& args) {
+  return [executor, wiring, scratch, context = spec.context()](const KernelArgs& args) {
     void** addresses = reinterpret_cast<void**>(static_cast<char*>(args.workspace) + scratch);
     const auto [in, out] = wiring.gather(args, addresses);
-    with_context(context, [&] { interpreter->run(in, out, args.workspace); });
+    with_context(context, [&] { executor->run(in, out, args.workspace); });
   };
 }
 
@@ -85,12 +87,18 @@ ExprProgram elementwise_program(const NodeSpec& spec) {
 
 std::vector<Kernel> expr_kernels(ProgramOfNode program_of,
                                  std::vector<std::pair<int, int>> inplace) {
+  Kernel simd{.name = "simd"};
+  simd.inplace = inplace;
+  simd.why_not = [program_of](const NodeSpec& spec) {
+    return TileProgram::why_not(program_of(spec), wiring_of(spec).input_dims);
+  };
+  simd.make = [program_of](NodeSpec& spec) { return make_kernel<TileProgram>(program_of, spec); };
   Kernel ref{.name = "ref"};
   ref.inplace = std::move(inplace);
-  ref.make = [program_of = std::move(program_of)](NodeSpec& spec) {
-    return make_interpreted(program_of, spec);
+  ref.make = [program_of](NodeSpec& spec) {
+    return make_kernel<ExprInterpreter>(program_of, spec);
   };
-  return {std::move(ref)};
+  return {std::move(simd), std::move(ref)};
 }
 
 }  // namespace ortrain::cpu

@@ -7,14 +7,13 @@
 #include <limits>
 
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/odometer.h"
 #include "ortrain/cpu/storage.h"
 #include "ortrain/cpu/threads.h"
 
 namespace ortrain::cpu {
 namespace {
 
-constexpr size_t kMaxAxes = 64;
-constexpr int64_t kBuffer = 256;        // elements converted at a time by "ref"
 constexpr int64_t kRun = 16384;         // longest run added up in the element type
 constexpr int64_t kGroup = 8192;        // elements that are worth a partial result
 constexpr int64_t kTileColumns = 1024;  // accumulators of a column tile: stay in L1
@@ -93,39 +92,8 @@ T finished(ReduceFinish finish, A value, int64_t count) {
   }
 }
 
-// Steps through a box of given strides in row-major order.
-class Odometer {
- public:
-  Odometer(const Dims& dims, const Dims& strides, int64_t start)
-      : dims_(dims.data()), strides_(strides.data()), axes_(dims.size()) {
-    for (size_t k = axes_; k-- > 0;) {
-      index_[k] = start % dims_[k];
-      start /= dims_[k];
-      offset_ += index_[k] * strides_[k];
-    }
-  }
-  int64_t offset() const { return offset_; }
-  void next() {
-    for (size_t k = axes_; k-- > 0;) {
-      offset_ += strides_[k];
-      if (++index_[k] < dims_[k]) return;
-      offset_ -= dims_[k] * strides_[k];
-      index_[k] = 0;
-    }
-  }
-
- private:
-  const int64_t* dims_;
-  const int64_t* strides_;
-  size_t axes_;
-  int64_t index_[kMaxAxes];
-  int64_t offset_ = 0;
-};
-
 void check_layout(const NodeSpec& spec, ReduceFormula formula, const ReductionLayout& layout) {
-  if (layout.kept_dims.size() > kMaxAxes || layout.reduced_dims.size() > kMaxAxes) {
-    throw UnsupportedError(str("reductions of more than ", kMaxAxes, " separate axes"));
-  }
+  Odometer::check_rank(std::max(layout.kept_dims.size(), layout.reduced_dims.size()));
   const bool divides = formula.finish == ReduceFinish::mean || formula.finish == ReduceFinish::log;
   if (layout.count == 0 && layout.outputs > 0 && divides && !is_float(spec.input(0).dtype)) {
     throw ShapeError(str("nothing to reduce in ", tensor_spec_str(spec.input(0)),

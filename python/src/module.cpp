@@ -6,6 +6,8 @@
 
 NB_MODULE(_core, module) {
   module.doc() = "The Ortrain engine.";
+  // Tensors and modules alive at exit are no leaks, and the library never prints.
+  nanobind::set_leak_warnings(false);
   ortrain::python::init_errors(module);
   ortrain::python::init_graph(module);
   ortrain::python::init_onnx_io(module);

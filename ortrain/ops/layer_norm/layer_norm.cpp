@@ -28,7 +28,7 @@ void layer_norm_gradient(GradContext& g) {
   if (!g.has_output_grad(0)) return;
   const bool needs_bias = g.needs_grad(2);
   const auto grads =
-      g.node(kOrtrainDomain, "LayerNormalizationGrad",
+      g.GraphBuilder::node(kOrtrainDomain, "LayerNormalizationGrad",
              {g.output_grad(0), g.input(0), g.output(1), g.output(2), g.input(1),
               needs_bias ? g.input(2) : kNoValue},
              {{"axis", g.attrs().int_("axis")}}, {g.needs_grad(0), g.needs_grad(1), needs_bias});

@@ -17,7 +17,7 @@ void infer_rms_norm(InferContext& context) {
 // The statistic is recomputed: one more pass over x is cheaper than keeping it.
 void rms_norm_gradient(GradContext& g) {
   const auto grads =
-      g.node(kOrtrainDomain, "RMSNormalizationGrad", {g.output_grad(0), g.input(0), g.input(1)},
+      g.GraphBuilder::node(kOrtrainDomain, "RMSNormalizationGrad", {g.output_grad(0), g.input(0), g.input(1)},
              {{"axis", g.attrs().int_("axis")}, {"epsilon", g.attrs().float_("epsilon")}},
              {g.needs_grad(0), g.needs_grad(1)});
   for (size_t i = 0; i < grads.size(); ++i) {

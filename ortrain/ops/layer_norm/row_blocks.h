@@ -24,7 +24,7 @@ struct NormRows {
 struct RowBlocks {
   int64_t rows, count;
   RowBlocks(int64_t rows, int64_t row_size) : rows(rows) {
-    constexpr int64_t kMost = 64;
+    constexpr int64_t kMost = 32;
     const int64_t grain = std::max<int64_t>(cpu::row_grain(row_size), 4);
     count = std::clamp<int64_t>(rows / grain, 1, kMost);
   }

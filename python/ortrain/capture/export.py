@@ -19,6 +19,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards, compile_guards, sizes_of
@@ -29,8 +32,6 @@ from ortrain.capture.signature import (
     flatten_outputs,
     without_cache,
 )
-from torch import nn
-from torch.export.graph_signature import InputKind, OutputKind
 
 _log = logging.getLogger("ortrain.capture")
 
@@ -229,8 +230,13 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
-            with autocast.applied():
-                flat, tree = flatten_outputs(module(*args, **kwargs))
+            try:
+                with autocast.applied():
+                    flat, tree = flatten_outputs(module(*args, **kwargs))
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise internals.QuietError from error
             trees.append(tree)
             return tuple(flat)
 
@@ -348,6 +354,7 @@ def _capturing(module: nn.Module) -> Iterator[None]:
         internals.refuse_autograd_functions(),
         internals.flexible_sizes(),
         internals.recurrent_layers_whole(),
+        internals.quiet_logs(),
         torch.inference_mode(False),
         torch.set_grad_enabled(torch.is_grad_enabled()),
     ):
@@ -390,7 +397,7 @@ def capture(
     """
     signature = CallSignature(module.forward)
     call = signature.flatten(args, kwargs or {})
-    name = type(module).__qualname__
+    name = type(module).__name__
     try:
         if not dynamic:
             return _capture(module, name, signature, call, known, dynamic=False)
@@ -401,7 +408,8 @@ def capture(
         except Exception as error:
             if internals.has_unbacked_symbols(error) or not call.tensors:
                 raise
-            _log.info("%s: no capture with dynamic sizes (%s)", name, _reason(error))
+            reason = _reason(internals.unwrapped(error))
+            _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
         return _capture(module, name, signature, call, known, dynamic=False)
     except CaptureError as error:
         if error.module and error.source:
@@ -412,7 +420,8 @@ def capture(
         error.module, error.source, error.args = text.module, text.source, text.args
         raise
     except Exception as error:
-        raise CaptureError(_reason(error), module=name, source=_error_source(error)) from error
+        cause = internals.unwrapped(error)
+        raise CaptureError(_reason(cause), module=name, source=_error_source(cause)) from cause
 
 
 def _capture(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from ortrain.capture.errors import CaptureError
 
 Sizes = Sequence[Sequence[int]]

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from ortrain.capture.errors import UnsupportedInputError
 from torch import nn
+
+from ortrain.capture.errors import UnsupportedInputError
 
 _CONSTANT_TYPES = (
     str,

@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
 import torch
-from ortrain.capture.errors import AutogradFunctionError, CaptureError
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy import functions as sympy_functions
+
+from ortrain.capture.errors import AutogradFunctionError, CaptureError
 
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod
@@ -106,6 +108,36 @@ def size_hint(size: Any) -> int:
     return int(hint)
 
 
+class QuietError(Exception):
+    """Carries an error out of a module's forward, past an export that would print its graph."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "partial_fx_graph":
+            super().__setattr__(name, value)
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """Return the error that a QuietError carries, any other as it is."""
+    while isinstance(error, QuietError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Keep an export that fails from logging to the terminal; its exception says the same."""
+    names = ("torch.export", "torch.export._trace", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def has_unbacked_symbols(error: BaseException) -> bool:
     """Tell whether an export failed because control flow depends on a tensor's values."""
     seen: BaseException | None = error
@@ -135,7 +167,13 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     if not isinstance(op, torch._ops.OpOverload):
         return None
     if is_composite(op):
-        return op.decompose
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        kernel = op.py_kernels.get(key)
+        if kernel is not None and not isinstance(kernel, torch._C.DispatchKey):
+            return kernel
+        # Not op.decompose: the export registers this function as the operator's kernel, so that
+        # would call itself.
+        return functools.partial(op._op_dk, key)
     return _decomposition_table().get(op)
 
 

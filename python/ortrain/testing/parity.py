@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
+
 from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.export import CapturedModule, OutputRole, capture
 from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
 from ortrain.testing.reference import ReferenceBuilder
-from torch import nn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def graph_step(
     if converted.has_seed:
         inputs["seed"] = torch.tensor(0)
     results = (run or converted.graph.run)(inputs)
-    outputs = [results[name] for name in converted.user_outputs]
+    result = captured.output_tree.rebuild([results[name] for name in converted.user_outputs])
+    outputs, _ = flatten_outputs(result)
     loss_of(outputs).backward()
     for output in captured.outputs:
         if output.role is OutputRole.BUFFER_UPDATE:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from ortrain.capture.dtypes import TORCH_DTYPE, onnx_code
 from ortrain.testing.reference_ops import OPERATORS
 

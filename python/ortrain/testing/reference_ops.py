@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from ortrain.capture.dtypes import TORCH_DTYPE
 
 Tensor = torch.Tensor

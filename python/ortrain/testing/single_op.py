@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
+from torch.utils import _pytree
+
 from ortrain.capture.convert import convert
 from ortrain.capture.export import (
     AutocastState,
@@ -21,8 +24,6 @@ from ortrain.capture.export import (
 from ortrain.capture.guards import Guards
 from ortrain.capture.signature import OutputTree, Slot
 from ortrain.testing.reference import ReferenceBuilder
-from torch import fx
-from torch.utils import _pytree
 
 
 def overload(target: str) -> torch._ops.OpOverload:

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Operand, Tensor
 from ortrain.capture.convert.registry import converts

@@ -12,6 +12,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
@@ -31,7 +33,6 @@ from ortrain.capture.export import (
     module_path,
     node_source,
 )
-from torch import fx
 
 # Keyword arguments of ATen operators that a graph does not have.
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})

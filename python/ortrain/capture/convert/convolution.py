@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.arithmetic import truncate
 from ortrain.capture.convert.emitter import Emitter, Tensor

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+
 from ortrain.capture.builder import Attribute, GraphBuilder, Value
 from ortrain.capture.convert.sizes import Size, SizeValues, as_size, product, same
 from ortrain.capture.dtypes import LOW_PRECISION, TORCH_DTYPE, category, onnx_code, promote

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import (
     INT64_MAX,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts

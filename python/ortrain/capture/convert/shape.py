@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import INT64_MAX, INT64_MIN, Emitter, Tensor
 from ortrain.capture.convert.registry import converts

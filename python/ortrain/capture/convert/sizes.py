@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
+
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import Value
 from ortrain.capture.errors import CaptureError

@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/error.h"
+#include "ortrain/ir/grad_context.h"
+#include "ortrain/ir/infer_context.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/ops/attention/attention_layout.h"
+
+namespace ortrain::ops {
+namespace {
+
+DType logsumexp_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+// Checks mask and seed at inputs `mask` and `mask + 1`.
+void check_options(const InferContext& context, const AttentionExtents& extents, size_t mask) {
+  const double dropout = context.attrs().float_("dropout");
+  if (!(dropout >= 0.0 && dropout <= 1.0)) {
+    throw InvalidModelError(str("attribute 'dropout' is ", dropout, ", outside of [0, 1]"));
+  }
+  if (dropout > 0.0 && !context.has_input(mask + 1)) {
+    throw InvalidModelError("dropout needs the input 'seed'");
+  }
+  if (context.has_input(mask + 1) && context.rank(mask + 1) != 0) {
+    throw ShapeError(str("'seed' is a scalar, has the shape ", shape_str(context.shape(mask + 1))));
+  }
+  if (!context.has_input(mask)) return;
+  if (context.dtype(mask) != DType::boolean && context.dtype(mask) != context.dtype(0)) {
+    throw DTypeError(str("'mask' is ", name_of(context.dtype(mask)), ", expected bool or ",
+                         name_of(context.dtype(0))));
+  }
+  const Shape& shape = context.shape(mask);
+  const Shape scores = extents.scores();
+  bool fits = shape.size() <= scores.size();
+  for (size_t i = 0; fits && i < shape.size(); ++i) {
+    const Dim& wanted = scores[scores.size() - shape.size() + i];
+    fits = shape[i] == wanted || shape[i].is(1) || !shape[i].is_constant() || !wanted.is_constant();
+  }
+  if (!fits) {
+    throw ShapeError(
+        str("'mask' of shape ", shape_str(shape), " does not broadcast to ", shape_str(scores)));
+  }
+}
+
+void infer_attention(InferContext& context) {
+  const AttentionExtents extents(context.attrs(), context.shape(0), context.shape(1),
+                                 context.shape(2));
+  check_options(context, extents, 3);
+  context.set_output(0, context.dtype(0), extents.output());
+  context.set_output(1, logsumexp_type(context.dtype(0)), extents.logsumexp());
+}
+
+Attributes options_of(const AttributeReader& attrs) {
+  Attributes options{{"is_causal", attrs.int_("is_causal")},
+                     {"dropout", attrs.float_("dropout")},
+                     {"stream", attrs.int_("stream")},
+                     {"q_num_heads", attrs.int_("q_num_heads")},
+                     {"kv_num_heads", attrs.int_("kv_num_heads")}};
+  if (attrs.has("scale")) options["scale"] = attrs.float_("scale");
+  return options;
+}
+
+void attention_gradient(GradContext& g) {
+  if (g.has_output_grad(1)) {
+    throw UnsupportedError(
+        str(Graph::context(g.node()), "the gradient of 'logsumexp' is not supported"));
+  }
+  if (!g.has_output_grad(0)) return;
+  const std::vector<bool> wanted{g.needs_grad(0), g.needs_grad(1), g.needs_grad(2),
+                                 g.needs_grad(3)};
+  const std::vector<ValueId> grads =
+      g.GraphBuilder::node(kOrtrainDomain, "AttentionGrad",
+                           {g.output_grad(0), g.input(0), g.input(1), g.input(2), g.output(0),
+                            g.output(1), g.input(3), g.input(4)},
+                           options_of(g.attrs()), wanted);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (wanted[i]) g.set_input_grad(i, grads[i]);
+  }
+}
+
+void infer_attention_grad(InferContext& context) {
+  const AttentionExtents extents(context.attrs(), context.shape(1), context.shape(2),
+                                 context.shape(3));
+  check_options(context, extents, 6);
+  for (const size_t i : {0, 4}) {
+    const Shape& given = context.shape(i);
+    const Shape wanted = extents.output();
+    if (given.size() != wanted.size() ||
+        (is_constant(given) && is_constant(wanted) && given != wanted)) {
+      throw ShapeError(str("'", i == 0 ? "dout" : "out", "' has the shape ", shape_str(given),
+                           ", expected ", shape_str(wanted)));
+    }
+  }
+  if (context.dtype(5) != logsumexp_type(context.dtype(0))) {
+    throw DTypeError(str("'logsumexp' is ", name_of(context.dtype(5))));
+  }
+  for (size_t i = 0; i < 3; ++i) context.set_output(i, context.dtype(0), context.shape(i + 1));
+  if (context.wants_output(3)) {
+    if (!context.has_input(6) || context.dtype(6) == DType::boolean) {
+      throw InvalidModelError("'dmask' needs a float 'mask'");
+    }
+    context.set_output(3, context.dtype(6), context.shape(6));
+  }
+}
+
+const std::vector<FormalAttribute> kOptions = {
+    {"scale", AttributeKind::float_}, {"is_causal", int64_t{0}},   {"dropout", 0.0},
+    {"stream", int64_t{0}},           {"q_num_heads", int64_t{0}}, {"kv_num_heads", int64_t{0}}};
+
+const std::map<std::string, DTypeSet> kTypes = {
+    {"T", kFloatTypes}, {"M", kFloatTypes | kBoolTypes}, {"U", kFullFloatTypes}};
+
+}  // namespace
+
+void register_attention(OpRegistry& registry) {
+  registry.add(
+      {.name = "Attention",
+       .domain = std::string(kOrtrainDomain),
+       .summary = "dropout(softmax(scale q k^T + mask)) v per head, and the logarithm of the "
+                  "softmax's denominator. [b, h, s, d], or [b, s, h * d] with q_num_heads. A bool "
+                  "mask is true where a key is seen; is_causal hides keys j > i; a query that sees "
+                  "no key gives zeros.",
+       .inputs = {{"q", "T"},
+                  {"k", "T"},
+                  {"v", "T"},
+                  {"mask", "M", Arity::optional},
+                  {"seed", "int64", Arity::optional}},
+       .outputs = {{"out", "T"}, {"logsumexp", "U", Arity::optional}},
+       .attrs = kOptions,
+       .types = kTypes,
+       .infer = infer_attention,
+       .gradient = attention_gradient,
+       .draws_random_numbers = true});
+  registry.add({.name = "AttentionGrad",
+                .domain = std::string(kOrtrainDomain),
+                .summary = "With p = exp(scores - logsumexp), dp = dout v^T, ds = p (dp - "
+                           "sum(dout out)): dq = scale ds k, dk = scale ds^T q, dv = p^T dout, "
+                           "dmask = ds summed to the shape of mask.",
+                .inputs = {{"dout", "T"},
+                           {"q", "T"},
+                           {"k", "T"},
+                           {"v", "T"},
+                           {"out", "T"},
+                           {"logsumexp", "U"},
+                           {"mask", "M", Arity::optional},
+                           {"seed", "int64", Arity::optional}},
+                .outputs = {{"dq", "T", Arity::optional},
+                            {"dk", "T", Arity::optional},
+                            {"dv", "T", Arity::optional},
+                            {"dmask", "M", Arity::optional}},
+                .attrs = kOptions,
+                .types = kTypes,
+                .infer = infer_attention_grad,
+                .draws_random_numbers = true});
+}
+
+}  // namespace ortrain::ops

@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/testing/case.h"
+
+namespace ortrain::testing {
+namespace {
+
+struct Form {
+  std::string name;
+  Dims q, k, v;
+  Attributes attributes = {};
+  CaseInput mask = CaseInput::none();
+  bool dropout = false;
+};
+
+CaseInput seed() { return CaseInput::literal(DType::i64, {}, {1234567}); }
+
+CaseInput bool_mask(Dims dims) {
+  return CaseInput::integers(DType::boolean, std::move(dims), 0, 2);
+}
+
+std::vector<Form> forms() {
+  std::vector<Form> list;
+  auto add = [&](Form form) { list.push_back(std::move(form)); };
+  add({"one", {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}});
+  add({"self", {2, 3, 7, 8}, {2, 3, 7, 8}, {2, 3, 7, 8}});
+  add({"cross", {2, 2, 5, 8}, {2, 2, 9, 8}, {2, 2, 9, 3}});
+  add({"causal", {1, 2, 9, 4}, {1, 2, 9, 4}, {1, 2, 9, 4}, {{"is_causal", int64_t{1}}}});
+  add({"causal_more_keys", {1, 1, 4, 4}, {1, 1, 7, 4}, {1, 1, 7, 4}, {{"is_causal", int64_t{1}}}});
+  add({"causal_more_queries",
+       {1, 1, 7, 4},
+       {1, 1, 4, 4},
+       {1, 1, 4, 4},
+       {{"is_causal", int64_t{1}}}});
+  add({"scale", {1, 1, 5, 4}, {1, 1, 5, 4}, {1, 1, 5, 4}, {{"scale", 0.1}}});
+  add({"grouped_heads", {2, 4, 5, 4}, {2, 2, 6, 4}, {2, 2, 6, 4}});
+  add({"packed", {2, 5, 12}, {2, 7, 12}, {2, 7, 6}, {{"q_num_heads", int64_t{3}}}});
+  add({"packed_grouped",
+       {2, 5, 16},
+       {2, 5, 8},
+       {2, 5, 8},
+       {{"q_num_heads", int64_t{4}}, {"kv_num_heads", int64_t{2}}}});
+  add({"no_queries", {1, 2, 0, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}});
+  add({"no_batch", {0, 2, 3, 4}, {0, 2, 3, 4}, {0, 2, 3, 4}});
+  add({"no_keys", {1, 2, 3, 4}, {1, 2, 0, 4}, {1, 2, 0, 4}});
+  const Dims q{2, 2, 5, 4};
+  const Dims k{2, 2, 9, 4};
+  add({"bool_mask", q, k, k, {}, bool_mask({2, 2, 5, 9})});
+  add({"key_padding", q, k, k, {}, bool_mask({2, 1, 1, 9})});
+  add({"bool_rows", q, k, k, {}, bool_mask({5, 1})});
+  add({"float_mask", q, k, k, {}, CaseInput::normal({2, 2, 5, 9})});
+  add({"float_mask_keys", q, k, k, {}, CaseInput::normal({9})});
+  add({"float_mask_heads", q, k, k, {}, CaseInput::normal({1, 2, 5, 9})});
+  add({"float_mask_batch", q, k, k, {}, CaseInput::normal({2, 1, 1, 9})});
+  add({"float_mask_matrix", q, k, k, {}, CaseInput::normal({5, 9})});
+  add({"float_mask_rows", q, k, k, {}, CaseInput::normal({2, 1, 5, 1})});
+  add({"float_mask_scalar", q, k, k, {}, CaseInput::normal({})});
+  add({"dropout", q, k, k, {{"dropout", 0.3}, {"stream", int64_t{5}}}, CaseInput::none(), true});
+  add({"dropout_all", q, k, k, {{"dropout", 1.0}}, CaseInput::none(), true});
+  add({"dropout_causal_mask",
+       {1, 2, 9, 4},
+       {1, 2, 9, 4},
+       {1, 2, 9, 4},
+       {{"dropout", 0.2}, {"is_causal", int64_t{1}}},
+       CaseInput::normal({1, 2, 9, 9}),
+       true});
+  add({"blocks",
+       {1, 2, 150, 32},
+       {1, 2, 300, 32},
+       {1, 2, 300, 40},
+       {{"dropout", 0.1}},
+       CaseInput::normal({1, 2, 150, 300}),
+       true});
+  add({"blocks_packed_causal",
+       {2, 300, 48},
+       {2, 300, 48},
+       {2, 300, 48},
+       {{"q_num_heads", int64_t{2}}, {"is_causal", int64_t{1}}}});
+  return list;
+}
+
+// Shapes of out and logsumexp.
+std::pair<Dims, Dims> results_of(const Form& f) {
+  if (f.q.size() == 4) {
+    Dims out = f.q;
+    out[3] = f.v[3];
+    return {out, {f.q[0], f.q[1], f.q[2]}};
+  }
+  const int64_t heads = std::get<int64_t>(f.attributes.at("q_num_heads"));
+  const auto kv = f.attributes.find("kv_num_heads");
+  const int64_t kv_heads = kv == f.attributes.end() ? heads : std::get<int64_t>(kv->second);
+  return {{f.q[0], f.q[1], f.v[2] / kv_heads * heads}, {f.q[0], heads, f.q[1]}};
+}
+
+}  // namespace
+
+void register_attention(CaseRegistry& cases) {
+  for (const Form& f : forms()) {
+    const bool small = num_elements(f.k) < 200;
+    std::vector<CaseInput> inputs{CaseInput::normal(f.q), CaseInput::normal(f.k),
+                                  CaseInput::normal(f.v), f.mask};
+    if (f.dropout) inputs.push_back(seed());
+    cases.add({.op = "ortrain::Attention",
+               .name = f.name,
+               .inputs = inputs,
+               .attributes = f.attributes,
+               .outputs = 2,
+               .check_gradient = small,
+               .tolerance = 5e-5});
+
+    const auto [out, lse] = results_of(f);
+    const bool has_float_mask = f.mask.fill == CaseInput::Fill::normal;
+    for (const DType type : {DType::f32, DType::f64}) {
+      // Large enough that the probabilities stay below 1.
+      CaseInput logsumexp = CaseInput::uniform(lse, 8, 9);
+      logsumexp.dtype = type;
+      std::vector<CaseInput> grad_inputs{CaseInput::normal(out), inputs[0], inputs[1], inputs[2],
+                                         CaseInput::normal(out), logsumexp, f.mask};
+      if (f.dropout) grad_inputs.push_back(seed());
+      cases.add({.op = "ortrain::AttentionGrad",
+                 .name = f.name + "_" + std::string(name_of(type)),
+                 .inputs = grad_inputs,
+                 .attributes = f.attributes,
+                 .outputs = has_float_mask ? size_t{4} : size_t{3},
+                 .types = type == DType::f64 ? DTypeSet{DType::f64}
+                                             : DTypeSet{DType::f32, DType::f16, DType::bf16},
+                 .tolerance = 1e-4});
+    }
+  }
+
+  auto refuse = [&](std::string name, std::vector<CaseInput> inputs, Attributes attributes,
+                    std::string why) {
+    cases.add({.op = "ortrain::Attention",
+               .name = "refuses_" + name,
+               .inputs = std::move(inputs),
+               .attributes = std::move(attributes),
+               .types = {DType::f32},
+               .refusal = std::move(why)});
+  };
+  const CaseInput x = CaseInput::normal({1, 2, 3, 4});
+  refuse("head_sizes", {x, CaseInput::normal({1, 2, 3, 5}), x}, {}, "head sizes of q and k differ");
+  refuse("heads", {CaseInput::normal({1, 3, 3, 4}), x, x}, {}, "cannot share");
+  refuse("rows", {x, x, CaseInput::normal({1, 2, 5, 4})}, {}, "rows of k and v differ");
+  refuse("mask_shape", {x, x, x, bool_mask({4, 3})}, {}, "does not broadcast");
+  refuse("mask_type", {x, x, x, CaseInput::literal(DType::f64, {}, {0})}, {}, "expected bool or");
+  refuse("seedless_dropout", {x, x, x}, {{"dropout", 0.5}}, "needs the input 'seed'");
+  const CaseInput packed = CaseInput::normal({1, 3, 8});
+  refuse("packed_without_heads", {packed, packed, packed}, {}, "need the attribute q_num_heads");
+  refuse("uneven_heads", {packed, packed, packed}, {{"q_num_heads", int64_t{3}}}, "no multiple of");
+}
+
+}  // namespace ortrain::testing

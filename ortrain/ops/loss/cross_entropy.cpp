@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/grad_context.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/ops/loss/class_loss.h"
+
+namespace ortrain::ops {
+namespace {
+
+DType logsumexp_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+void check_smoothing(const AttributeReader& attrs) {
+  const double smoothing = attrs.float_("label_smoothing");
+  if (!(smoothing >= 0.0 && smoothing <= 1.0)) {
+    throw InvalidModelError(
+        str("attribute 'label_smoothing' is ", smoothing, ", outside of [0, 1]"));
+  }
+}
+
+void infer_cross_entropy(InferContext& context) {
+  check_class_loss(context, 0, 1, 2);
+  check_smoothing(context.attrs());
+  context.set_output(0, context.dtype(0), loss_shape(context.attrs(), context.shape(1)));
+  context.set_output(1, logsumexp_type(context.dtype(0)), context.shape(1));
+}
+
+Attributes options_of(const AttributeReader& attrs) {
+  return {{"reduction", attrs.string_("reduction")},
+          {"ignore_index", attrs.int_("ignore_index")},
+          {"label_smoothing", attrs.float_("label_smoothing")}};
+}
+
+void refuse_weight_gradient(const GradContext& g) {
+  if (g.needs_grad(2)) {
+    throw UnsupportedError(
+        str(Graph::context(g.node()), "the gradient of class weights is not supported"));
+  }
+}
+
+void cross_entropy_gradient(GradContext& g) {
+  refuse_weight_gradient(g);
+  if (g.has_output_grad(1)) {
+    throw UnsupportedError(
+        str(Graph::context(g.node()), "the gradient of 'logsumexp' is not supported"));
+  }
+  if (!g.needs_grad(0) || !g.has_output_grad(0)) return;
+  g.set_input_grad(0, g.own("CrossEntropyGrad",
+                            {g.output_grad(0), g.input(0), g.input(1), g.output(1), g.input(2)},
+                            options_of(g.attrs())));
+}
+
+void infer_cross_entropy_grad(InferContext& context) {
+  check_class_loss(context, 1, 2, 4);
+  check_smoothing(context.attrs());
+  const Shape wanted = loss_shape(context.attrs(), context.shape(2));
+  if (context.rank(0) != static_cast<int64_t>(wanted.size())) {
+    throw ShapeError(str("'dloss' has the shape ", shape_str(context.shape(0)), ", expected ",
+                         shape_str(wanted)));
+  }
+  if (context.has_input(3) && context.dtype(3) != logsumexp_type(context.dtype(0))) {
+    throw DTypeError(str("'logsumexp' is ", name_of(context.dtype(3))));
+  }
+  context.set_output(0, context.dtype(0), context.shape(1));
+}
+
+// --- the standard operator
+
+void infer_softmax_cross_entropy(InferContext& context) {
+  check_class_loss(context, 0, 1, 2);
+  context.set_output(0, context.dtype(0), loss_shape(context.attrs(), context.shape(1)));
+  context.set_output(1, context.dtype(0), context.shape(0));
+}
+
+// Labels are never this, so that nothing is ignored.
+constexpr int64_t kIgnoreNothing = std::numeric_limits<int64_t>::min();
+
+void softmax_cross_entropy_gradient(GradContext& g) {
+  refuse_weight_gradient(g);
+  if (!g.needs_grad(0)) return;
+  ValueId gradient = kNoValue;
+  if (g.has_output_grad(0)) {
+    gradient =
+        g.own("CrossEntropyGrad", {g.output_grad(0), g.input(0), g.input(1), kNoValue, g.input(2)},
+              {{"reduction", g.attrs().string_("reduction")},
+               {"ignore_index", g.attrs().optional_int("ignore_index").value_or(kIgnoreNothing)}});
+  }
+  if (g.has_output_grad(1)) {
+    const int64_t axis = g.rank(g.input(0)) == 1 ? 0 : 1;
+    const ValueId through_log =
+        g.own("LogSoftmaxGrad", {g.output_grad(1), g.output(1)}, {{"axis", axis}});
+    gradient = gradient == kNoValue ? through_log : g.add(gradient, through_log);
+  }
+  if (gradient != kNoValue) g.set_input_grad(0, gradient);
+}
+
+}  // namespace
+
+void register_cross_entropy(OpRegistry& registry) {
+  registry.add({.name = "CrossEntropy",
+                .domain = std::string(kOrtrainDomain),
+                .summary =
+                    "Cross entropy of softmax(logits[N, C, d...]) and labels[N, d...] as "
+                    "torch.nn.functional.cross_entropy has it, and log(sum(exp(logits))) per "
+                    "label (0 where it is ignored).",
+                .inputs = {{"logits", "T"}, {"labels", "I"}, {"weight", "T", Arity::optional}},
+                .outputs = {{"loss", "T"}, {"logsumexp", "U", Arity::optional}},
+                .attrs = {{"reduction", std::string("mean")},
+                          {"ignore_index", int64_t{-100}},
+                          {"label_smoothing", 0.0}},
+                .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
+                .infer = infer_cross_entropy,
+                .gradient = cross_entropy_gradient});
+  registry.add({.name = "CrossEntropyGrad",
+                .domain = std::string(kOrtrainDomain),
+                .summary =
+                    "dloss times the gradient of CrossEntropy by its logits: (softmax(logits) "
+                    "- target) / normalizer, zeros where the label is ignored.",
+                .inputs = {{"dloss", "T"},
+                           {"logits", "T"},
+                           {"labels", "I"},
+                           {"logsumexp", "U", Arity::optional},
+                           {"weight", "T", Arity::optional}},
+                .outputs = {{"dlogits", "T"}},
+                .attrs = {{"reduction", std::string("mean")},
+                          {"ignore_index", int64_t{-100}},
+                          {"label_smoothing", 0.0}},
+                .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
+                .infer = infer_cross_entropy_grad});
+  registry.add(
+      {.name = "SoftmaxCrossEntropyLoss",
+       .since = 13,
+       .summary = "Weighted negative log likelihood of labels under softmax(scores).",
+       .inputs = {{"scores", "T"}, {"labels", "I"}, {"weights", "T", Arity::optional}},
+       .outputs = {{"output", "T"}, {"log_prob", "T", Arity::optional}},
+       .attrs = {{"reduction", std::string("mean")}, {"ignore_index", AttributeKind::int_}},
+       .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
+       .infer = infer_softmax_cross_entropy,
+       .gradient = softmax_cross_entropy_gradient});
+}
+
+}  // namespace ortrain::ops

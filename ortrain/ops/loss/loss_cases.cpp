@@ -1,0 +1,165 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/testing/case.h"
+
+namespace ortrain::testing {
+namespace {
+
+struct Form {
+  std::string name;
+  Dims scores;
+};
+
+const std::vector<Form> kForms = {
+    {"one_class", {4, 1}},   {"classes_7", {5, 7}},    {"classes_8", {3, 8}},
+    {"classes_17", {9, 17}}, {"vector", {9}},          {"image", {2, 5, 3, 4}},
+    {"sequence", {2, 7, 9}}, {"one_pixel", {3, 6, 1}}, {"vocabulary", {6, 1000}}};
+
+Dims labels_of(Dims scores) {
+  scores.erase(scores.begin() + (scores.size() == 1 ? 0 : 1));
+  return scores;
+}
+
+int64_t classes_of(const Dims& scores) { return scores.size() == 1 ? scores[0] : scores[1]; }
+
+CaseInput with_type(CaseInput input, DType type) {
+  input.dtype = type;
+  return input;
+}
+
+void add_form(CaseRegistry& cases, const Form& f) {
+  const Dims labels = labels_of(f.scores);
+  const int64_t classes = classes_of(f.scores);
+  const bool small = num_elements(f.scores) < 200;
+  const CaseInput x = CaseInput::normal(f.scores);
+  const CaseInput y = CaseInput::integers(DType::i64, labels, 0, classes);
+  const CaseInput y32 = CaseInput::integers(DType::i32, labels, 0, classes);
+  for (const std::string reduction : {"mean", "sum", "none"}) {
+    for (int variant = 0; variant < 4; ++variant) {
+      const bool weighted = variant & 1;
+      const bool smooth = variant & 2;
+      // All labels ignored: NaN, and then finite differences of NaN.
+      const bool ignoring = weighted && classes > 1 && num_elements(labels) > 1;
+      Attributes attributes{{"reduction", reduction}};
+      if (ignoring) attributes["ignore_index"] = int64_t{0};
+      Attributes own = attributes;
+      if (smooth) own["label_smoothing"] = 0.2;
+      std::vector<CaseInput> inputs{x, weighted ? y32 : y};
+      if (weighted) inputs.push_back(with_type(CaseInput::positive({classes}), DType::undefined));
+      const std::string name =
+          f.name + "_" + reduction + (weighted ? "_weighted" : "") + (smooth ? "_smooth" : "");
+      cases.add({.op = "ortrain::CrossEntropy",
+                 .name = name,
+                 .inputs = inputs,
+                 .attributes = own,
+                 .outputs = 2,
+                 // Class weights have no gradient rule.
+                 .check_gradient = small && !weighted});
+      const Dims loss = reduction == "none" ? labels : Dims{};
+      for (const DType type : {DType::f32, DType::f64}) {
+        std::vector<CaseInput> grad_inputs{
+            CaseInput::normal(loss), x, inputs[1],
+            variant == 0 ? CaseInput::none() : with_type(CaseInput::uniform(labels, 5, 6), type)};
+        if (weighted) grad_inputs.push_back(inputs[2]);
+        cases.add({.op = "ortrain::CrossEntropyGrad",
+                   .name = name + "_" + std::string(name_of(type)),
+                   .inputs = grad_inputs,
+                   .attributes = own,
+                   .types = type == DType::f64 ? DTypeSet{DType::f64}
+                                               : DTypeSet{DType::f32, DType::f16, DType::bf16},
+                   .tolerance = small ? 2e-5 : 1e-4});
+      }
+      if (smooth) continue;
+      for (const size_t outputs : {1, 2}) {
+        cases.add({.op = "SoftmaxCrossEntropyLoss",
+                   .name = name + (outputs == 2 ? "_log_prob" : ""),
+                   .inputs = inputs,
+                   .attributes = attributes,
+                   .outputs = outputs,
+                   .check_gradient = small && !weighted,
+                   .gradient_outputs =
+                       outputs == 2 ? std::vector<size_t>{0, 1} : std::vector<size_t>{0}});
+      }
+      cases.add({.op = "NegativeLogLikelihoodLoss",
+                 .name = name,
+                 .inputs = inputs,
+                 .attributes = attributes,
+                 .check_gradient = small && !weighted});
+      std::vector<CaseInput> nll_inputs{CaseInput::normal(loss), inputs[1],
+                                        CaseInput::int64s(f.scores)};
+      if (weighted) nll_inputs.push_back(inputs[2]);
+      cases.add({.op = "ortrain::NegativeLogLikelihoodLossGrad",
+                 .name = name,
+                 .inputs = nll_inputs,
+                 .attributes = attributes,
+                 .check_gradient = small && !weighted});
+    }
+  }
+}
+
+}  // namespace
+
+void register_loss(CaseRegistry& cases) {
+  for (const Form& form : kForms) add_form(cases, form);
+
+  const CaseInput x = CaseInput::normal({3, 5});
+  auto labels = [](std::vector<double> values) {
+    return CaseInput::literal(DType::i64, {3}, std::move(values));
+  };
+  // The default of ignore_index, and ignored rows in the gradient.
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "ignored_rows",
+             .inputs = {x, labels({1, -100, 4})},
+             .outputs = 2});
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "all_ignored_mean",
+             .inputs = {x, labels({-100, -100, -100})},
+             .outputs = 2,
+             .check_gradient = false});
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "all_ignored_sum",
+             .inputs = {x, labels({-100, -100, -100})},
+             .attributes = {{"reduction", std::string("sum")}},
+             .outputs = 2});
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "no_rows_sum",
+             .inputs = {CaseInput::normal({0, 5}), CaseInput::integers(DType::i64, {0}, 0, 1)},
+             .attributes = {{"reduction", std::string("sum")}},
+             .outputs = 2});
+
+  for (const std::string op :
+       {"ortrain::CrossEntropy", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}) {
+    cases.add({.op = op,
+               .name = "refuses_large_label",
+               .inputs = {x, labels({0, 5, 1})},
+               .refusal = "label 5 at position 1 is outside of [0, 5)"});
+    cases.add({.op = op,
+               .name = "refuses_negative_label",
+               .inputs = {x, labels({0, 1, -1})},
+               .refusal = "label -1 at position 2 is outside of [0, 5)"});
+    cases.add({.op = op,
+               .name = "refuses_label_shape",
+               .inputs = {x, CaseInput::integers(DType::i64, {4}, 0, 5)},
+               .refusal = "do not fit scores"});
+    cases.add({.op = op,
+               .name = "refuses_weight_shape",
+               .inputs = {x, labels({0, 1, 2}), CaseInput::positive({4})},
+               .refusal = "class weights of shape"});
+    cases.add({.op = op,
+               .name = "refuses_reduction",
+               .inputs = {x, labels({0, 1, 2})},
+               .attributes = {{"reduction", std::string("median")}},
+               .refusal = "not none, mean or sum"});
+  }
+  cases.add({.op = "ortrain::CrossEntropyGrad",
+             .name = "refuses_large_label",
+             .inputs = {CaseInput::normal({}), x, labels({0, 5, 1})},
+             .refusal = "label 5 at position 1"});
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "refuses_smoothing",
+             .inputs = {x, labels({0, 1, 2})},
+             .attributes = {{"label_smoothing", 1.5}},
+             .refusal = "'label_smoothing' is 1.5"});
+}
+
+}  // namespace ortrain::testing

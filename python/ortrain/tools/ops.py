@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""``ortrain-ops``: check operators and list what is supported.
+
+Examples:
+  ortrain-ops check                    every kernel against "ref", every refusal
+  ortrain-ops grad --op Softmax        gradient rules against finite differences in float64
+  ortrain-ops support                  operators, types, gradients, kernels
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from ortrain import _core
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+OpOption = Annotated[str, typer.Option("--op", help="Only this operator, e.g. ortrain::Linear.")]
+KernelOption = Annotated[str, typer.Option("--kernel", help="Only this kernel.")]
+
+
+def full_name(op: dict[str, Any]) -> str:
+    """Return ``ortrain::Linear`` for an operator of ours, ``Softmax`` for a standard one."""
+    return f"{op['domain']}::{op['name']}" if op["domain"] else op["name"]
+
+
+def _selected(op: str, wanted: Callable[[dict[str, Any]], bool]) -> list[int]:
+    known = {full_name(o) for o in _core.ops()}
+    if op and op not in known:
+        raise typer.BadParameter(f"there is no operator {op!r}", param_hint="--op")
+    return [
+        index
+        for index, case in enumerate(_core.op_cases())
+        if (not op or case["op"] == op) and wanted(case)
+    ]
+
+
+def _run(indices: list[int], rows_of: Callable[[int], list[dict[str, Any]]], kernel: str) -> int:
+    console = Console()
+    start = time.perf_counter()
+    passed = failed = refused = 0
+    worst = 0.0
+    ops = set()
+    cases = _core.op_cases()
+    for index in indices:
+        ops.add(cases[index]["op"])
+        for row in rows_of(index):
+            if kernel and row["kernel"] not in (kernel, ""):
+                continue
+            if row["refused"]:
+                refused += 1
+            elif row["passed"]:
+                passed += 1
+                worst = max(worst, row["difference"])
+            else:
+                failed += 1
+                console.print(
+                    f"[red]failed[/] {row['name']} {row['kernel']} {row['type']}: "
+                    f"{row['message']}",
+                    highlight=False,
+                )
+    seconds = time.perf_counter() - start
+    console.print(
+        f"{len(ops)} operators, {len(indices)} cases: {passed} passed, {failed} failed, "
+        f"{refused} outside of a kernel's range; largest difference {worst:.2e}; {seconds:.1f} s",
+        highlight=False,
+    )
+    return 1 if failed else 0
+
+
+@app.command()
+def check(op: OpOption = "", kernel: KernelOption = "") -> None:
+    """Run every kernel against "ref" for every element type, and every refusal."""
+    raise typer.Exit(_run(_selected(op, lambda case: True), _core.check_case, kernel))
+
+
+@app.command()
+def grad(op: OpOption = "") -> None:
+    """Compare gradient rules with central differences in float64."""
+    indices = _selected(op, lambda case: case["has_gradient_check"])
+    raise typer.Exit(_run(indices, lambda i: [_core.check_case_gradient(i)], ""))
+
+
+@app.command()
+def support(op: OpOption = "") -> None:
+    """List operators with types, gradient, kernels and number of cases."""
+    table = Table(title="Operators")
+    for column in ("operator", "since", "types", "gradient", "CPU kernels", "cases"):
+        table.add_column(column)
+    ops = [o for o in _core.ops() if not op or full_name(o) == op]
+    if not ops:
+        raise typer.BadParameter(f"there is no operator {op!r}", param_hint="--op")
+    for o in ops:
+        table.add_row(
+            full_name(o),
+            str(o["since"]),
+            "; ".join(f"{k}: {', '.join(v)}" for k, v in o["types"].items()),
+            o["gradient"],
+            ", ".join(name for name, _ in o["kernels"]),
+            str(o["cases"]),
+        )
+    console = Console()
+    console.print(table)
+    rules = sum(o["gradient"] == "yes" for o in ops)
+    missing = [full_name(o) for o in ops if o["gradient"] == "missing"]
+    console.print(
+        f"{len(ops)} operators, {rules} with a gradient, {len(missing)} without one: "
+        f"{', '.join(missing) or 'none'}",
+        highlight=False,
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Each non-public name of PyTorch still means what the capture relies on."""
+
+import pytest
+import sympy
+import torch
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.guards import compile_guards
+from torch import nn
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0] * 2, -1) if x.shape[0] > 2 else x
+
+
+def _export(module: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+    shapes = (dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO),)
+    return torch.export.export(module, (x,), dynamic_shapes=shapes, strict=False)
+
+
+def test_guards_code_is_python_over_sizes() -> None:
+    program = _export(Halves(), torch.randn(4, 6))
+    conditions = internals.guards_code(program)
+    assert conditions
+    guards = compile_guards(conditions, ["x"], [])
+    assert guards.holds([[4, 6]])
+    assert not guards.holds([[2, 6]])
+
+
+def test_flexible_sizes_keep_a_batch_of_one_dynamic() -> None:
+    with internals.flexible_sizes():
+        program = _export(nn.Linear(3, 3), torch.randn(1, 3))
+    node = next(n for n in program.graph.nodes if n.name == "input")
+    assert not isinstance(internals.size_expression(node.meta["val"].shape[0]), int)
+
+
+def test_recurrent_layers_stay_whole_at_any_length() -> None:
+    with internals.recurrent_layers_whole(), internals.flexible_sizes():
+        for layer in (nn.LSTM(3, 4), nn.GRU(3, 4)):
+            program = _export(layer, torch.randn(5, 2, 3)).run_decompositions({})
+            targets = {str(n.target) for n in program.graph.nodes}
+            assert targets & {"aten.lstm.input", "aten.gru.input"}
+            sizes = next(n for n in program.graph.nodes if n.name == "input").meta["val"].shape
+            assert isinstance(internals.size_expression(sizes[0]), sympy.Expr)
+
+
+def test_no_grad_region_is_an_operator_of_the_export() -> None:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = x * 2
+            return y + x
+
+    program = _export(Module(), torch.randn(3))
+    targets = [n.target for n in program.graph.nodes]
+    assert internals.no_grad_region() in targets
+
+
+def test_size_expressions_and_hints() -> None:
+    program = _export(nn.Flatten(0), torch.randn(4, 6))
+    x = next(n for n in program.graph.nodes if n.name == "input").meta["val"]
+    rows = internals.size_expression(x.shape[0])
+    assert isinstance(rows, sympy.Symbol)
+    assert internals.size_hint(x.shape[0]) == 4
+    assert internals.size_expression(7) == 7
+    assert internals.size_hint(7) == 7
+    assert internals.number_expression(x.shape[0] * 2) == 2 * rows
+    assert internals.number_expression(True) is True
+
+
+def test_unbacked_symbols_are_seen_in_an_error() -> None:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else x * 2
+
+    with pytest.raises(Exception) as caught:
+        _export(Module(), torch.randn(3))
+    assert internals.has_unbacked_symbols(caught.value)
+    assert not internals.has_unbacked_symbols(ValueError())
+
+
+def test_composite_and_table_decompositions() -> None:
+    einsum = torch.ops.aten.einsum.default
+    assert internals.is_composite(einsum)
+    a, b = torch.randn(2, 3), torch.randn(3, 4)
+    torch.testing.assert_close(internals.decomposition(einsum)("ij,jk->ik", [a, b]), a @ b)
+    assert not internals.is_composite(torch.ops.aten.mm.default)
+    assert internals.decomposition(torch.ops.aten.native_group_norm.default) is not None
+    assert internals.decomposition(torch.sym_min) is None
+
+
+def test_autograd_functions_are_refused_only_inside() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch.ones(2)
+    with internals.refuse_autograd_functions(), pytest.raises(NotImplementedError, match="Twice"):
+        Twice.apply(x)
+    assert torch.equal(Twice.apply(x), x * 2)
+    assert "apply" not in Twice.__dict__
+    assert "__init_subclass__" not in torch.autograd.Function.__dict__
+
+
+def test_sympy_functions_of_sizes() -> None:
+    s = sympy.Symbol("s", integer=True, positive=True)
+    assert internals.FloorDiv(s * 4, 2) == 2 * s
+    assert internals.FloorDiv(sympy.Integer(7), 2) == 3
