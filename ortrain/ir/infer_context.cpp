@@ -110,6 +110,11 @@ std::optional<std::vector<int64_t>> InferContext::known_ints(size_t index) const
   return to_dims(*contents);
 }
 
+const TensorData& InferContext::constant(size_t index) const {
+  static const TensorData kUnknown;
+  return has_input(index) ? inputs_[index].constant : kUnknown;
+}
+
 bool InferContext::wants_output(size_t index) const {
   return index < node_->outputs.size() && node_->outputs[index] != kNoValue;
 }
