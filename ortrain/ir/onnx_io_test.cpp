@@ -331,7 +331,12 @@ TEST(onnx_io, inferred_and_stated_types_must_fit) {
   model = foreign_model();
   add_value(model.mutable_graph()->add_value_info(), "gone", 1, {7});
   model.mutable_graph()->mutable_input(0)->mutable_type()->mutable_tensor_type()->set_elem_type(7);
-  EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("input 'x' is int64"));
+  EXPECT_THAT(refusal<UnsupportedError>(model), HasSubstr("input 'x' of type int64"));
+  model = foreign_model();
+  add_initializer(model, "w", 11, {3})->set_raw_data(std::string(24, '\0'));
+  model.mutable_graph()->mutable_node(0)->set_op_type("Add");
+  model.mutable_graph()->mutable_node(0)->add_input("w");
+  EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("input 'b' is float64"));
 }
 
 TEST(onnx_io, extents_of_foreign_models) {

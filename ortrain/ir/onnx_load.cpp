@@ -260,6 +260,7 @@ class ModelLoader {
       node.phase = phase.empty() ? Phase::forward : Phase::backward;
       for (const std::string& input : proto.input()) node.inputs.push_back(find_input(input));
       node.outputs.assign(proto.output().begin(), proto.output().end());
+      check_input_types(node);
     });
     if (is_alias(proto)) {
       with_context(frame, [&] { assembler_.add_alias(node.outputs[0], node.inputs[0]); });
@@ -280,6 +281,21 @@ class ModelLoader {
     if (def.since <= opset->second) return;
     throw UnsupportedError(str("the operator of opset ", opset->second,
                                " had another meaning; it is supported since opset ", def.since));
+  }
+
+  // Our operators take fewer element types than ONNX's: that is no mistake of the model.
+  void check_input_types(const NamedNode& node) const {
+    const OpDef* def = assembler_.registry().find(node.domain, node.op);
+    if (def == nullptr) return;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const FormalValue* formal = def->formal_input(i);
+      if (node.inputs[i] == kNoValue || formal == nullptr) continue;
+      auto variable = def->types.find(formal->type);
+      const DType dtype = assembler_.graph().value(node.inputs[i]).dtype;
+      if (variable != def->types.end() && !variable->second.contains(dtype)) {
+        throw UnsupportedError(str("input '", formal->name, "' of type ", name_of(dtype)));
+      }
+    }
   }
 
   ValueId find_input(const std::string& name) const {

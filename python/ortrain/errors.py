@@ -5,6 +5,7 @@
 from ortrain._core import (
     DeviceError,
     DTypeError,
+    FileError,
     InternalError,
     InvalidModelError,
     OrtrainError,
@@ -19,6 +20,7 @@ __all__ = [
     "ConversionError",
     "DTypeError",
     "DeviceError",
+    "FileError",
     "InternalError",
     "InvalidModelError",
     "OrtrainError",

@@ -17,6 +17,7 @@ void init_errors(nb::module_& module) {
   nb::exception<ShapeError>(module, "ShapeError", PyExc_ValueError);
   nb::exception<DTypeError>(module, "DTypeError", PyExc_TypeError);
   nb::exception<UnsupportedError>(module, "UnsupportedError", PyExc_NotImplementedError);
+  nb::exception<FileError>(module, "FileError", PyExc_OSError);
   nb::exception<DeviceError>(module, "DeviceError", PyExc_RuntimeError);
   nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", PyExc_RuntimeError);
   nb::exception<InternalError>(module, "InternalError", PyExc_RuntimeError);

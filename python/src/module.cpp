@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   ortrain::python::init_errors(module);
   ortrain::python::init_graph(module);
+  ortrain::python::init_onnx_io(module);
   ortrain::python::init_session(module);
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
