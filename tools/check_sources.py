@@ -34,7 +34,7 @@ RULES = [
     ("printing from the library", r"^ortrain/.*\.(h|cpp)$", r"\bstd::(cout|cerr)\b|\bprintf\("),
     ("a bare getenv", r"^ortrain/(?!base/).*\.(h|cpp)$", r"\bgetenv\("),
 ]
-NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|new|fast|optimized|common)(_|\.)|_v\d+\.")
+NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|new|fast|optimized)(_|\.)|^common\.|_v\d+\.")
 
 
 def source_errors(root: Path, files: list[Path]) -> list[str]:

@@ -73,7 +73,9 @@ def passes_page() -> str:
 
 def flags_page() -> str:
     """Return docs/flags.md."""
-    rows = [[f"`{name}`", f"`{value}`" if value else "", text] for name, value, text in _core.flags()]
+    rows = [
+        [f"`{name}`", f"`{value}`" if value else "", text] for name, value, text in _core.flags()
+    ]
     return f"{NOTE}\n# Environment variables\n\n" + table(["variable", "default", "meaning"], rows)
 
 

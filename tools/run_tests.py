@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Run the C++ tests (ctest) and the Python tests (pytest), then print one line that counts both."""
+"""Run the C++ tests (GoogleTest) and the Python tests (pytest), then print one line that counts both."""
 
 import argparse
 import subprocess
@@ -13,23 +13,54 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 
 
-def run(name: str, command: list[str], report: Path) -> tuple[int, int, int]:
-    """Run one runner and return (passed, failed, skipped) from the JUnit report it wrote."""
-    report.unlink(missing_ok=True)
+def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
+    """Run the commands of one runner at the same time.
+
+    Args:
+        name: For the summary line.
+        commands: From the JUnit report that a command writes to the command.
+
+    Returns:
+        Numbers of (passed, failed, skipped) tests. A command that dies, without a report or with one
+        that shows no failure, counts as one failed test.
+    """
     print(f"== {name}", flush=True)
     started = time.monotonic()
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
-    failed = sum(any(c.find(tag) is not None for tag in ("failure", "error")) for c in cases)
-    skipped = sum(c.find("skipped") is not None for c in cases)
-    if status != 0 and failed == 0:  # it died before, or without, saying which test failed
-        failed = 1
-    passed = len(cases) - sum(
-        any(c.find(tag) is not None for tag in ("failure", "error", "skipped")) for c in cases
-    )
+    for report in commands:
+        report.unlink(missing_ok=True)
+    processes = [subprocess.Popen(command, cwd=ROOT) for command in commands.values()]
+    statuses = [process.wait() for process in processes]
+    passed = failed = skipped = 0
+    for report, status in zip(commands, statuses, strict=True):
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+        bad = sum(c.find("failure") is not None or c.find("error") is not None for c in cases)
+        left_out = sum(c.find("skipped") is not None for c in cases)
+        if status != 0 and bad == 0:
+            print(f"{name}: {' '.join(commands[report])} ended with status {status}")
+            failed += 1
+        passed += len(cases) - bad - left_out
+        failed += bad
+        skipped += left_out
     seconds = time.monotonic() - started
     print(f"{name}: {passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s")
     return passed, failed, skipped
+
+
+def cpp_tests(jobs: int) -> dict[Path, list[str]]:
+    """Return one command per shard: thousands of tests are too many for a process each."""
+    commands = {}
+    for shard in range(jobs):
+        report = BUILD / f"gtest-{shard}.xml"
+        commands[report] = [
+            "env",
+            f"GTEST_TOTAL_SHARDS={jobs}",
+            f"GTEST_SHARD_INDEX={shard}",
+            "OMP_WAIT_POLICY=passive",  # shards share the cores
+            str(BUILD / "ortrain_tests"),
+            "--gtest_brief=1",
+            f"--gtest_output=xml:{report}",
+        ]
+    return commands
 
 
 def main() -> int:
@@ -38,19 +69,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
     args = parser.parse_args()
 
-    results = []
-    if (BUILD / "CTestTestfile.cmake").exists():
-        report = BUILD / "ctest.xml"
-        command = ["ctest", "--test-dir", str(BUILD), "--output-on-failure", "--quiet"]
-        command += ["--parallel", str(args.jobs), "--output-junit", str(report)]
-        results.append(run("C++ tests", command, report))
-    else:
-        print("C++ tests: not built, run 'make build'", file=sys.stderr)
-        results.append((0, 1, 0))
-
     report = BUILD / "pytest.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
-    results.append(run("Python tests", command + ["-m", "not slow"] * args.quick, report))
+    command += ["-m", "not slow"] * args.quick
+    results = [run("C++ tests", cpp_tests(args.jobs)), run("Python tests", {report: command})]
 
     passed, failed, skipped = (sum(column) for column in zip(*results, strict=True))
     if skipped:

@@ -140,9 +140,8 @@ void build_backward(Graph& graph, const BackwardOptions& options) {
       throw UnsupportedError(str(Graph::context(node), "this operator has no gradient rule"));
     }
     const std::vector<ValueId> inputs = node.inputs;
-    const std::string context = Graph::context(node);
     GradContext grad(graph, def, *it, std::move(output_grads), needs_grad);
-    with_context(context + "gradient: ", [&] { def.gradient(grad); });
+    with_context(Graph::context(node) + "gradient: ", [&] { def.gradient(grad); });
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (grad.input_grads()[i] != kNoValue) gradients.add(inputs[i], grad.input_grads()[i]);
     }

@@ -17,7 +17,8 @@ constexpr std::array kFlags{
          "Comma-separated log categories: dispatch, passes, memory, plan, export, or all."},
     Flag{"ORTRAIN_DISABLE_PASSES", "", "Comma-separated names of graph passes to skip."},
     Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
-    Flag{"ORTRAIN_BLAS", "auto", "Matrix products: auto, onednn or own."},
+    Flag{"ORTRAIN_BLAS", "auto",
+         "Matrix products: auto, onednn, none (our own kernels), or the path of the plugin."},
     Flag{"ORTRAIN_PROFILE", "0", "Time every node; read the figures with ORTModule.profile()."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };

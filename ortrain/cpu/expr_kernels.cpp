@@ -64,6 +64,18 @@ KernelFn make_kernel(const ProgramOfNode& program_of, NodeSpec& spec) {
   };
 }
 
+// Equal bytes alone do not do: a broadcast input may have as many as a narrower output.
+std::vector<std::pair<int, int>> equal_pairs(const NodeSpec& spec) {
+  std::vector<std::pair<int, int>> pairs;
+  for (size_t i = 0; i < spec.num_inputs(); ++i) {
+    for (size_t k = 0; k < spec.num_outputs(); ++k) {
+      if (!spec.has_input(i) || !spec.has_output(k) || spec.input(i) != spec.output(k)) continue;
+      pairs.emplace_back(static_cast<int>(i), static_cast<int>(k));
+    }
+  }
+  return pairs;
+}
+
 }  // namespace
 
 ExprProgram elementwise_program(const NodeSpec& spec) {
@@ -85,16 +97,15 @@ ExprProgram elementwise_program(const NodeSpec& spec) {
   return builder.finish();
 }
 
-std::vector<Kernel> expr_kernels(ProgramOfNode program_of,
-                                 std::vector<std::pair<int, int>> inplace) {
+std::vector<Kernel> expr_kernels(ProgramOfNode program_of) {
   Kernel simd{.name = "simd"};
-  simd.inplace = inplace;
+  simd.inplace_of = equal_pairs;
   simd.why_not = [program_of](const NodeSpec& spec) {
-    return TileProgram::why_not(program_of(spec), wiring_of(spec).input_dims);
+    return TileProgram::why_not(program_of(spec));
   };
   simd.make = [program_of](NodeSpec& spec) { return make_kernel<TileProgram>(program_of, spec); };
   Kernel ref{.name = "ref"};
-  ref.inplace = std::move(inplace);
+  ref.inplace_of = equal_pairs;
   ref.make = [program_of](NodeSpec& spec) {
     return make_kernel<ExprInterpreter>(program_of, spec);
   };

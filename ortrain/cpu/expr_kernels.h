@@ -14,9 +14,8 @@ namespace ortrain::cpu {
 using ProgramOfNode = std::function<ExprProgram(const NodeSpec&)>;
 
 // Kernels that run the program of a node: "simd", then "ref" (ir/expr_interpreter.h), which takes
-// every type. `inplace` as in Kernel.
-std::vector<Kernel> expr_kernels(ProgramOfNode program_of,
-                                 std::vector<std::pair<int, int>> inplace = {});
+// every type. An output may take the memory of an input of its type and shape.
+std::vector<Kernel> expr_kernels(ProgramOfNode program_of);
 
 // The program of an elementwise node from OpDef::expression.
 ExprProgram elementwise_program(const NodeSpec& spec);

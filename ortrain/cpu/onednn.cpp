@@ -4,11 +4,11 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/flags.h"
 
 namespace ortrain::cpu {
 namespace {
@@ -27,8 +27,7 @@ std::string own_directory() {
 }
 
 Plugin load() {
-  const char* setting = std::getenv("ORTRAIN_BLAS");
-  const std::string wanted = setting == nullptr ? "auto" : setting;
+  const std::string wanted = flag("ORTRAIN_BLAS");
   if (wanted == "none") return {nullptr, "ORTRAIN_BLAS=none"};
   const bool is_path = wanted.find('/') != std::string::npos;
   if (!is_path && wanted != "auto" && wanted != "onednn" && !wanted.empty()) {

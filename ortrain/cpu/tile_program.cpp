@@ -31,8 +31,7 @@ bool has_loop(const ExprProgram& program, const ExprInstruction& instruction) {
 
 }  // namespace
 
-std::optional<std::string> TileProgram::why_not(const ExprProgram& program,
-                                                const std::vector<Dims>& inputs) {
+std::optional<std::string> TileProgram::why_not(const ExprProgram& program) {
   for (const ExprInstruction& instruction : program.code) {
     if (has_loop(program, instruction)) continue;
     return str("no loop for '", expr_op_info(instruction.op).name, "' with type ",
@@ -40,15 +39,6 @@ std::optional<std::string> TileProgram::why_not(const ExprProgram& program,
   }
   for (const ExprOutput& output : program.outputs) {
     if (tile_store(output.dtype) == nullptr) return str("no store of ", name_of(output.dtype));
-  }
-  for (const ExprInstruction& instruction : program.code) {
-    const ExprTyping typing = expr_op_info(instruction.op).typing;
-    if (typing != ExprTyping::dropout && typing != ExprTyping::mask) continue;
-    const ExprReg seed = instruction.operands[typing == ExprTyping::mask ? 0 : 1];
-    if (static_cast<size_t>(seed) < inputs.size() &&
-        num_elements(inputs[static_cast<size_t>(seed)]) != 1) {
-      return "a seed of more than one value";
-    }
   }
   return std::nullopt;
 }

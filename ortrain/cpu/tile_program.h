@@ -20,9 +20,8 @@ namespace ortrain::cpu {
 // the workspace. Rows are reduced by one thread each, so results do not depend on the threads.
 class TileProgram {
  public:
-  // Why this executor cannot run `program` on inputs of these shapes; nullopt if it can.
-  static std::optional<std::string> why_not(const ExprProgram& program,
-                                            const std::vector<Dims>& inputs);
+  // Why this executor cannot run `program`; nullopt if it can.
+  static std::optional<std::string> why_not(const ExprProgram& program);
 
   TileProgram(const ExprProgram& program, const std::vector<Dims>& inputs);
 

@@ -317,6 +317,19 @@ Shape expr_shape(const ExprProgram& program, const std::vector<Shape>& inputs) {
                            " holds one value per row, so its last extent must be 1"));
     }
   }
+  for (const ExprInstruction& instruction : program.code) {
+    const ExprTyping typing = expr_op_info(instruction.op).typing;
+    if (typing != ExprTyping::dropout && typing != ExprTyping::mask) continue;
+    const size_t seed =
+        static_cast<size_t>(instruction.operands[typing == ExprTyping::mask ? 0 : 1]);
+    if (seed >= inputs.size()) continue;  // a constant
+    for (const Dim& extent : inputs[seed]) {
+      if (!extent.is(1)) {
+        throw ShapeError(str("input ", seed, " of shape ", shape_str(inputs[seed]),
+                             " is a seed, so it must be one value"));
+      }
+    }
+  }
   return full;
 }
 
@@ -345,7 +358,11 @@ ExprInterpreter::ExprInterpreter(ExprProgram program, std::vector<Dims> inputs)
   dims_ = to_dims(expr_shape(program_, shapes));
   columns_ = dims_.empty() ? 1 : dims_.back();
   rows_ = dims_.empty() ? 1 : num_elements(Dims(dims_.begin(), dims_.end() - 1));
-  piece_columns_ = program_.has_reductions() ? columns_ : std::min(columns_, kPieceColumns);
+  bool whole_rows = program_.has_reductions();
+  for (const ExprOutput& output : program_.outputs) {
+    whole_rows = whole_rows || extents_[static_cast<size_t>(output.reg)] != ExprExtent::full;
+  }
+  piece_columns_ = whole_rows ? columns_ : std::min(columns_, kPieceColumns);
   for (const Dims& input : inputs) {
     const Dims own = strides_of(input);
     Dims strides(dims_.size(), 0);

@@ -10,8 +10,8 @@
 
 namespace ortrain {
 
-// The common shape of the inputs of `program`. Throws ShapeError if they do not broadcast, or if a
-// per_row input has a last extent other than 1.
+// The common shape of the inputs of `program`. Throws ShapeError if they do not broadcast, if a
+// per_row input has a last extent other than 1, or a seed more than one value.
 Shape expr_shape(const ExprProgram& program, const std::vector<Shape>& inputs);
 // The shape of output `index`.
 Shape expr_output_shape(const ExprProgram& program, const Shape& full, size_t index);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -121,8 +122,9 @@ class Graph {
  private:
   std::string unique_name(std::string wanted);
 
-  std::vector<Value> values_;
-  std::vector<Node> nodes_;
+  // Deques: references to nodes and values stay valid while others are added.
+  std::deque<Value> values_;
+  std::deque<Node> nodes_;
   std::vector<bool> alive_;
   std::vector<NodeId> order_;
   std::vector<GraphInput> inputs_;

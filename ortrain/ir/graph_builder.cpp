@@ -9,6 +9,15 @@
 #include "ortrain/ir/op_registry.h"
 
 namespace ortrain {
+namespace {
+
+// A layer path may end with the operator already.
+std::string value_name(const std::string& layer, const std::string& op) {
+  if (layer.empty()) return op;
+  return layer.ends_with("/" + op) ? layer : layer + "/" + op;
+}
+
+}  // namespace
 
 std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_view op,
                                         std::vector<ValueId> inputs, Attributes attributes,
@@ -41,8 +50,8 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
 
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i]) continue;
-    const ValueId id = graph_->add_value(
-        layer_.empty() ? node.op : layer_ + "/" + node.op, outputs[i].dtype, outputs[i].shape);
+    const ValueId id =
+        graph_->add_value(value_name(layer_, node.op), outputs[i].dtype, outputs[i].shape);
     graph_->value(id).known = std::move(outputs[i].known);
     node.outputs[i] = id;
   }

@@ -310,7 +310,9 @@ class PlanMaker {
   int inplace_buffer(const Work& work, size_t i) {
     const Node& node = graph_.node(work.node);
     const ValueId output = node.outputs[i];
-    for (const auto& [from, to] : work.kernel->inplace) {
+    const Kernel& kernel = *work.kernel;
+    for (const auto& [from, to] :
+         kernel.inplace_of ? kernel.inplace_of(*work.spec) : kernel.inplace) {
       if (static_cast<size_t>(to) != i || static_cast<size_t>(from) >= node.inputs.size()) continue;
       const ValueId input = node.inputs[static_cast<size_t>(from)];
       if (input == kNoValue) continue;

@@ -107,6 +107,8 @@ struct Kernel {
   // reads each element of the input before it writes that element of the output. Used only when
   // both have the same number of bytes.
   std::vector<std::pair<int, int>> inplace = {};
+  // Set where the pairs depend on the node: used instead of `inplace`.
+  std::function<std::vector<std::pair<int, int>>(const NodeSpec&)> inplace_of = nullptr;
   // For operators that only look at their first input differently: the byte offset of each output
   // inside input 0; nullopt = this node is no view, use the next kernel.
   std::function<std::optional<std::vector<int64_t>>(const NodeSpec&)> view = nullptr;

@@ -14,6 +14,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
 from ortrain import _core, progress
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
@@ -23,8 +26,6 @@ from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.report import CaptureRecord, MemoryPlan
-from torch import nn
-from torch.autograd.function import once_differentiable
 
 _log = logging.getLogger("ortrain")
 

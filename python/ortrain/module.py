@@ -7,9 +7,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import nn
+
 from ortrain.engine import Engine
 from ortrain.report import MemoryPlan, ModuleReport
-from torch import nn
 
 __all__ = ["ORTModule"]
 

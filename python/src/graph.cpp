@@ -10,6 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "ortrain/autodiff/build_backward.h"
@@ -184,6 +185,11 @@ class PythonGraphBuilder {
   }
 
   std::shared_ptr<Graph> finish() {
+    // What the caller gets comes first, so that positions among the user outputs are positions
+    // among all.
+    std::ranges::stable_partition(graph_->outputs(), [](const GraphOutput& output) {
+      return output.role == OutputRole::user;
+    });
     graph_->remove_dead_nodes();
     graph_->sort();
     verify(*graph_);

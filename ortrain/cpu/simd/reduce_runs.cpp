@@ -63,7 +63,7 @@ struct Maximum {
   // A NaN accumulator is greater than nothing and equal to nothing: it stays; a NaN x goes in.
   template <class V>
   static HWY_INLINE V Step(V most, V x) {
-    return hn::IfThenElse(hn::Or(hn::Gt(x, most), hn::Ne(x, x)), x, most);
+    return hn::IfThenElse(hn::Or(hn::Gt(x, most), hn::IsNaN(x)), x, most);
   }
   template <class V>
   static HWY_INLINE V Join(V a, V b) {
@@ -80,7 +80,7 @@ struct Minimum {
   static constexpr double kIdentity = std::numeric_limits<double>::infinity();
   template <class V>
   static HWY_INLINE V Step(V least, V x) {
-    return hn::IfThenElse(hn::Or(hn::Lt(x, least), hn::Ne(x, x)), x, least);
+    return hn::IfThenElse(hn::Or(hn::Lt(x, least), hn::IsNaN(x)), x, least);
   }
   template <class V>
   static HWY_INLINE V Join(V a, V b) {

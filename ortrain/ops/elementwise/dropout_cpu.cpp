@@ -42,7 +42,7 @@ ExprProgram dropout_program(const NodeSpec& spec) {
 }  // namespace
 
 void register_dropout(KernelRegistry& registry) {
-  registry.add("Dropout", expr_kernels(dropout_program, {{0, 0}}));
+  registry.add("Dropout", expr_kernels(dropout_program));
 }
 
 }  // namespace ortrain::cpu

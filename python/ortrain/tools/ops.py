@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from ortrain import _core
 from rich.console import Console
 from rich.table import Table
+
+from ortrain import _core
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 

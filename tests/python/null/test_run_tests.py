@@ -16,7 +16,7 @@ REPORT = """<testsuites><testsuite>
 
 
 def run(path: Path, code: str) -> tuple[int, int, int]:
-    return run_tests.run("fake", [sys.executable, "-c", code, str(path)], path)
+    return run_tests.run("fake", {path: [sys.executable, "-c", code, str(path)]})
 
 
 def test_counts(tmp_path):
@@ -37,3 +37,10 @@ def test_a_bad_status_with_only_passes_is_a_failure(tmp_path):
     good = "<testsuite><testcase name='a'/></testsuite>"
     write = f'import sys; open(sys.argv[1], "w").write("{good}"); sys.exit(1)'
     assert run(tmp_path / "r.xml", write) == (1, 1, 0)
+
+
+def test_shards_add_up(tmp_path):
+    write = "import sys; open(sys.argv[1], 'w').write('<a><testcase/><testcase/></a>')"
+    paths = [tmp_path / "0.xml", tmp_path / "1.xml"]
+    commands = {path: [sys.executable, "-c", write, str(path)] for path in paths}
+    assert run_tests.run("fake", commands) == (4, 0, 0)

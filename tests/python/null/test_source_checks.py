@@ -81,6 +81,16 @@ def test_layers_let_a_right_include_pass(tmp_path, name, text):
     assert check_layers.cpp_errors(tmp_path) == []
 
 
+def test_layers_follow_the_headers_of_a_rule(tmp_path):
+    plant(tmp_path, "ortrain/ops/softmax/rows.h", '#include "ortrain/cpu/threads.h"\n')
+    plant(
+        tmp_path, "ortrain/ops/softmax/softmax_cpu.cpp", '#include "ortrain/ops/softmax/rows.h"\n'
+    )
+    assert check_layers.cpp_errors(tmp_path) == []
+    plant(tmp_path, "ortrain/ops/softmax/softmax.cpp", '#include "ortrain/ops/softmax/rows.h"\n')
+    assert len(check_layers.cpp_errors(tmp_path)) == 1
+
+
 def test_layers_catch_a_forbidden_import(tmp_path):
     plant(tmp_path, "ortrain/.keep", "")
     plant(tmp_path, "python/ortrain/capture/a.py", "from ortrain.module import ORTModule\n")

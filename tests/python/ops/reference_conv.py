@@ -45,7 +45,9 @@ def pad_spatial(x: torch.Tensor, begin: list[int], end: list[int], value: float)
     return F.pad(x, flat, value=value)
 
 
-def convolve(attrs: dict, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def convolve(
+    attrs: dict, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Return the convolution with the attributes of ONNX Conv."""
     rank = x.dim() - 2
     begin, end = window_pads(attrs, list(x.shape[2:]), list(w.shape[2:]))
@@ -91,9 +93,7 @@ def conv_transpose(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndar
     rank = x.dim() - 2
     strides = list(attrs.get("strides", [1] * rank))
     dilations = list(attrs.get("dilations", [1] * rank))
-    y = CONV_TRANSPOSE[rank](
-        x, w, stride=strides, dilation=dilations, groups=attrs.get("group", 1)
-    )
+    y = CONV_TRANSPOSE[rank](x, w, stride=strides, dilation=dilations, groups=attrs.get("group", 1))
     extra = list(attrs.get("output_padding", [0] * rank))
     full = [size + e for size, e in zip(y.shape[2:], extra, strict=True)]
     auto_pad = attrs.get("auto_pad", "NOTSET")

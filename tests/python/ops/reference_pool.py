@@ -38,9 +38,7 @@ class Windows:
 
     def positions(self, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return input positions [out, kernel], and which are inside the input, the padding."""
-        size, k, s, d = (
-            v[axis] for v in (self.extents, self.kernel, self.strides, self.dilations)
-        )
+        size, k, s, d = (v[axis] for v in (self.extents, self.kernel, self.strides, self.dilations))
         begin, end = self.begin[axis], self.end[axis]
         room = size + begin + end - (k - 1) * d - 1
         out = (math.ceil(room / s) if self.ceil and not self.same else room // s) + 1
@@ -49,7 +47,9 @@ class Windows:
         at = np.arange(out)[:, None] * s - begin + np.arange(k)[None, :] * d
         return at, (at >= 0) & (at < size), at < size + end
 
-    def gather(self, x: torch.Tensor, fill: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def gather(
+        self, x: torch.Tensor, fill: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return windows [N, C, out..., prod(kernel)], their flat places and who is in the padding."""
         rank = len(self.extents)
         axes = [self.positions(axis) for axis in range(rank)]

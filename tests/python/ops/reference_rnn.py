@@ -91,7 +91,9 @@ def backward(name: str, inputs: list[np.ndarray | None], attrs: dict) -> list[np
     dy, d_last = values[0], list(values[1 : 1 + count])
     x, *rest = values[1 + count :]
     states, (w_ih, w_hh, y, *saved) = rest[:count], rest[count:]
-    d_states = [torch.zeros_like(s) if d is None else d for s, d in zip(states, d_last, strict=True)]
+    d_states = [
+        torch.zeros_like(s) if d is None else d for s, d in zip(states, d_last, strict=True)
+    ]
     dx = torch.zeros_like(x)
     dw_ih, dw_hh = torch.zeros_like(w_ih), torch.zeros_like(w_hh)
     db_ih, db_hh = torch.zeros_like(w_ih[:, 0]), torch.zeros_like(w_ih[:, 0])

@@ -3,6 +3,7 @@
 """Compilation of size conditions."""
 
 import pytest
+
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import compile_guards
 

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 from captured_modules import CASES as MODULES
+
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature
 from ortrain.testing.models import CASES as MODELS

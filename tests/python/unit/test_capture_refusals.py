@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.errors import (
     AutogradFunctionError,
@@ -15,7 +17,6 @@ from ortrain.capture.errors import (
     UnsupportedOperatorError,
 )
 from ortrain.testing.parity import capture_known, reference_graph
-from torch import nn
 
 
 class Doubled(torch.autograd.Function):

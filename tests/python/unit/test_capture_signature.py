@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from ortrain.capture.signature import CallSignature, flatten_outputs
 
 Point = collections.namedtuple("Point", ["x", "y"])

@@ -5,6 +5,7 @@
 import pytest
 import torch
 from operator_cases import CASES, OperatorCase
+
 from ortrain.capture.convert import targets
 from ortrain.testing.single_op import check_operator
 

@@ -5,9 +5,10 @@
 import pytest
 import sympy
 import torch
+from torch import nn
+
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.guards import compile_guards
-from torch import nn
 
 
 class Halves(nn.Module):

@@ -1,0 +1,324 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/passes/fuse_elementwise.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/expr_builder.h"
+#include "ortrain/ir/expr_interpreter.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
+#include "ortrain/passes/node_clusters.h"
+
+namespace ortrain {
+namespace {
+
+// Bounds the registers that are alive at a time.
+constexpr size_t kMaxMembers = 64;
+// What the SIMD executors hold in registers or convert from and to.
+constexpr DTypeSet kFusedTypes = kFloatTypes | kIndexTypes | kBoolTypes;
+
+Shape row_shape(Shape shape) {
+  if (!shape.empty()) shape.back() = Dim(1);
+  return shape;
+}
+
+std::optional<ExprOp> reduction_of(const Node& node) {
+  if (!node.domain.empty()) return std::nullopt;
+  if (node.op == "ReduceSum") return ExprOp::row_sum;
+  if (node.op == "ReduceMean") return ExprOp::row_mean;
+  if (node.op == "ReduceMax") return ExprOp::row_max;
+  if (node.op == "ReduceMin") return ExprOp::row_min;
+  return std::nullopt;
+}
+
+// What a group has in common.
+struct Group {
+  Phase phase = Phase::forward;
+  Shape shape;
+  // Some member cannot live with one value per row: dropout counts elements, a reduction needs
+  // them, and values per row are that already.
+  bool needs_elements = false;
+};
+
+class Fusion {
+ public:
+  explicit Fusion(Graph& graph) : graph_(graph), clusters_(graph) {}
+
+  bool run() {
+    for (NodeId id : graph_.order()) inspect(id);
+    for (NodeId id : graph_.order()) join_producers(id);
+    std::map<NodeClusters::ClusterId, std::vector<NodeId>> found;
+    for (size_t at = 0; at < graph_.order().size(); ++at) {
+      const NodeId id = graph_.order()[at];
+      if (clusters_.members(clusters_.of(id)).size() > 1) found[clusters_.of(id)].push_back(id);
+    }
+    if (found.empty()) return false;
+    users_ = graph_.users();
+    is_output_.assign(graph_.num_values(), false);
+    for (const GraphOutput& output : graph_.outputs()) {
+      is_output_[static_cast<size_t>(output.value)] = true;
+    }
+    bool changed = false;
+    for (const auto& [cluster, members] : found) changed = rewrite(cluster, members) || changed;
+    return changed;
+  }
+
+ private:
+  // Finds out whether a node may be in a group, and what group it makes by itself.
+  void inspect(NodeId id) {
+    const Node& node = graph_.node(id);
+    const OpDef& def = op_registry().get(node.domain, node.op);
+    if (is_constant(node, def)) {
+      constant_.resize(graph_.num_values(), false);
+      for (ValueId output : node.outputs) {
+        if (output != kNoValue) constant_[static_cast<size_t>(output)] = true;
+      }
+      return;
+    }
+    if (node.outputs.size() != 1 || node.outputs[0] == kNoValue) return;
+    const Value& output = graph_.value(node.outputs[0]);
+    if (!has_fused_types(node) || is_shape_arithmetic(output)) return;
+    Group group{.phase = node.phase, .shape = output.shape};
+    if (def.expression) {
+      group.needs_elements = def.draws_random_numbers;
+    } else if (reduces_rows(node)) {
+      group.shape = graph_.value(node.inputs[0]).shape;
+      group.needs_elements = true;
+    } else {
+      return;
+    }
+    groups_[clusters_.of(id)] = std::move(group);
+  }
+
+  bool is_constant(const Node& node, const OpDef& def) const {
+    if (def.draws_random_numbers) return false;
+    return std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+      return input == kNoValue || graph_.value(input).kind == ValueKind::constant ||
+             (static_cast<size_t>(input) < constant_.size() &&
+              constant_[static_cast<size_t>(input)]);
+    });
+  }
+
+  bool has_fused_types(const Node& node) const {
+    const auto fits = [&](ValueId id) {
+      return id == kNoValue || kFusedTypes.contains(graph_.value(id).dtype);
+    };
+    return std::all_of(node.inputs.begin(), node.inputs.end(), fits) && fits(node.outputs[0]);
+  }
+
+  static bool is_shape_arithmetic(const Value& value) {
+    return value.known.has_value() || (!is_float(value.dtype) && value.shape.size() <= 1);
+  }
+
+  // A reduction of the last axis alone that keeps it.
+  bool reduces_rows(const Node& node) const {
+    if (!reduction_of(node)) return false;
+    const OpDef& def = op_registry().get(node.domain, node.op);
+    const AttributeReader attrs(def, node);
+    const Value& input = graph_.value(node.inputs[0]);
+    if (attrs.int_("keepdims") == 0 || input.shape.empty() || input.dtype == DType::boolean) {
+      return false;
+    }
+    const int64_t last = static_cast<int64_t>(input.shape.size()) - 1;
+    if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) {
+      return last == 0 && attrs.int_("noop_with_empty_axes") == 0;
+    }
+    const std::optional<std::vector<int64_t>> axes = value_ints(graph_, node.inputs[1]);
+    return axes && axes->size() == 1 && ((*axes)[0] == last || (*axes)[0] == -1);
+  }
+
+  void join_producers(NodeId id) {
+    if (!groups_.contains(clusters_.of(id))) return;
+    const size_t operands = reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
+    for (size_t i = 0; i < operands; ++i) {
+      const ValueId input = graph_.node(id).inputs[i];
+      const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
+      if (producer != kNoNode) join(clusters_.of(producer), clusters_.of(id));
+    }
+  }
+
+  void join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
+    if (a == b || !groups_.contains(a)) return;
+    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) return;
+    std::optional<Group> joined = combine(groups_.at(a), groups_.at(b));
+    if (!joined || !clusters_.merge(b, a)) return;
+    groups_[b] = std::move(*joined);
+    groups_.erase(a);
+  }
+
+  // The group of both, if their shapes are equal or one has a value per row of the other.
+  static std::optional<Group> combine(const Group& a, const Group& b) {
+    if (a.phase != b.phase) return std::nullopt;
+    if (a.shape == b.shape) {
+      Group joined = a;
+      joined.needs_elements = a.needs_elements || b.needs_elements;
+      return joined;
+    }
+    const bool a_is_rows = a.shape == row_shape(b.shape);
+    if (!a_is_rows && b.shape != row_shape(a.shape)) return std::nullopt;
+    if ((a_is_rows ? a : b).needs_elements) return std::nullopt;
+    Group joined = a_is_rows ? b : a;
+    joined.needs_elements = true;
+    return joined;
+  }
+
+  bool rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members);
+  bool build(const Group& group, const std::vector<NodeId>& members, bool inline_constants);
+  ExprReg operand(const Group& group, ValueId id, bool inline_constants);
+  ExprReg emit(const Group& group, const Node& node, bool inline_constants);
+  bool leaves_group(ValueId id, NodeClusters::ClusterId cluster) const;
+
+  Graph& graph_;
+  NodeClusters clusters_;
+  std::map<NodeClusters::ClusterId, Group> groups_;
+  std::vector<bool> constant_;  // by value: computed from constants alone
+  std::vector<std::vector<NodeId>> users_;
+  std::vector<bool> is_output_;
+  // Of the program being built.
+  ExprBuilder builder_;
+  std::map<ValueId, ExprReg> registers_;
+  std::vector<ValueId> inputs_;
+};
+
+bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
+  if (is_output_[static_cast<size_t>(id)]) return true;
+  const std::vector<NodeId>& users = users_[static_cast<size_t>(id)];
+  return std::any_of(users.begin(), users.end(),
+                     [&](NodeId user) { return clusters_.of(user) != cluster; });
+}
+
+ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
+  auto found = registers_.find(id);
+  if (found != registers_.end()) return found->second;
+  const Value& value = graph_.value(id);
+  ExprReg reg = kNoExprReg;
+  if (inline_constants && value.kind == ValueKind::constant && value.constant.numel() == 1) {
+    reg = is_float(value.dtype)
+              ? builder_.constant(value.dtype, value.constant.to_double())
+              : builder_.int_constant(value.dtype, value.constant.to_int64s()[0]);
+  } else {
+    const bool one_per_row = value.shape.empty() || value.shape.back().is(1);
+    const bool rows_differ = !group.shape.empty() && !group.shape.back().is(1);
+    reg = builder_.input(value.dtype, one_per_row && rows_differ);
+    inputs_.push_back(id);
+  }
+  registers_[id] = reg;
+  return reg;
+}
+
+ExprReg Fusion::emit(const Group& group, const Node& node, bool inline_constants) {
+  if (const std::optional<ExprOp> reduction = reduction_of(node)) {
+    return builder_.emit(*reduction, {operand(group, node.inputs[0], inline_constants)});
+  }
+  std::vector<ExprEmitter::Operand> operands;
+  for (ValueId id : node.inputs) {
+    if (id == kNoValue) {
+      operands.emplace_back();
+      continue;
+    }
+    const Value& value = graph_.value(id);
+    std::optional<double> known;
+    if (value.kind == ValueKind::constant && value.constant.numel() == 1) {
+      known = value.constant.to_double();
+    }
+    operands.push_back({operand(group, id, inline_constants), value.dtype, known});
+  }
+  const OpDef& def = op_registry().get(node.domain, node.op);
+  ExprEmitter emitter(builder_, def, node, std::move(operands),
+                      graph_.value(node.outputs[0]).dtype);
+  return def.expression(emitter);
+}
+
+bool Fusion::rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members) {
+  const Group& group = groups_.at(cluster);
+  // A scalar constant of high rank can be what gives the group its rank.
+  return build(group, members, true) || build(group, members, false);
+}
+
+bool Fusion::build(const Group& group, const std::vector<NodeId>& members,
+                   bool inline_constants) {
+  builder_ = ExprBuilder();
+  registers_.clear();
+  inputs_.clear();
+  const NodeClusters::ClusterId cluster = clusters_.of(members[0]);
+  std::vector<ValueId> outputs;
+  for (NodeId id : members) {
+    const ValueId result = graph_.node(id).outputs[0];
+    registers_[result] = emit(group, graph_.node(id), inline_constants);
+    if (!leaves_group(result, cluster)) continue;
+    builder_.output(registers_[result], graph_.value(result).dtype);
+    outputs.push_back(result);
+  }
+  if (outputs.empty()) return false;
+  std::vector<Shape> shapes;
+  for (ValueId id : inputs_) shapes.push_back(graph_.value(id).shape);
+  Shape full;
+  for (const Shape& shape : shapes) full = broadcast(full, shape);
+  if (full != group.shape) return false;
+
+  const ExprProgram program = builder_.finish();
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (expr_output_shape(program, full, k) != graph_.value(outputs[k]).shape) return false;
+  }
+  // The last member becomes the node, so that its place in the order is kept.
+  for (NodeId id : members) graph_.node(id).outputs.assign(1, kNoValue);
+  const NodeId last = members.back();
+  Node& fused = graph_.node(last);
+  fused.op = "Fused";
+  fused.domain = kOrtrainDomain;
+  fused.attributes = {{"program", program.text()}};
+  fused.inputs = inputs_;
+  fused.outputs = outputs;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    graph_.value(outputs[k]).producer = last;
+    graph_.value(outputs[k]).output_index = static_cast<int>(k);
+  }
+  return true;
+}
+
+// Elementwise nodes read through an Expand where their own broadcasting gives the same shape.
+bool absorb_expands(Graph& graph) {
+  bool changed = false;
+  for (NodeId id : graph.order()) {
+    Node& node = graph.node(id);
+    if (node.outputs.size() != 1 || node.outputs[0] == kNoValue) continue;
+    if (!op_registry().get(node.domain, node.op).expression) continue;
+    for (ValueId& input : node.inputs) {
+      const NodeId producer = input == kNoValue ? kNoNode : graph.value(input).producer;
+      if (producer == kNoNode) continue;
+      const Node& expand = graph.node(producer);
+      if (!expand.domain.empty() || expand.op != "Expand") continue;
+      Shape shape;
+      for (ValueId other : node.inputs) {
+        if (other == kNoValue) continue;
+        const ValueId source = other == input ? expand.inputs[0] : other;
+        shape = broadcast(shape, graph.value(source).shape);
+      }
+      if (shape != graph.value(node.outputs[0]).shape) continue;
+      input = expand.inputs[0];
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+bool run(Graph& graph) {
+  const bool absorbed = absorb_expands(graph);
+  return Fusion(graph).run() || absorbed;
+}
+
+}  // namespace
+
+Pass fuse_elementwise() {
+  return {.name = "fuse_elementwise",
+          .summary = "Elementwise nodes and reductions of rows that hang together become one node.",
+          .run = run};
+}
+
+}  // namespace ortrain

@@ -1,0 +1,40 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Our slicing operators: gradients that PyTorch's autograd computes for what NumPy slices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.python.ops.registry import reference
+
+
+@reference("ortrain::SliceGrad")
+def slice_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    """Return zeros with the gradient at the places that the slice reads."""
+    dy, shape, starts, ends = inputs[:4]
+    axes = inputs[4] if len(inputs) > 4 and inputs[4] is not None else range(len(starts))
+    steps = inputs[5] if len(inputs) > 5 and inputs[5] is not None else [1] * len(starts)
+    dx = np.zeros(shape, dy.dtype)
+    box = [slice(None)] * dx.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        box[axis] = slice(int(start), int(end), int(step))
+    dx[tuple(box)] = dy
+    return [dx]
+
+
+@reference("ortrain::PadGrad")
+def pad_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    """Return the gradient of NumPy's padding: its index map, transposed."""
+    dy, shape, pads = inputs[:3]
+    rank = len(shape)
+    axes = [int(a) for a in inputs[3]] if len(inputs) > 3 else list(range(rank))
+    widths = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        widths[axis] = (int(pads[i]), int(pads[len(axes) + i]))
+    places = np.arange(np.prod(shape)).reshape(shape)
+    source = np.pad(places, widths, mode=attrs.get("mode", "reflect")).reshape(-1)
+    dx = torch.zeros(places.size, dtype=torch.float64)
+    dx.index_add_(0, torch.from_numpy(source), torch.from_numpy(dy.astype(np.float64)).reshape(-1))
+    return [dx.reshape(tuple(shape)).numpy().astype(dy.dtype)]
