@@ -54,7 +54,8 @@ void check_inputs(const OpDef& def, const std::vector<InferredValue>& inputs) {
     }
   }
   for (size_t i = inputs.size(); i < def.inputs.size(); ++i) {
-    if (def.inputs[i].arity == Arity::single) {
+    // Of a variadic input there is one at least.
+    if (def.inputs[i].arity != Arity::optional) {
       throw InvalidModelError(str("input '", def.inputs[i].name, "' is required and absent"));
     }
   }
