@@ -81,6 +81,17 @@ def dropout_mask_of(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [dropout_mask(inputs[0].shape, int(inputs[1]), ratio, attrs.get("stream", 0))]
 
 
+@reference("Dropout")
+def onnx_dropout(inputs: list, attrs: dict) -> list[np.ndarray]:
+    # The standard leaves the generator open: ours is Philox with stream 0.
+    x, ratio, training = (*inputs, None, None)[:3]
+    if training is None or not bool(training):
+        return [x, np.ones(x.shape, dtype=bool)]
+    drop = 0.5 if ratio is None else float(ratio)
+    kept = dropout_mask(x.shape, attrs["seed"], drop, 0)
+    return [np.where(kept, x / (1.0 - drop), 0.0).astype(x.dtype), kept]
+
+
 def torch_unary(function):
     """Wrap a PyTorch function of one tensor and the attributes."""
 
