@@ -122,9 +122,9 @@ class Fusion {
     const OpDef& def = op_registry().get(node.domain, node.op);
     const AttributeReader attrs(def, node);
     const Value& input = graph_.value(node.inputs[0]);
-    if (attrs.int_("keepdims") == 0 || input.shape.empty() || input.dtype == DType::boolean) {
-      return false;
-    }
+    if (attrs.int_("keepdims") == 0 || input.dtype == DType::boolean) return false;
+    // A last extent of 1 leaves nothing to reduce, and no difference between rows and elements.
+    if (input.shape.empty() || input.shape.back().is(1)) return false;
     const int64_t last = static_cast<int64_t>(input.shape.size()) - 1;
     if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) {
       return last == 0 && attrs.int_("noop_with_empty_axes") == 0;

@@ -168,8 +168,8 @@ class ScatterGradient {
     const ValueId one = g_.scalar(dtype, 1.0);
     const ValueId is_zero = g_.op("Equal", {updates_, zero});
     const ValueId without_zeros = g_.where(is_zero, one, updates_);
-    const ValueId zeros = gather_(
-        scatter_(g_.zeros_like(data_), g_.cast(is_zero, dtype), "add"));
+    const ValueId zeros =
+        gather_(scatter_(g_.zeros_like(data_), g_.cast(is_zero, dtype), "add"));
     const ValueId others = gather_(g_.mul(dy_, scatter_(data_, without_zeros, "mul")));
     const ValueId only_zero = g_.where(g_.op("Equal", {zeros, one}), others, zero);
     const ValueId quotient = g_.div(gather_(g_.mul(dy_, g_.output(0))), without_zeros);
@@ -178,13 +178,16 @@ class ScatterGradient {
 
   // All that share the extreme value of a place share its gradient evenly.
   void build_extreme() {
+    // Ties are counted, and divided by, in a type that can count them.
     const DType dtype = g_.dtype(data_);
+    const DType wide = size_of(dtype) == 2 ? DType::f32 : dtype;
     const ValueId y = g_.output(0);
-    const ValueId data_hits = g_.cast(g_.op("Equal", {data_, y}), dtype);
-    const ValueId update_hits = g_.cast(g_.op("Equal", {updates_, gather_(y)}), dtype);
-    const ValueId share = g_.div(dy_, scatter_(data_hits, update_hits, "add"));
-    set(0, [&] { return g_.mul(share, data_hits); });
-    set(2, [&] { return g_.mul(gather_(share), update_hits); });
+    const ValueId data_hits = g_.cast(g_.op("Equal", {data_, y}), wide);
+    const ValueId update_hits = g_.cast(g_.op("Equal", {updates_, gather_(y)}), wide);
+    const ValueId share =
+        g_.div(g_.cast(dy_, wide), scatter_(data_hits, update_hits, "add"));
+    set(0, [&] { return g_.cast(g_.mul(share, data_hits), dtype); });
+    set(2, [&] { return g_.cast(g_.mul(gather_(share), update_hits), dtype); });
   }
 
   GradContext& g_;

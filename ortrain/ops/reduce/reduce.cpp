@@ -84,7 +84,9 @@ class ReduceGradient {
   }
   ValueId dy() const { return kept(g_.output_grad(0)); }
   ValueId y() const { return kept(g_.output(0)); }
-  // The number of elements per result, as a scalar of the type of x.
+  // Counts of elements outgrow the 16-bit types: they are held, and divided by, in this type.
+  DType count_type() const { return size_of(g_.dtype(x())) == 2 ? DType::f32 : g_.dtype(x()); }
+  // The number of elements per result.
   ValueId count() const {
     int64_t count = 1;
     for (int64_t axis : axes_) {
@@ -92,11 +94,14 @@ class ReduceGradient {
       if (!extent.is_constant()) {
         const ValueId extents = extents_at(g_, x(), axes_);
         const ValueId product = g_.op("ReduceProd", {extents}, {{"keepdims", int64_t{0}}});
-        return g_.cast(product, g_.dtype(x()));
+        return g_.cast(product, count_type());
       }
       count *= extent.constant();
     }
-    return g_.scalar(g_.dtype(x()), static_cast<double>(count));
+    return g_.scalar(count_type(), static_cast<double>(count));
+  }
+  ValueId divided_by_count(ValueId value, ValueId count) const {
+    return g_.cast(g_.div(g_.cast(value, count_type()), count), g_.dtype(x()));
   }
   void set(ValueId dx) const { g_.set_input_grad(0, g_.expand_like(dx, x())); }
 
@@ -115,17 +120,18 @@ void sum_gradient(GradContext& g) {
 void mean_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const ReduceGradient r(g);
-  r.set(g.div(r.dy(), r.count()));
+  r.set(r.divided_by_count(r.dy(), r.count()));
 }
 
 // Elements that share the extreme value share its gradient evenly.
 void extreme_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const ReduceGradient r(g);
-  const ValueId hits = g.cast(g.op("Equal", {r.x(), r.y()}), g.dtype(r.x()));
+  const ValueId is_hit = g.op("Equal", {r.x(), r.y()});
+  const ValueId hits = g.cast(is_hit, g.dtype(r.x()));
   if (r.axes().empty()) return r.set(g.mul(r.dy(), hits));
-  const ValueId share = g.div(r.dy(), g.reduce_sum(hits, r.axes(), true));
-  r.set(g.mul(hits, share));
+  const ValueId count = g.reduce_sum(g.cast(is_hit, r.count_type()), r.axes(), true);
+  r.set(g.mul(hits, r.divided_by_count(r.dy(), count)));
 }
 
 void product_gradient(GradContext& g) {
@@ -159,7 +165,8 @@ void sum_square_gradient(GradContext& g) {
 void log_sum_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const ReduceGradient r(g);
-  r.set(g.div(r.dy(), g.unary("Exp", r.y())));
+  // The sum itself may be out of range for 16-bit types.
+  r.set(g.mul(r.dy(), g.unary("Exp", g.neg(r.y()))));
 }
 
 void log_sum_exp_gradient(GradContext& g) {

@@ -54,7 +54,12 @@ KernelFn top_k_of(NodeSpec& spec) {
         const int64_t o = line / a.inner, i = line % a.inner;
         const T* from = x + o * a.length * a.inner + i;
         for (int64_t j = 0; j < a.length; ++j) entries[j] = {static_cast<C>(from[j * a.inner]), j};
-        std::partial_sort(entries, entries + k, entries + a.length, order);
+        // A heap of k pays as long as it is small beside the line.
+        if (k < a.length / 8) {
+          std::partial_sort(entries, entries + k, entries + a.length, order);
+        } else {
+          std::sort(entries, entries + a.length, order);
+        }
         const int64_t to = o * k * a.inner + i;
         for (int64_t j = 0; j < k; ++j) {
           if (wants_values) values[to + j * a.inner] = from[entries[j].position * a.inner];

@@ -18,7 +18,8 @@ void register_constant_of_shape(CaseRegistry& cases) {
   cases.add({.op = "ConstantOfShape",
              .name = "bool",
              .inputs = {In::int64s({3, 17})},
-             .attributes = {{"value", TensorData::from_values<uint8_t>(DType::boolean, {1}, {1})}}});
+             .attributes = {
+                 {"value", TensorData::from_values<uint8_t>(DType::boolean, {1}, {1})}}});
   cases.add({.op = "ConstantOfShape",
              .name = "negative",
              .inputs = {In::int64s({-1, 3})},
@@ -35,8 +36,14 @@ void register_constant_of_shape(CaseRegistry& cases) {
              .name = "ints",
              .inputs = {},
              .attributes = {{"value_ints", std::vector<int64_t>{3, -1}}}});
-  cases.add({.op = "Constant", .name = "int", .inputs = {}, .attributes = {{"value_int", int64_t{5}}}});
-  cases.add({.op = "Constant", .name = "float", .inputs = {}, .attributes = {{"value_float", 0.5}}});
+  cases.add({.op = "Constant",
+             .name = "int",
+             .inputs = {},
+             .attributes = {{"value_int", int64_t{5}}}});
+  cases.add({.op = "Constant",
+             .name = "float",
+             .inputs = {},
+             .attributes = {{"value_float", 0.5}}});
   cases.add({.op = "Constant",
              .name = "floats",
              .inputs = {},

@@ -24,7 +24,8 @@ std::vector<int64_t> permutation(const AttributeReader& attrs, size_t rank) {
   std::vector<int64_t> expected(rank);
   std::iota(expected.begin(), expected.end(), 0);
   if (sorted != expected) {
-    throw ShapeError(str("perm ", dims_str(*perm), " is no permutation of the axes of rank ", rank));
+    throw ShapeError(
+        str("perm ", dims_str(*perm), " is no permutation of the axes of rank ", rank));
   }
   return *perm;
 }

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Our slicing operators: gradients that PyTorch's autograd computes for what NumPy slices."""
+"""Slicing operators: ours, and Pad with the negative pads that ONNX's reference lacks."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def pad_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     dx = torch.zeros(places.size, dtype=torch.float64)
     dx.index_add_(0, torch.from_numpy(source), torch.from_numpy(dy.astype(np.float64)).reshape(-1))
     return [dx.reshape(tuple(shape)).numpy().astype(dy.dtype)]
+
+
+@reference("Pad")
+def pad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    """Pad what grows with NumPy, then cut off what shrinks."""
+    data, pads = inputs[:2]
+    value = inputs[2] if len(inputs) > 2 and inputs[2] is not None else 0
+    axes = [int(a) for a in inputs[3]] if len(inputs) > 3 else list(range(data.ndim))
+    widths = [(0, 0)] * data.ndim
+    for i, axis in enumerate(axes):
+        widths[axis] = (int(pads[i]), int(pads[len(axes) + i]))
+    if data.ndim == 0:
+        return [data]
+    mode = attrs.get("mode", "constant")
+    extra = {"constant_values": np.asarray(value).item()} if mode == "constant" else {}
+    grown = np.pad(data, [(max(b, 0), max(e, 0)) for b, e in widths], mode=mode, **extra)
+    kept = tuple(
+        slice(max(-b, 0), n - max(-e, 0)) for (b, e), n in zip(widths, grown.shape, strict=True)
+    )
+    return [grown[kept]]
