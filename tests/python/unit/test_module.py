@@ -11,11 +11,12 @@ import resource
 import warnings
 from typing import Any
 
-import ortrain
 import pytest
 import torch
-from ortrain import ORTModule, _core
 from torch import nn
+
+import ortrain
+from ortrain import ORTModule, _core
 
 
 class Net(nn.Module):
