@@ -71,7 +71,7 @@ void register_reduce(CaseRegistry& cases) {
     large("run_blocks", {70, 3, 500}, {0, 2});
     large("short_rows", {700, 9}, {1});
     large("short_columns", {5000, 7}, {0});
-    large("short_column_blocks", {20, 3, 600, 8}, {0, 2});
+    large("short_column_blocks", {4, 3, 100, 8}, {0, 2});
   }
   for (const char* op : {"ReduceMax", "ReduceMin"}) {
     cases.add({.op = op,
