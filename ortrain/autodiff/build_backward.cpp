@@ -117,7 +117,7 @@ void build_backward(Graph& graph, const BackwardOptions& options) {
 
   const std::vector<NodeId> forward = graph.order();
   for (auto it = forward.rbegin(); it != forward.rend(); ++it) {
-    const Node& node = graph.node(*it);
+    const Node node = graph.node(*it);  // a copy: summing gradients adds nodes
     std::vector<bool> needs_grad;
     bool any_needed = false;
     for (ValueId input : node.inputs) {

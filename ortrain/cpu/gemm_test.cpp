@@ -255,5 +255,32 @@ TEST(Gemm, BatchedWithSharedOperand) {
   for (size_t j = 0; j < c.size(); ++j) ASSERT_NEAR(fc[j], c[j], 1e-5);
 }
 
+// Enough products that each thread takes whole ones: the library runs inside a parallel region.
+TEST(Gemm, BatchOfLargerProducts) {
+  const int64_t m = 70, n = 66, k = 50, count = 12;
+  const auto a = random_values<float>(count * m * k, 1);
+  const auto b = random_values<float>(count * k * n, 2);
+  std::vector<int64_t> oa, ob, oc;
+  for (int64_t i = 0; i < count; ++i) {
+    oa.push_back(i * m * k);
+    ob.push_back(i * k * n);
+    oc.push_back(i * m * n);
+  }
+  std::vector<float> c(count * m * n);
+  gemm_batched(GemmBatch{count, oa.data(), ob.data(), oc.data()}, false, true, m, n, k, 2.0f,
+               a.data(), k, b.data(), k, 0.0f, c.data(), n);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t q = 0; q < n; ++q) {
+        double sum = 0;
+        for (int64_t p = 0; p < k; ++p) {
+          sum += static_cast<double>(a[oa[i] + r * k + p]) * b[ob[i] + q * k + p];
+        }
+        ASSERT_NEAR(c[oc[i] + r * n + q], 2 * sum, 1e-4);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ortrain::cpu

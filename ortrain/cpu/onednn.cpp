@@ -9,6 +9,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
+#include "ortrain/base/log.h"
 
 namespace ortrain::cpu {
 namespace {
@@ -58,7 +59,12 @@ Plugin load() {
 }
 
 const Plugin& plugin() {
-  static const Plugin loaded = load();
+  static const Plugin loaded = [] {
+    Plugin found = load();
+    log_line("dispatch", found.api != nullptr ? str("oneDNN ", found.api->version)
+                                              : str("no oneDNN: ", found.missing_reason));
+    return found;
+  }();
   return loaded;
 }
 

@@ -39,7 +39,8 @@ ValueId GradContext::output(size_t index) {
     if (id == kNoValue) {
       inputs.emplace_back();
     } else {
-      inputs.push_back({value(id).dtype, value(id).shape, value(id).known});
+      const Value& input = value(id);
+      inputs.push_back({input.dtype, input.shape, input.known, input.constant});
     }
   }
   const std::vector<InferredValue> inferred = infer_node(*def_, widened, std::move(inputs));

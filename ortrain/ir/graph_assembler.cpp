@@ -17,7 +17,7 @@ std::vector<InferredValue> inferred_inputs(const Graph& graph, const Node& node)
       continue;
     }
     const Value& value = graph.value(input);
-    result.push_back({value.dtype, value.shape, value.known});
+    result.push_back({value.dtype, value.shape, value.known, value.constant});
   }
   return result;
 }

@@ -43,7 +43,7 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
       inferred_inputs.emplace_back();
     } else {
       const Value& value = graph_->value(input);
-      inferred_inputs.push_back({value.dtype, value.shape, value.known});
+      inferred_inputs.push_back({value.dtype, value.shape, value.known, value.constant});
     }
   }
   std::vector<InferredValue> outputs = infer_node(def, node, std::move(inferred_inputs));

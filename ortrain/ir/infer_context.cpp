@@ -54,7 +54,8 @@ void check_inputs(const OpDef& def, const std::vector<InferredValue>& inputs) {
     }
   }
   for (size_t i = inputs.size(); i < def.inputs.size(); ++i) {
-    if (def.inputs[i].arity == Arity::single) {
+    // Of a variadic input there is one at least.
+    if (def.inputs[i].arity != Arity::optional) {
       throw InvalidModelError(str("input '", def.inputs[i].name, "' is required and absent"));
     }
   }
@@ -108,6 +109,11 @@ std::optional<std::vector<int64_t>> InferContext::known_ints(size_t index) const
   const std::optional<std::vector<Dim>>& contents = known(index);
   if (!contents || !is_constant(*contents)) return std::nullopt;
   return to_dims(*contents);
+}
+
+const TensorData& InferContext::constant(size_t index) const {
+  static const TensorData kUnknown;
+  return has_input(index) ? inputs_[index].constant : kUnknown;
 }
 
 bool InferContext::wants_output(size_t index) const {

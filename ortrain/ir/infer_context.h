@@ -17,6 +17,8 @@ struct InferredValue {
   Shape shape;
   // Contents of integer tensors of rank 0 or 1, when known.
   std::optional<std::vector<Dim>> known;
+  // All contents of a constant of the graph, of any type (scales of Resize); otherwise undefined.
+  TensorData constant;
 };
 
 // The view of one node that an OpDef::infer gets. Errors thrown inside get the node's frame added.
@@ -36,6 +38,9 @@ class InferContext {
   const std::optional<std::vector<Dim>>& known(size_t index) const;
   // Known contents that must be plain integers; nullopt if unknown or symbolic.
   std::optional<std::vector<int64_t>> known_ints(size_t index) const;
+
+  // The contents of a constant input of any type; undefined when it is no constant.
+  const TensorData& constant(size_t index) const;
 
   size_t num_outputs() const { return outputs_.size(); }
   bool wants_output(size_t index) const;

@@ -425,7 +425,8 @@ onnx::ModelProto parse_model(std::span<const std::byte> bytes, const LoadOptions
       options.memory_limit > 0 ? options.memory_limit : 4 * bytes.size() + kMemorySlack;
   if (*needed + bytes.size() > limit) {
     throw UnsupportedError(str("the model has ", bytes.size(), " bytes and would take ",
-                               *needed + bytes.size(), " in memory, the limit is ", limit));
+                               *needed + bytes.size(), " in memory, the limit is ", limit,
+                               "; LoadOptions::memory_limit sets another"));
   }
   onnx::ModelProto model;
   if (!model.ParseFromArray(bytes.data(), bytes.size())) {

@@ -341,6 +341,17 @@ TEST(onnx_security, missing_values) {
   EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("no graph"));
 }
 
+TEST(onnx_security, variadic_operators_without_inputs) {
+  onnx::ModelProto model = foreign_model();
+  model.mutable_opset_import(0)->set_domain("ortrain");
+  model.mutable_opset_import(0)->set_version(1);
+  model.mutable_graph()->mutable_node(0)->set_op_type("Everything");
+  model.mutable_graph()->mutable_node(0)->set_domain("ortrain");
+  load_proto(model);
+  model.mutable_graph()->mutable_node(0)->clear_input();
+  EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("required and absent"));
+}
+
 TEST(onnx_security, attributes_of_a_wrong_kind) {
   onnx::ModelProto model = foreign_model();
   auto* node = model.mutable_graph()->mutable_node(0);

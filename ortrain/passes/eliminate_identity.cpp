@@ -65,11 +65,15 @@ bool join_pair(Graph& graph, Node& node) {
     const auto allow_zero = node.attributes.find("allowzero");
     const bool zero_means_copy =
         allow_zero == node.attributes.end() || std::get<int64_t>(allow_zero->second) == 0;
+    const Shape& middle = graph.value(node.inputs[0]).shape;
+    const Shape& source = graph.value(before->inputs[0]).shape;
     if (zero_means_copy) {
       const std::optional<std::vector<Dim>>& target = graph.value(node.inputs[1]).known;
       if (!target) return false;
-      if (std::ranges::any_of(*target, [](const Dim& d) { return !d.is_constant() || d.is(0); })) {
-        return false;
+      for (size_t i = 0; i < target->size(); ++i) {
+        if ((*target)[i].is_constant() && !(*target)[i].is(0)) continue;
+        // A copied extent, or a symbol that may turn out to be 0: equal in both, or no joining.
+        if (i >= source.size() || i >= middle.size() || !(source[i] == middle[i])) return false;
       }
     }
     node.inputs[0] = before->inputs[0];

@@ -8,8 +8,11 @@
 #include "ortrain/base/flags.h"
 #include "ortrain/base/log.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/accumulate_products.h"
 #include "ortrain/passes/eliminate_identity.h"
 #include "ortrain/passes/fold_known_shapes.h"
+#include "ortrain/passes/fuse_elementwise.h"
+#include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
 #include "ortrain/passes/pass.h"
 
@@ -24,9 +27,12 @@ struct Stage {
 // The order of all rewrites stands here and nowhere else.
 const std::vector<Stage>& stages() {
   static const auto* const all = new std::vector<Stage>{
-      {"simplify", {fold_known_shapes(), eliminate_identity(), merge_common()}},
-      {"fuse", {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(),
-                merge_common()}},
+      {"simplify",
+       {fold_known_shapes(), eliminate_identity(), merge_common(), merge_attention_heads(),
+        eliminate_identity()}},
+      {"fuse",
+       {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
+        accumulate_products(), fuse_elementwise()}},
   };
   return *all;
 }

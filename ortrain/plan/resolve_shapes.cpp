@@ -85,7 +85,8 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
         inputs.emplace_back();
         continue;
       }
-      InferredValue input{graph.value(id).dtype, to_shape(resolved.dims[index_of(id)]), {}};
+      InferredValue input{graph.value(id).dtype, to_shape(resolved.dims[index_of(id)]), {},
+                          graph.value(id).constant};
       if (const auto& known = resolved.known[index_of(id)]) input.known = to_shape(*known);
       inputs.push_back(std::move(input));
     }

@@ -193,7 +193,7 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
       in.push_back(nullptr);
       continue;
     }
-    InferredValue value{inputs[i].dtype(), to_shape(inputs[i].dims()), {}};
+    InferredValue value{inputs[i].dtype(), to_shape(inputs[i].dims()), {}, inputs[i]};
     if (kIndexTypes.contains(value.dtype) && value.shape.size() <= 1) {
       const std::vector<int64_t> contents = inputs[i].to_int64s();
       value.known.emplace(contents.begin(), contents.end());

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from ortrain import _core, progress
 from ortrain.capture.convert import convert
@@ -469,8 +468,18 @@ class _Step(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with torch.no_grad():
+            result = _Step._gradients(ctx, gradients)
+        if torch.is_grad_enabled():  # create_graph=True
+            present = [g for g in result if g is not None]
+            marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), *present))
+            result = [None if g is None else next(marked) for g in result]
+        return (None, None, None, None, *result)
+
+    @staticmethod
+    def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
+        """Run the backward; one gradient, or None, per input."""
         entry, program, run = ctx.entry, ctx.program, ctx.run
         _check_versions(ctx)
         given = tuple(
@@ -495,7 +504,22 @@ class _Step(torch.autograd.Function):
         result: list[torch.Tensor | None] = [None] * len(ctx.inputs)
         for position, gradient in zip(program.outgoing, made, strict=True):
             result[position] = gradient
-        return (None, None, None, None, *result)
+        return result
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """Stands in a graph that create_graph=True asks for, and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(g.view_as(g) for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError(
+            "a gradient of a gradient through ORTModule is not supported; run the module itself, "
+            "ORTModule.module, where second derivatives are needed"
+        )
 
 
 def _protect_updated(

@@ -72,9 +72,7 @@ template <class T>
 void Scale(T alpha, T* x, int64_t n) {
   const Tag<T> d;
   const auto a = hn::Set(d, alpha);
-  ForVectors(d, n, [&](int64_t i, auto v) HWY_ATTR {
-    v.store(hn::Mul(a, v.load(x + i)), x + i);
-  });
+  ForVectors(d, n, [&](int64_t i, auto v) HWY_ATTR { v.store(hn::Mul(a, v.load(x + i)), x + i); });
 }
 
 template <class T>
@@ -161,23 +159,28 @@ template <class T>
 void LayerNorm(const T* x, const T* scale, const T* bias, T epsilon, T* y, T* mean, T* inv_std,
                int64_t n) {
   const Tag<T> d;
-  const T mu = Sum(x, n) / static_cast<T>(n);
-  const auto m = hn::Set(d, mu);
+  // The rounding of the first mean, which counts when it is far from zero, is taken out again.
+  const T rounded = Sum(x, n) / static_cast<T>(n);
+  const auto m = hn::Set(d, rounded);
+  auto sum = hn::Zero(d);
   auto squares = hn::Zero(d);
   ForVectors(d, n, [&](int64_t i, auto v) HWY_ATTR {
     const auto c = v.valid_or(hn::Sub(v.load(x + i), m), hn::Zero(d));
+    sum = hn::Add(sum, c);
     squares = hn::MulAdd(c, c, squares);
   });
-  const T variance = hn::GetLane(hn::SumOfLanes(d, squares)) / static_cast<T>(n);
+  const T rest = hn::GetLane(hn::SumOfLanes(d, sum)) / static_cast<T>(n);
+  const T variance = hn::GetLane(hn::SumOfLanes(d, squares)) / static_cast<T>(n) - rest * rest;
   const T r = T{1} / std::sqrt(variance + epsilon);
   const auto rv = hn::Set(d, r);
+  const auto delta = hn::Set(d, rest);
   ForVectors(d, n, [&](int64_t i, auto v) HWY_ATTR {
-    auto h = hn::Mul(hn::Sub(v.load(x + i), m), rv);
+    auto h = hn::Mul(hn::Sub(hn::Sub(v.load(x + i), m), delta), rv);
     if (scale != nullptr) h = hn::Mul(h, v.load(scale + i));
     if (bias != nullptr) h = hn::Add(h, v.load(bias + i));
     v.store(h, y + i);
   });
-  *mean = mu;
+  *mean = rounded + rest;
   *inv_std = r;
 }
 
@@ -224,8 +227,7 @@ void RmsNorm(const T* x, const T* scale, T epsilon, T* y, T* inv_rms, int64_t n)
 }
 
 template <class T>
-void RmsNormGrad(const T* dy, const T* x, const T* scale, T inv_rms, T* dx, T* dscale,
-                 int64_t n) {
+void RmsNormGrad(const T* dy, const T* x, const T* scale, T inv_rms, T* dx, T* dscale, int64_t n) {
   const Tag<T> d;
   const auto r = hn::Set(d, inv_rms);
   auto sum_gh = hn::Zero(d);
@@ -237,8 +239,7 @@ void RmsNormGrad(const T* dy, const T* x, const T* scale, T inv_rms, T* dx, T* d
     if (dscale != nullptr) v.store(hn::MulAdd(out, h, v.load(dscale + i)), dscale + i);
   });
   if (dx == nullptr) return;
-  const auto mean_gh =
-      hn::Set(d, hn::GetLane(hn::SumOfLanes(d, sum_gh)) / static_cast<T>(n));
+  const auto mean_gh = hn::Set(d, hn::GetLane(hn::SumOfLanes(d, sum_gh)) / static_cast<T>(n));
   ForVectors(d, n, [&](int64_t i, auto v) HWY_ATTR {
     const auto out = v.load(dy + i);
     const auto h = hn::Mul(v.load(x + i), r);

@@ -231,7 +231,7 @@ KernelFn ref_kernel(ConvNode node) {
 // --- im2col: the windows of one image and group as the columns of a matrix, then GEMM. The columns
 // are made for a band of output rows at a time, so that the matrix stays small.
 
-constexpr int64_t kColumnElements = int64_t{1} << 20;
+constexpr int64_t kColumnElements = int64_t{1} << 18;
 
 // Rows of the output, over depth and height, that one band covers.
 int64_t band_rows(const ConvProblem& p) {

@@ -33,9 +33,13 @@ std::vector<int64_t> resize_axes(const AttributeReader& attrs, size_t rank);
 // Extents along `axes` for given scales: floor(in * scale).
 Dims resized_by_scales(const Dims& x, const std::vector<int64_t>& axes,
                        const std::vector<double>& scales);
+// The scale that keep_aspect_ratio_policy gives to all of `axes`; nullopt for "stretch".
+std::optional<double> aspect_scale(const AttributeReader& attrs, const Dims& x,
+                                   const std::vector<int64_t>& axes,
+                                   const std::vector<int64_t>& sizes);
 // Extents along `axes` for given sizes, after keep_aspect_ratio_policy.
-Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x,
-                      const std::vector<int64_t>& axes, const std::vector<int64_t>& sizes);
+Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x, const std::vector<int64_t>& axes,
+                      const std::vector<int64_t>& sizes);
 
 // Everything that changes; `scales` (per entry of `axes`) are taken from the extents when absent.
 // `roi` is [starts, ends] over `axes`, for tf_crop_and_resize. Weights follow the ONNX definition

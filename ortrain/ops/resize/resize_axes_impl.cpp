@@ -15,8 +15,8 @@ namespace {
 struct Coordinates {
   std::string mode;
   double in, scale;
-  double out;            // in * scale, not rounded
-  double out_extent;     // the integer extent
+  double out;         // in * scale, not rounded
+  double out_extent;  // the integer extent
   double roi_start = 0;
   double roi_end = 1;
 
@@ -165,31 +165,36 @@ Dims resized_by_scales(const Dims& x, const std::vector<int64_t>& axes,
   return y;
 }
 
-Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x,
-                      const std::vector<int64_t>& axes, const std::vector<int64_t>& sizes) {
+std::optional<double> aspect_scale(const AttributeReader& attrs, const Dims& x,
+                                   const std::vector<int64_t>& axes,
+                                   const std::vector<int64_t>& sizes) {
   if (sizes.size() != axes.size()) {
     throw ShapeError(str("sizes has ", sizes.size(), " entries; ", axes.size(), " are needed"));
   }
   const std::string& policy = attrs.string_("keep_aspect_ratio_policy");
-  double scale = 0;
-  if (policy != "stretch") {
-    if (policy != "not_larger" && policy != "not_smaller") {
-      throw InvalidModelError(str("keep_aspect_ratio_policy is '", policy, "'"));
-    }
-    for (size_t i = 0; i < axes.size(); ++i) {
-      const double ratio = static_cast<double>(sizes[i]) /
-                           static_cast<double>(x[static_cast<size_t>(axes[i])]);
-      const bool takes = i == 0 || (policy == "not_larger" ? ratio < scale : ratio > scale);
-      if (takes) scale = ratio;
-    }
+  if (policy == "stretch") return std::nullopt;
+  if (policy != "not_larger" && policy != "not_smaller") {
+    throw InvalidModelError(str("keep_aspect_ratio_policy is '", policy, "'"));
   }
+  double scale = 1;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const double ratio =
+        static_cast<double>(sizes[i]) / static_cast<double>(x[static_cast<size_t>(axes[i])]);
+    const bool takes = i == 0 || (policy == "not_larger" ? ratio < scale : ratio > scale);
+    if (takes) scale = ratio;
+  }
+  return scale;
+}
+
+Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x, const std::vector<int64_t>& axes,
+                      const std::vector<int64_t>& sizes) {
+  const std::optional<double> scale = aspect_scale(attrs, x, axes, sizes);
   Dims y = x;
   for (size_t i = 0; i < axes.size(); ++i) {
     int64_t& extent = y[static_cast<size_t>(axes[i])];
     if (sizes[i] < 0) throw ShapeError(str("sizes[", i, "] is ", sizes[i]));
-    extent = policy == "stretch"
-                 ? sizes[i]
-                 : static_cast<int64_t>(std::floor(scale * static_cast<double>(extent) + 0.5));
+    extent = scale ? static_cast<int64_t>(std::floor(*scale * static_cast<double>(extent) + 0.5))
+                   : sizes[i];
   }
   return y;
 }
@@ -217,8 +222,8 @@ std::vector<ResizeAxis> resize_tables(const AttributeReader& attrs, const Dims& 
     Coordinates where;
     where.mode = mode;
     where.in = static_cast<double>(table.in);
-    where.scale = scales ? (*scales)[i]
-                         : static_cast<double>(table.out) / static_cast<double>(table.in);
+    where.scale =
+        scales ? (*scales)[i] : static_cast<double>(table.out) / static_cast<double>(table.in);
     where.out = scales ? where.in * where.scale : static_cast<double>(table.out);
     where.out_extent = static_cast<double>(table.out);
     if (crops) {

@@ -59,8 +59,12 @@ void concat_gradient(GradContext& g) {
   }
 }
 
+// A file may ask for any number; no node lists that many outputs.
+constexpr int64_t kMaxParts = 65536;
+
 Shape split_equally(const Dim& extent, int64_t parts) {
   if (parts <= 0) throw InvalidModelError("Split needs one output at least");
+  if (parts > kMaxParts) throw UnsupportedError(str("a split into ", parts, " parts"));
   Dim chunk = ceil_div(extent, Dim(parts));
   if (!extent.is_constant()) {
     const Dim exact = floor_div(extent, Dim(parts));

@@ -25,7 +25,7 @@ OPSET = 23
 _cases = [
     (index, case)
     for index, case in enumerate(_core.op_cases())
-    if not case["refusal"] and find_reference(case["op"]) is not None or "::" not in case["op"]
+    if not case["refusal"] and ("::" not in case["op"] or find_reference(case["op"]) is not None)
 ]
 
 

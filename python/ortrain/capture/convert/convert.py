@@ -310,7 +310,9 @@ class _Conversion:
             if n.op == "placeholder" and isinstance(self._env[n], Tensor)
         }
         taken: set[int] = set()
-        for output, argument in zip(self._captured.outputs, node.args[0], strict=True):
+        pairs = zip(self._captured.outputs, node.args[0], strict=True)
+        # What the user sees comes first, then updates.
+        for output, argument in sorted(pairs, key=lambda p: p[0].role is not OutputRole.USER):
             value = self._env[argument].value
             # An output that is an input, or stands twice, gets a value of its own.
             if id(value) in inputs or id(value) in taken:

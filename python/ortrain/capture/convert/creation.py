@@ -116,6 +116,8 @@ def arange_step(
 ) -> Value:
     integral = all(category(e.dtype_of(v)) < 2 for v in (start, end, step))
     target = dtype or (torch.int64 if integral else torch.get_default_dtype())
+    if not integral and not any(isinstance(v, sympy.Basic) for v in (start, end, step)):
+        return e.constant(torch.arange(start, end, step, dtype=target))
     # Floats count their steps in float64, as PyTorch does.
     work = torch.int64 if integral else torch.float64
     bounds = (e.scalar(v, work) for v in (start, end, step))

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with the whole matrix of scores, in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+
+from tests.python.ops.registry import reference
+
+
+def philox_words(seed: int, stream: int, count: int) -> np.ndarray:
+    """Return the first ``count`` Philox 4x32-10 words of a node, one per element."""
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    block = np.arange((count + 3) // 4, dtype=np.uint64)
+    c = [block & low, block >> shift]
+    c += [np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [
+            (p1 >> shift) ^ c[1] ^ np.uint64(key[0]),
+            p1 & low,
+            (p0 >> shift) ^ c[3] ^ np.uint64(key[1]),
+            p0 & low,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.stack(c, axis=1).reshape(-1)[:count]
+
+
+@dataclasses.dataclass
+class Heads:
+    """Operands as [batch, heads, rows, dim], keys and values repeated for grouped heads."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scores: torch.Tensor
+    factors: torch.Tensor  # of dropout
+    groups: int
+    packed: bool
+    scale: float
+
+    def split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return split(x, heads) if self.packed else x
+
+
+def split(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
+
+
+def merge(x: torch.Tensor, packed: bool) -> torch.Tensor:
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) if packed else x
+
+
+def prepare(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object, seed: object, attrs: dict
+) -> Heads:
+    heads = attrs.get("q_num_heads", 0)
+    packed = q.dim() == 3
+    if packed:
+        kv_heads = attrs.get("kv_num_heads", 0) or heads
+        q, k, v = split(q, heads), split(k, kv_heads), split(v, kv_heads)
+    groups = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scale = attrs.get("scale", 1 / math.sqrt(q.shape[-1]))
+    scores = q @ k.transpose(-1, -2) * scale
+    if attrs.get("is_causal", 0):
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    factors = torch.ones_like(scores)
+    ratio = attrs.get("dropout", 0.0)
+    if ratio > 0:
+        words = philox_words(int(seed), attrs.get("stream", 0), scores.numel())
+        keep = words >= min(int(ratio * 2**32), 2**32 - 1)
+        factor = 1 / (1 - ratio) if ratio < 1 else 0.0
+        factors = torch.from_numpy(keep.reshape(tuple(scores.shape))).double() * factor
+    return Heads(q, k, v, scores, factors, groups, packed, scale)
+
+
+def tensors(inputs: list[np.ndarray | None], count: int) -> list[torch.Tensor | None]:
+    given = []
+    for x in inputs:
+        t = None if x is None else torch.from_numpy(np.array(x))
+        given.append(t.double() if t is not None and t.is_floating_point() else t)
+    return given + [None] * (count - len(given))
+
+
+@reference("ortrain::Attention")
+def attention(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    q, k, v, mask, seed = tensors(inputs, 5)
+    h = prepare(q, k, v, mask, seed, attrs)
+    dead = (h.scores == -math.inf).all(-1, keepdim=True)
+    p = torch.softmax(h.scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
+    logsumexp = torch.logsumexp(h.scores, -1).masked_fill(dead.squeeze(-1), math.inf)
+    return [merge(p * h.factors @ h.v, h.packed).numpy(), logsumexp.numpy()]
+
+
+@reference("ortrain::AttentionGrad")
+def attention_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray | None]:
+    dout, q, k, v, out, logsumexp, mask, seed = tensors(inputs, 8)
+    h = prepare(q, k, v, mask, seed, attrs)
+    dout, out = h.split(dout, h.q.shape[1]), h.split(out, h.q.shape[1])
+    p = torch.exp(h.scores - logsumexp.unsqueeze(-1))
+    dp = dout @ h.v.transpose(-1, -2) * h.factors
+    ds = p * (dp - (dout * out).sum(-1, keepdim=True))
+    dq = ds @ h.k * h.scale
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        return merge(x.unflatten(1, (-1, h.groups)).sum(2) if h.groups > 1 else x, h.packed)
+
+    dk = shared(ds.transpose(-1, -2) @ h.q * h.scale)
+    dv = shared((p * h.factors).transpose(-1, -2) @ dout)
+    grads = [merge(dq, h.packed).numpy(), dk.numpy(), dv.numpy()]
+    if mask is not None and mask.dtype != torch.bool:
+        grads.append(ds.sum_to_size(mask.shape).numpy() if mask.dim() else ds.sum().numpy())
+    return grads
