@@ -164,9 +164,26 @@ double run_of(ReduceKind kind, const T* x, int64_t n) {
   }
 }
 
+// Rows shorter than a few vectors that lie one behind the other are taken many at a time.
+constexpr int64_t kShortRow = 32;
+constexpr int64_t kFolded = 256;
+
 template <typename T>
 void rows_of(ReduceKind kind, const T* x, int64_t row_stride, int64_t rows, int64_t columns,
              ComputeType<T>* into) {
+  const int64_t fold = kFolded / columns;
+  if (row_stride == columns && columns <= kShortRow && rows >= 2 * fold) {
+    using A = ComputeType<T>;
+    alignas(64) A wide[kFolded];
+    std::fill_n(wide, fold * columns, static_cast<A>(identity_of<T, double>(kind)));
+    rows_of(kind, x, fold * columns, rows / fold, fold * columns, wide);
+    for (int64_t i = 0; i < fold * columns; ++i) {
+      into[i % columns] = static_cast<A>(join(kind, static_cast<double>(into[i % columns]),
+                                              static_cast<double>(wide[i])));
+    }
+    x += rows / fold * fold * columns;
+    rows %= fold;
+  }
   if constexpr (sizeof(T) != 2) {
     reduce_rows(kind, x, row_stride, rows, columns, into);
   } else {
@@ -175,6 +192,40 @@ void rows_of(ReduceKind kind, const T* x, int64_t row_stride, int64_t rows, int6
       reduce_rows(kind, as_compute(x + r * row_stride, columns, buffer), 0, 1, columns, into);
     }
   }
+}
+
+// Short rows one behind the other: a plain loop in double, without a call per row.
+template <ReduceKind kKind, typename T>
+void short_rows(const T* x, int64_t rows, int64_t length, ReduceFinish finish, T* out) {
+  for (int64_t r = 0; r < rows; ++r, x += length) {
+    double total = identity_of<T, double>(kKind);
+    for (int64_t i = 0; i < length; ++i) {
+      total = step(kKind, total, static_cast<double>(static_cast<ComputeType<T>>(x[i])));
+    }
+    out[r] = finished<T, double>(finish, total, length);
+  }
+}
+
+template <typename T>
+KernelFn reduce_short_rows(ReduceFormula formula, int64_t outputs, int64_t length) {
+  return [=](const KernelArgs& args) {
+    parallel_for(outputs, 16384 / length + 1, [&](int64_t begin, int64_t end) {
+      const T* x = args.input<T>(0) + begin * length;
+      T* out = args.output<T>(0) + begin;
+      const int64_t rows = end - begin;
+      switch (formula.kind) {
+        case ReduceKind::sum:
+          return short_rows<ReduceKind::sum>(x, rows, length, formula.finish, out);
+        case ReduceKind::sum_abs:
+          return short_rows<ReduceKind::sum_abs>(x, rows, length, formula.finish, out);
+        case ReduceKind::sum_squares:
+          return short_rows<ReduceKind::sum_squares>(x, rows, length, formula.finish, out);
+        case ReduceKind::maximum:
+          return short_rows<ReduceKind::maximum>(x, rows, length, formula.finish, out);
+        default: return short_rows<ReduceKind::minimum>(x, rows, length, formula.finish, out);
+      }
+    });
+  };
 }
 
 // The last axis is reduced: every output is a number of contiguous runs, split into groups.
@@ -348,9 +399,14 @@ KernelFn make_reduce_blocked(NodeSpec& spec, ReduceFormula formula,
   ReductionLayout layout = reduction_layout(spec.input(0).dims, reduced);
   check_layout(spec, formula, layout);
   if (layout.count == 0 || layout.outputs == 0) return make_reduce_ref(spec, formula, reduced);
+  const bool short_rows = layout.count <= kShortRow &&
+                          layout.outputs * layout.count == spec.input(0).numel() &&
+                          layout.kept_dims.size() <= 1 && layout.reduced_dims.size() <= 1 &&
+                          (layout.reduced_strides.empty() || layout.reduced_strides[0] == 1);
   const bool by_columns = !layout.reduced_strides.empty() && layout.reduced_strides.back() != 1;
   return dispatch_float(spec.input(0).dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if (short_rows) return reduce_short_rows<T>(formula, layout.outputs, layout.count);
     return by_columns ? reduce_by_columns<T>(spec, formula, std::move(layout))
                       : reduce_by_runs<T>(spec, formula, std::move(layout));
   });
