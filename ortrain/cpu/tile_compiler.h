@@ -42,19 +42,17 @@ class TileCompiler {
   void assign_buffers();
 
   ExprExtent extent(ExprReg reg) const { return extents_[static_cast<size_t>(reg)]; }
-  const ExprInstruction& code(ExprReg reg) const {
-    return program_.code[static_cast<size_t>(reg)];
-  }
+  const ExprInstruction& code(ExprReg reg) const { return program_.code[static_cast<size_t>(reg)]; }
 
   const ExprProgram& program_;
   TileProgram& target_;
-  bool keep_rows_ = false;  // the last axis must stay the column
+  bool keep_rows_ = false;           // the last axis must stay the column
   std::vector<ExprExtent> extents_;  // as the shapes make them
   std::vector<bool> needed_;
-  std::vector<int> slot_of_;         // per register, -1: none yet
+  std::vector<int> slot_of_;  // per register, -1: none yet
   std::vector<int> spread_of_;
-  std::map<int, Buffer> buffers_;    // by slot
-  ExprReg last_read_ = -1;           // last instruction that reads a tensor
+  std::map<int, Buffer> buffers_;  // by slot
+  ExprReg last_read_ = -1;         // last instruction that reads a tensor
 };
 
 }  // namespace ortrain::cpu

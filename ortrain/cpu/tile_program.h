@@ -80,12 +80,12 @@ class TileProgram {
   int64_t row_tiles_ = 0;
   int64_t column_tiles_ = 1;
   int64_t workers_ = 1;
-  Dims outer_;                   // extents behind the rows, outermost first
-  std::vector<Dims> strides_;    // per input: of outer_, then of the column
+  Dims outer_;                 // extents behind the rows, outermost first
+  std::vector<Dims> strides_;  // per input: of outer_, then of the column
   std::vector<Slot> slots_;
-  std::vector<int> moving_;      // slots whose address changes from tile to tile
-  std::vector<Step> once_;       // before the first tile of a range
-  std::vector<Step> steps_;      // for each tile
+  std::vector<int> moving_;  // slots whose address changes from tile to tile
+  std::vector<Step> once_;   // before the first tile of a range
+  std::vector<Step> steps_;  // for each tile
   std::vector<uint64_t> constants_;
   size_t buffer_bytes_ = 0;
   size_t worker_bytes_ = 0;

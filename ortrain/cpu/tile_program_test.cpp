@@ -86,8 +86,8 @@ ExprProgram all_operations(DType storage) {
   for (int i = 0; i < kExprOpCount; ++i) {
     const ExprOp op = static_cast<ExprOp>(i);
     const ExprOpInfo& info = expr_op_info(op);
-    const bool divides = op == ExprOp::div || op == ExprOp::fmod || op == ExprOp::mod ||
-                         op == ExprOp::floor_div;
+    const bool divides =
+        op == ExprOp::div || op == ExprOp::fmod || op == ExprOp::mod || op == ExprOp::floor_div;
     const bool rounds = op == ExprOp::to_bf16 || op == ExprOp::to_f16;
     std::vector<ExprReg> results;
     if (info.typing == ExprTyping::number || info.typing == ExprTyping::compare ||
@@ -119,9 +119,9 @@ ExprProgram all_operations(DType storage) {
     } else if (op == ExprOp::select) {
       const ExprReg condition = b.emit(ExprOp::lt, {x, y});
       const ExprReg per_row = b.emit(ExprOp::lt, {row, two});
-      results = {b.emit(op, {condition, x, y}),     b.emit(op, {condition, two, y}),
-                 b.emit(op, {condition, x, two}),   b.emit(op, {condition, row, two}),
-                 b.emit(op, {per_row, x, y}),       b.emit(op, {per_row, two, y}),
+      results = {b.emit(op, {condition, x, y}),   b.emit(op, {condition, two, y}),
+                 b.emit(op, {condition, x, two}), b.emit(op, {condition, row, two}),
+                 b.emit(op, {per_row, x, y}),     b.emit(op, {per_row, two, y}),
                  b.emit(op, {per_row, x, two})};
       const ExprReg either = b.emit(ExprOp::logical_or, {condition, per_row});
       const ExprReg both = b.emit(ExprOp::logical_and, {condition, per_row});
@@ -141,7 +141,8 @@ TEST(TileProgram, AgreesWithTheInterpreterOnEveryTarget) {
   for (const DType type :
        {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64}) {
     const ExprProgram program = all_operations(type);
-    for (const Dims& dims : {Dims{3, 1}, Dims{5, 7}, Dims{2, 3, 600}, Dims{700, 3}, Dims{2, 2500}}) {
+    for (const Dims& dims :
+         {Dims{3, 1}, Dims{5, 7}, Dims{2, 3, 600}, Dims{700, 3}, Dims{2, 2500}}) {
       Dims rows = dims;
       rows.back() = 1;
       const std::vector<Dims> shapes = {dims, {dims.back()}, rows};

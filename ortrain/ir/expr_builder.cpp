@@ -21,9 +21,12 @@ bool same_instruction(const ExprInstruction& a, const ExprInstruction& b) {
 DType result_type(const ExprOpInfo& info, DType first, DType second) {
   switch (info.typing) {
     case ExprTyping::compare:
-    case ExprTyping::mask: return DType::boolean;
-    case ExprTyping::select: return second;
-    default: return first;
+    case ExprTyping::mask:
+      return DType::boolean;
+    case ExprTyping::select:
+      return second;
+    default:
+      return first;
   }
 }
 

@@ -48,7 +48,7 @@ class ExprEmitter {
  public:
   struct Operand {
     ExprReg reg = kNoExprReg;
-    DType storage = DType::undefined;    // undefined: absent
+    DType storage = DType::undefined;     // undefined: absent
     std::optional<double> constant = {};  // contents of a scalar that is known already
   };
   ExprEmitter(ExprBuilder& builder, const OpDef& def, const Node& node,

@@ -20,7 +20,8 @@ template <typename Body>
 void dispatch_register(DType type, Body&& body) {
   switch (type) {
     case DType::f16:
-    case DType::bf16: throw InternalError("no register is a 16-bit float");
+    case DType::bf16:
+      throw InternalError("no register is a 16-bit float");
     default:
       dispatch_all(type, [&](auto tag) {
         using T = typename decltype(tag)::type;
@@ -48,43 +49,70 @@ void zip(const void* a, int64_t step_a, const void* b, int64_t step_b, void* y, 
 template <typename T>
 void run_number(ExprOp op, const void* a, void* y, int64_t n) {
   switch (op) {
-    case ExprOp::neg: return map<T>(a, y, n, expr::neg<T>);
-    case ExprOp::abs: return map<T>(a, y, n, expr::abs<T>);
-    case ExprOp::sign: return map<T>(a, y, n, expr::sign<T>);
-    case ExprOp::relu: return map<T>(a, y, n, expr::relu<T>);
-    default: throw InternalError("no operation on one number");
+    case ExprOp::neg:
+      return map<T>(a, y, n, expr::neg<T>);
+    case ExprOp::abs:
+      return map<T>(a, y, n, expr::abs<T>);
+    case ExprOp::sign:
+      return map<T>(a, y, n, expr::sign<T>);
+    case ExprOp::relu:
+      return map<T>(a, y, n, expr::relu<T>);
+    default:
+      throw InternalError("no operation on one number");
   }
 }
 
 template <typename T>
 void run_real(ExprOp op, const void* a, void* y, int64_t n) {
   switch (op) {
-    case ExprOp::exp: return map<T>(a, y, n, [](T x) { return std::exp(x); });
-    case ExprOp::expm1: return map<T>(a, y, n, [](T x) { return std::expm1(x); });
-    case ExprOp::log: return map<T>(a, y, n, [](T x) { return std::log(x); });
-    case ExprOp::log1p: return map<T>(a, y, n, [](T x) { return std::log1p(x); });
-    case ExprOp::sqrt: return map<T>(a, y, n, [](T x) { return std::sqrt(x); });
-    case ExprOp::rsqrt: return map<T>(a, y, n, expr::rsqrt<T>);
-    case ExprOp::reciprocal: return map<T>(a, y, n, [](T x) { return T{1} / x; });
-    case ExprOp::tanh: return map<T>(a, y, n, [](T x) { return std::tanh(x); });
-    case ExprOp::sigmoid: return map<T>(a, y, n, expr::sigmoid<T>);
-    case ExprOp::erf: return map<T>(a, y, n, [](T x) { return std::erf(x); });
-    case ExprOp::sin: return map<T>(a, y, n, [](T x) { return std::sin(x); });
-    case ExprOp::cos: return map<T>(a, y, n, [](T x) { return std::cos(x); });
-    case ExprOp::tan: return map<T>(a, y, n, [](T x) { return std::tan(x); });
-    case ExprOp::asin: return map<T>(a, y, n, [](T x) { return std::asin(x); });
-    case ExprOp::acos: return map<T>(a, y, n, [](T x) { return std::acos(x); });
-    case ExprOp::atan: return map<T>(a, y, n, [](T x) { return std::atan(x); });
-    case ExprOp::sinh: return map<T>(a, y, n, [](T x) { return std::sinh(x); });
-    case ExprOp::cosh: return map<T>(a, y, n, [](T x) { return std::cosh(x); });
-    case ExprOp::floor: return map<T>(a, y, n, [](T x) { return std::floor(x); });
-    case ExprOp::ceil: return map<T>(a, y, n, [](T x) { return std::ceil(x); });
-    case ExprOp::round: return map<T>(a, y, n, [](T x) { return std::nearbyint(x); });
+    case ExprOp::exp:
+      return map<T>(a, y, n, [](T x) { return std::exp(x); });
+    case ExprOp::expm1:
+      return map<T>(a, y, n, [](T x) { return std::expm1(x); });
+    case ExprOp::log:
+      return map<T>(a, y, n, [](T x) { return std::log(x); });
+    case ExprOp::log1p:
+      return map<T>(a, y, n, [](T x) { return std::log1p(x); });
+    case ExprOp::sqrt:
+      return map<T>(a, y, n, [](T x) { return std::sqrt(x); });
+    case ExprOp::rsqrt:
+      return map<T>(a, y, n, expr::rsqrt<T>);
+    case ExprOp::reciprocal:
+      return map<T>(a, y, n, [](T x) { return T{1} / x; });
+    case ExprOp::tanh:
+      return map<T>(a, y, n, [](T x) { return std::tanh(x); });
+    case ExprOp::sigmoid:
+      return map<T>(a, y, n, expr::sigmoid<T>);
+    case ExprOp::erf:
+      return map<T>(a, y, n, [](T x) { return std::erf(x); });
+    case ExprOp::sin:
+      return map<T>(a, y, n, [](T x) { return std::sin(x); });
+    case ExprOp::cos:
+      return map<T>(a, y, n, [](T x) { return std::cos(x); });
+    case ExprOp::tan:
+      return map<T>(a, y, n, [](T x) { return std::tan(x); });
+    case ExprOp::asin:
+      return map<T>(a, y, n, [](T x) { return std::asin(x); });
+    case ExprOp::acos:
+      return map<T>(a, y, n, [](T x) { return std::acos(x); });
+    case ExprOp::atan:
+      return map<T>(a, y, n, [](T x) { return std::atan(x); });
+    case ExprOp::sinh:
+      return map<T>(a, y, n, [](T x) { return std::sinh(x); });
+    case ExprOp::cosh:
+      return map<T>(a, y, n, [](T x) { return std::cosh(x); });
+    case ExprOp::floor:
+      return map<T>(a, y, n, [](T x) { return std::floor(x); });
+    case ExprOp::ceil:
+      return map<T>(a, y, n, [](T x) { return std::ceil(x); });
+    case ExprOp::round:
+      return map<T>(a, y, n, [](T x) { return std::nearbyint(x); });
     case ExprOp::to_bf16:
       return map<T>(a, y, n, [](T x) { return T{float{BFloat16(static_cast<float>(x))}}; });
     case ExprOp::to_f16:
       return map<T>(a, y, n, [](T x) { return T{float{Float16(static_cast<float>(x))}}; });
-    default: throw InternalError("no operation on one float");
+    default:
+      throw InternalError("no operation on one float");
   }
 }
 
@@ -99,17 +127,28 @@ void run_two_numbers(ExprOp op, const Operands& in, void* y, int64_t n) {
     zip<T, T>(in.pointer[0], in.step[0], in.pointer[1], in.step[1], y, n, f);
   };
   switch (op) {
-    case ExprOp::add: return apply(expr::add<T>);
-    case ExprOp::sub: return apply(expr::sub<T>);
-    case ExprOp::mul: return apply(expr::mul<T>);
-    case ExprOp::div: return apply(expr::div<T>);
-    case ExprOp::fmod: return apply(expr::fmod<T>);
-    case ExprOp::mod: return apply(expr::mod<T>);
-    case ExprOp::floor_div: return apply(expr::floor_div<T>);
-    case ExprOp::pow: return apply(expr::pow<T>);
-    case ExprOp::min: return apply(expr::min<T>);
-    case ExprOp::max: return apply(expr::max<T>);
-    default: throw InternalError("no operation on two numbers");
+    case ExprOp::add:
+      return apply(expr::add<T>);
+    case ExprOp::sub:
+      return apply(expr::sub<T>);
+    case ExprOp::mul:
+      return apply(expr::mul<T>);
+    case ExprOp::div:
+      return apply(expr::div<T>);
+    case ExprOp::fmod:
+      return apply(expr::fmod<T>);
+    case ExprOp::mod:
+      return apply(expr::mod<T>);
+    case ExprOp::floor_div:
+      return apply(expr::floor_div<T>);
+    case ExprOp::pow:
+      return apply(expr::pow<T>);
+    case ExprOp::min:
+      return apply(expr::min<T>);
+    case ExprOp::max:
+      return apply(expr::max<T>);
+    default:
+      throw InternalError("no operation on two numbers");
   }
 }
 
@@ -119,11 +158,16 @@ void run_compare(ExprOp op, const Operands& in, void* y, int64_t n) {
     zip<T, bool>(in.pointer[0], in.step[0], in.pointer[1], in.step[1], y, n, f);
   };
   switch (op) {
-    case ExprOp::eq: return apply([](T a, T b) { return a == b; });
-    case ExprOp::ne: return apply([](T a, T b) { return a != b; });
-    case ExprOp::lt: return apply([](T a, T b) { return a < b; });
-    case ExprOp::le: return apply([](T a, T b) { return a <= b; });
-    default: throw InternalError("no comparison");
+    case ExprOp::eq:
+      return apply([](T a, T b) { return a == b; });
+    case ExprOp::ne:
+      return apply([](T a, T b) { return a != b; });
+    case ExprOp::lt:
+      return apply([](T a, T b) { return a < b; });
+    case ExprOp::le:
+      return apply([](T a, T b) { return a <= b; });
+    default:
+      throw InternalError("no comparison");
   }
 }
 
@@ -132,11 +176,16 @@ void run_logic(ExprOp op, const Operands& in, void* y, int64_t n) {
     zip<bool, bool>(in.pointer[0], in.step[0], in.pointer[1], in.step[1], y, n, f);
   };
   switch (op) {
-    case ExprOp::logical_and: return apply([](bool a, bool b) { return a && b; });
-    case ExprOp::logical_or: return apply([](bool a, bool b) { return a || b; });
-    case ExprOp::logical_xor: return apply([](bool a, bool b) { return a != b; });
-    case ExprOp::logical_not: return map<bool>(in.pointer[0], y, n, [](bool a) { return !a; });
-    default: throw InternalError("no logical operation");
+    case ExprOp::logical_and:
+      return apply([](bool a, bool b) { return a && b; });
+    case ExprOp::logical_or:
+      return apply([](bool a, bool b) { return a || b; });
+    case ExprOp::logical_xor:
+      return apply([](bool a, bool b) { return a != b; });
+    case ExprOp::logical_not:
+      return map<bool>(in.pointer[0], y, n, [](bool a) { return !a; });
+    default:
+      throw InternalError("no logical operation");
   }
 }
 
@@ -146,12 +195,16 @@ void run_bits(ExprOp op, const Operands& in, void* y, int64_t n) {
     zip<T, T>(in.pointer[0], in.step[0], in.pointer[1], in.step[1], y, n, f);
   };
   switch (op) {
-    case ExprOp::bit_and: return apply([](T a, T b) { return static_cast<T>(a & b); });
-    case ExprOp::bit_or: return apply([](T a, T b) { return static_cast<T>(a | b); });
-    case ExprOp::bit_xor: return apply([](T a, T b) { return static_cast<T>(a ^ b); });
+    case ExprOp::bit_and:
+      return apply([](T a, T b) { return static_cast<T>(a & b); });
+    case ExprOp::bit_or:
+      return apply([](T a, T b) { return static_cast<T>(a | b); });
+    case ExprOp::bit_xor:
+      return apply([](T a, T b) { return static_cast<T>(a ^ b); });
     case ExprOp::bit_not:
       return map<T>(in.pointer[0], y, n, [](T a) { return static_cast<T>(~a); });
-    default: throw InternalError("no operation on bits");
+    default:
+      throw InternalError("no operation on bits");
   }
 }
 
@@ -256,7 +309,8 @@ void run_instruction(const ExprProgram& program, const ExprInstruction& instruct
       return dispatch_register(program.register_type(instruction.operands[0]), [&](auto tag) {
         run_compare<typename decltype(tag)::type>(instruction.op, in, y, n);
       });
-    case ExprTyping::logic: return run_logic(instruction.op, in, y, n);
+    case ExprTyping::logic:
+      return run_logic(instruction.op, in, y, n);
     case ExprTyping::bits:
       return dispatch_register(type, [&](auto tag) {
         using T = typename decltype(tag)::type;
@@ -268,13 +322,14 @@ void run_instruction(const ExprProgram& program, const ExprInstruction& instruct
       return dispatch_register(
           type, [&](auto tag) { run_select<typename decltype(tag)::type>(in, y, n); });
     case ExprTyping::dropout:
-    case ExprTyping::mask: return run_dropout(instruction, in, first, y, n);
+    case ExprTyping::mask:
+      return run_dropout(instruction, in, first, y, n);
     case ExprTyping::reduction:
       return dispatch_register(type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         if constexpr (!std::is_same_v<T, bool>) {
-          *static_cast<T*>(y) = reduce_row<T>(instruction.op, static_cast<const T*>(in.pointer[0]),
-                                              operand_length);
+          *static_cast<T*>(y) =
+              reduce_row<T>(instruction.op, static_cast<const T*>(in.pointer[0]), operand_length);
         }
       });
     case ExprTyping::special:
@@ -390,8 +445,8 @@ void ExprInterpreter::run(const void* const* inputs, void* const* outputs, void*
   }
 }
 
-void ExprInterpreter::run_piece(const Piece& piece, const void* const* inputs,
-                                void* const* outputs, void* workspace) const {
+void ExprInterpreter::run_piece(const Piece& piece, const void* const* inputs, void* const* outputs,
+                                void* workspace) const {
   const size_t slot = static_cast<size_t>(std::max<int64_t>(piece_columns_, 1)) * 8;
   const auto address = [&](ExprReg reg) {
     return static_cast<char*>(workspace) + static_cast<size_t>(reg) * slot;

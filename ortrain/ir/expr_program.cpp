@@ -106,7 +106,8 @@ std::string type_fault(const ExprProgram& program, const ExprInstruction& instru
   }
   const bool same = (info.operands < 1 || t[0] == type) && (info.operands < 2 || t[1] == type);
   switch (info.typing) {
-    case number: return same && is_number(type) ? "" : "takes operands of its own numeric type";
+    case number:
+      return same && is_number(type) ? "" : "takes operands of its own numeric type";
     case real:
       if (instruction.op == ExprOp::to_bf16 || instruction.op == ExprOp::to_f16) {
         return same && type == DType::f32 ? "" : "takes and gives float32";
@@ -114,19 +115,24 @@ std::string type_fault(const ExprProgram& program, const ExprInstruction& instru
       return same && is_float(type) ? "" : "takes operands of its own float type";
     case compare:
       return t[0] == t[1] && type == DType::boolean ? "" : "compares operands of one type to bool";
-    case logic: return same && type == DType::boolean ? "" : "takes and gives bool";
-    case bits: return same && is_integer(type) ? "" : "takes operands of its own integer type";
+    case logic:
+      return same && type == DType::boolean ? "" : "takes and gives bool";
+    case bits:
+      return same && is_integer(type) ? "" : "takes operands of its own integer type";
     case select:
       return t[0] == DType::boolean && t[1] == type && t[2] == type
                  ? ""
                  : "takes bool and two operands of its own type";
     case dropout:
-      return t[0] == type && is_float(type) && t[1] == DType::i64 ? ""
-                                                                  : "takes a float and an int64 seed";
+      return t[0] == type && is_float(type) && t[1] == DType::i64
+                 ? ""
+                 : "takes a float and an int64 seed";
     case mask:
       return t[0] == DType::i64 && type == DType::boolean ? "" : "takes an int64 seed, gives bool";
-    case reduction: return same && is_number(type) ? "" : "takes an operand of its own numeric type";
-    case special: return "";
+    case reduction:
+      return same && is_number(type) ? "" : "takes an operand of its own numeric type";
+    case special:
+      return "";
   }
   return "";
 }
@@ -179,11 +185,15 @@ void validate_instruction(const ExprProgram& program, size_t index,
 ExprExtent extent_of(const ExprInstruction& instruction, const std::vector<ExprExtent>& known) {
   const ExprOpInfo& info = expr_op_info(instruction.op);
   switch (instruction.op) {
-    case ExprOp::input: return instruction.per_row ? ExprExtent::per_row : ExprExtent::full;
-    case ExprOp::constant: return ExprExtent::scalar;
+    case ExprOp::input:
+      return instruction.per_row ? ExprExtent::per_row : ExprExtent::full;
+    case ExprOp::constant:
+      return ExprExtent::scalar;
     case ExprOp::dropout:
-    case ExprOp::dropout_mask: return ExprExtent::full;
-    default: break;
+    case ExprOp::dropout_mask:
+      return ExprExtent::full;
+    default:
+      break;
   }
   if (info.typing == reduction) return ExprExtent::per_row;
   ExprExtent result = ExprExtent::scalar;

@@ -19,37 +19,82 @@ enum class ExprOp : uint8_t {
   input,     // element of an input tensor, widened to its register type
   constant,  // a literal
   // --- one operand, any number
-  neg, abs, sign, relu,
+  neg,
+  abs,
+  sign,
+  relu,
   // --- one operand, float
-  exp, expm1, log, log1p, sqrt, rsqrt, reciprocal, tanh, sigmoid, erf,
-  sin, cos, tan, asin, acos, atan, sinh, cosh, floor, ceil, round,
-  to_bf16, to_f16,  // rounds to the nearest value of the storage type, stays float32
+  exp,
+  expm1,
+  log,
+  log1p,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  tanh,
+  sigmoid,
+  erf,
+  sin,
+  cos,
+  tan,
+  asin,
+  acos,
+  atan,
+  sinh,
+  cosh,
+  floor,
+  ceil,
+  round,
+  to_bf16,
+  to_f16,  // rounds to the nearest value of the storage type, stays float32
   // --- two operands of one numeric type
-  add, sub, mul, div, fmod, mod, floor_div, pow, min, max,
+  add,
+  sub,
+  mul,
+  div,
+  fmod,
+  mod,
+  floor_div,
+  pow,
+  min,
+  max,
   // --- comparisons and logic
-  eq, ne, lt, le, logical_and, logical_or, logical_xor, logical_not,
-  bit_and, bit_or, bit_xor, bit_not,
+  eq,
+  ne,
+  lt,
+  le,
+  logical_and,
+  logical_or,
+  logical_xor,
+  logical_not,
+  bit_and,
+  bit_or,
+  bit_xor,
+  bit_not,
   // --- mixed types
   select,  // condition ? a : b
   cast,
   dropout,       // (x, seed): x / (1 - ratio) where the element is kept, else 0
   dropout_mask,  // (seed): whether the element is kept
   // --- one value per row
-  row_sum, row_mean, row_max, row_min,
+  row_sum,
+  row_mean,
+  row_max,
+  row_min,
 };
 inline constexpr int kExprOpCount = static_cast<int>(ExprOp::row_min) + 1;
 
 enum class ExprTyping : uint8_t {
-  special,   // input, constant, cast
-  number,    // operands and result of one numeric type
-  real,      // operands and result of one float type
-  compare,   // operands of one type, boolean result
-  logic,     // booleans
-  bits,      // operands and result of one integer type
-  select,    // boolean, T, T -> T
-  dropout,   // float T, int64 -> T
-  mask,      // int64 -> boolean
-  reduction, // float or integer T, one value per element -> T, one value per row
+  special,    // input, constant, cast
+  number,     // operands and result of one numeric type
+  real,       // operands and result of one float type
+  compare,    // operands of one type, boolean result
+  logic,      // booleans
+  bits,       // operands and result of one integer type
+  select,     // boolean, T, T -> T
+  dropout,    // float T, int64 -> T
+  mask,       // int64 -> boolean
+  reduction,  // float or integer T, one value per element -> T, one value per row
 };
 
 struct ExprOpInfo {
@@ -70,8 +115,8 @@ struct ExprInstruction {
   // Type of the register: never a 16-bit float. For `input` the element type of the tensor.
   DType dtype = DType::f32;
   std::array<ExprReg, 3> operands = {kNoExprReg, kNoExprReg, kNoExprReg};
-  double number = 0;   // constant of a float type; ratio of dropout
-  int64_t integer = 0;  // constant of an integer type or boolean; stream of dropout
+  double number = 0;     // constant of a float type; ratio of dropout
+  int64_t integer = 0;   // constant of an integer type or boolean; stream of dropout
   bool per_row = false;  // input: last extent 1, so that the register holds one value per row
 
   bool operator==(const ExprInstruction&) const = default;

@@ -19,9 +19,8 @@ template <typename T>
 inline constexpr bool kIsFloat = std::is_floating_point_v<T>;
 
 template <typename T>
-using Unsigned =
-    typename std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>,
-                                std::make_unsigned<T>, std::type_identity<T>>::type;
+using Unsigned = typename std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>,
+                                             std::make_unsigned<T>, std::type_identity<T>>::type;
 
 [[noreturn]] inline void throw_division_by_zero() {
   throw UnsupportedError("integer division by zero");
@@ -43,9 +42,10 @@ To float_to_integer(From value) {
         return static_cast<uint64_t>(value);
       }
     }
-    const int64_t wide = value >= From{-9223372036854775808.0} && value < From{9223372036854775808.0}
-                             ? static_cast<int64_t>(value)
-                             : std::numeric_limits<int64_t>::min();
+    const int64_t wide =
+        value >= From{-9223372036854775808.0} && value < From{9223372036854775808.0}
+            ? static_cast<int64_t>(value)
+            : std::numeric_limits<int64_t>::min();
     return static_cast<To>(wide);
   }
 }

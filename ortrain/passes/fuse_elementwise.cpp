@@ -20,6 +20,8 @@ namespace {
 
 // Bounds the registers that are alive at a time.
 constexpr size_t kMaxMembers = 64;
+// A row that is reduced is held as a whole, register by register.
+constexpr int64_t kMaxColumns = 65536;
 // What the SIMD executors hold in registers or convert from and to.
 constexpr DTypeSet kFusedTypes = kFloatTypes | kIndexTypes | kBoolTypes;
 
@@ -123,12 +125,13 @@ class Fusion {
     const AttributeReader attrs(def, node);
     const Value& input = graph_.value(node.inputs[0]);
     if (attrs.int_("keepdims") == 0 || input.dtype == DType::boolean) return false;
-    // A last extent of 1 leaves nothing to reduce, and no difference between rows and elements.
-    if (input.shape.empty() || input.shape.back().is(1)) return false;
+    // One row would keep one thread busy, a very long one leaves the caches. A last extent of 1
+    // leaves nothing to reduce, and no difference between rows and elements.
+    if (input.shape.size() < 2 || input.shape.back().is(1)) return false;
+    const Dim& columns = input.shape.back();
+    if (columns.is_constant() && columns.constant() > kMaxColumns) return false;
     const int64_t last = static_cast<int64_t>(input.shape.size()) - 1;
-    if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) {
-      return last == 0 && attrs.int_("noop_with_empty_axes") == 0;
-    }
+    if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) return false;
     const std::optional<std::vector<int64_t>> axes = value_ints(graph_, node.inputs[1]);
     return axes && axes->size() == 1 && ((*axes)[0] == last || (*axes)[0] == -1);
   }
@@ -199,9 +202,8 @@ ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
   const Value& value = graph_.value(id);
   ExprReg reg = kNoExprReg;
   if (inline_constants && value.kind == ValueKind::constant && value.constant.numel() == 1) {
-    reg = is_float(value.dtype)
-              ? builder_.constant(value.dtype, value.constant.to_double())
-              : builder_.int_constant(value.dtype, value.constant.to_int64s()[0]);
+    reg = is_float(value.dtype) ? builder_.constant(value.dtype, value.constant.to_double())
+                                : builder_.int_constant(value.dtype, value.constant.to_int64s()[0]);
   } else {
     const bool one_per_row = value.shape.empty() || value.shape.back().is(1);
     const bool rows_differ = !group.shape.empty() && !group.shape.back().is(1);
@@ -241,8 +243,7 @@ bool Fusion::rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>&
   return build(group, members, true) || build(group, members, false);
 }
 
-bool Fusion::build(const Group& group, const std::vector<NodeId>& members,
-                   bool inline_constants) {
+bool Fusion::build(const Group& group, const std::vector<NodeId>& members, bool inline_constants) {
   builder_ = ExprBuilder();
   registers_.clear();
   inputs_.clear();

@@ -185,8 +185,8 @@ TEST(FuseElementwise, KeepsPhasesApart) {
   g.set_phase(Phase::backward);
   const ValueId dy = graph.add_input({.role = InputRole::gradient, .target = "y0"}, "dy",
                                      DType::f32, {Dim(6), Dim(7)});
-  graph.add_output({.value = g.mul(dy, y), .name = "dx", .role = OutputRole::gradient,
-                    .target = "x"});
+  graph.add_output(
+      {.value = g.mul(dy, y), .name = "dx", .role = OutputRole::gradient, .target = "x"});
   EXPECT_FALSE(fuse(graph));
   EXPECT_EQ(ops_of(graph), (std::vector<std::string>{"Tanh", "Mul"}));
 }
@@ -213,8 +213,18 @@ TEST(FuseElementwise, LeavesUnequalShapesApart) {
   const ValueId w = add_input(graph, "w", {Dim::symbol("b")});
   add_output(graph, g.mul(x, g.unary("Exp", w)));
   add_output(graph, g.op("ReduceSum", {g.unary("Cos", x), g.int64s({0})}));
-  add_output(graph, g.op("ReduceSum", {g.unary("Sin", x), g.int64s({1})},
-                         {{"keepdims", int64_t{0}}}));
+  add_output(graph,
+             g.op("ReduceSum", {g.unary("Sin", x), g.int64s({1})}, {{"keepdims", int64_t{0}}}));
+  EXPECT_FALSE(fuse(graph));
+}
+
+TEST(FuseElementwise, LeavesSingleAndHugeRowsApart) {
+  Graph graph;
+  GraphBuilder g(graph);
+  const ValueId x = add_input(graph, "x", {Dim::symbol("n")});
+  add_output(graph, g.op("ReduceSum", {g.unary("Exp", x), g.int64s({0})}));
+  const ValueId y = add_input(graph, "y", {Dim::symbol("n"), Dim(100000)});
+  add_output(graph, g.op("ReduceMax", {g.unary("Exp", y), g.int64s({1})}));
   EXPECT_FALSE(fuse(graph));
 }
 
@@ -235,7 +245,7 @@ Graph random_graph(std::mt19937& random) {
   GraphBuilder g(graph);
   const Dim n(6);
   std::vector<ValueId> values = {
-      add_input(graph, "x0", {n, n}),      add_input(graph, "x1", {n, n}),
+      add_input(graph, "x0", {n, n}),        add_input(graph, "x1", {n, n}),
       add_input(graph, "rows", {n, Dim(1)}), add_input(graph, "columns", {n}),
       add_input(graph, "one", {}),           add_input(graph, "half", {n, n}, DType::bf16)};
   values[5] = g.cast(values[5], DType::f32);
@@ -248,22 +258,48 @@ Graph random_graph(std::mt19937& random) {
     const int64_t last = g.rank(a) - 1;
     ValueId result = kNoValue;
     switch (random() % 14) {
-      case 0: result = g.add(a, b); break;
-      case 1: result = g.sub(a, b); break;
-      case 2: result = g.mul(g.unary("Tanh", a), b); break;
-      case 3: result = g.unary("Sigmoid", a); break;
-      case 4: result = g.op("Gelu", {a}); break;
-      case 5: result = g.where(g.op("Less", {a, b}), a, g.neg(b)); break;
-      case 6: result = g.op("Max", {a, b, pick()}); break;
-      case 7: result = last < 0 ? a : g.op("ReduceSum", {a, g.int64s({last})}); break;
-      case 8: result = last < 0 ? a : g.op("ReduceMean", {a, g.int64s({-1})}); break;
-      case 9: result = last < 0 ? a : g.op("ReduceMax", {a, g.int64s({last})}); break;
-      case 10: result = g.rank(a) == 2 ? g.transpose(a, {1, 0}) : g.neg(a); break;
+      case 0:
+        result = g.add(a, b);
+        break;
+      case 1:
+        result = g.sub(a, b);
+        break;
+      case 2:
+        result = g.mul(g.unary("Tanh", a), b);
+        break;
+      case 3:
+        result = g.unary("Sigmoid", a);
+        break;
+      case 4:
+        result = g.op("Gelu", {a});
+        break;
+      case 5:
+        result = g.where(g.op("Less", {a, b}), a, g.neg(b));
+        break;
+      case 6:
+        result = g.op("Max", {a, b, pick()});
+        break;
+      case 7:
+        result = last < 0 ? a : g.op("ReduceSum", {a, g.int64s({last})});
+        break;
+      case 8:
+        result = last < 0 ? a : g.op("ReduceMean", {a, g.int64s({-1})});
+        break;
+      case 9:
+        result = last < 0 ? a : g.op("ReduceMax", {a, g.int64s({last})});
+        break;
+      case 10:
+        result = g.rank(a) == 2 ? g.transpose(a, {1, 0}) : g.neg(a);
+        break;
       case 11:
         result = g.own("Dropout", {a, seed}, {{"ratio", 0.3}, {"stream", int64_t{i}}});
         break;
-      case 12: result = g.cast(g.cast(a, DType::bf16), DType::f32); break;
-      default: result = g.expand_like(a, g.add(a, b)); break;
+      case 12:
+        result = g.cast(g.cast(a, DType::bf16), DType::f32);
+        break;
+      default:
+        result = g.expand_like(a, g.add(a, b));
+        break;
     }
     values.push_back(g.mul(result, 0.5));
   }

@@ -51,8 +51,8 @@ bool NodeClusters::merge(ClusterId a, ClusterId b) {
     if (depends) reached_[static_cast<size_t>(id)] = true;
     (depends ? behind : before).push_back(id);
   }
-  const bool cycle = any_predecessor(
-      late, [&](ClusterId other) { return reached_[static_cast<size_t>(other)]; });
+  const bool cycle =
+      any_predecessor(late, [&](ClusterId other) { return reached_[static_cast<size_t>(other)]; });
   for (ClusterId id : behind) reached_[static_cast<size_t>(id)] = false;
   if (cycle) return false;
 

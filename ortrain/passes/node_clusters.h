@@ -33,11 +33,11 @@ class NodeClusters {
   bool any_predecessor(ClusterId id, Visitor visit) const;
 
   const Graph& graph_;
-  std::vector<ClusterId> cluster_of_;          // by node slot
-  std::vector<std::vector<NodeId>> members_;   // in no order
-  std::vector<ClusterId> order_;               // topological, with gaps
-  std::vector<size_t> position_;               // in order_
-  std::vector<bool> reached_;                  // scratch of merge
+  std::vector<ClusterId> cluster_of_;         // by node slot
+  std::vector<std::vector<NodeId>> members_;  // in no order
+  std::vector<ClusterId> order_;              // topological, with gaps
+  std::vector<size_t> position_;              // in order_
+  std::vector<bool> reached_;                 // scratch of merge
 };
 
 }  // namespace ortrain

@@ -8,6 +8,7 @@
 #include "ortrain/base/flags.h"
 #include "ortrain/base/log.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/accumulate_products.h"
 #include "ortrain/passes/eliminate_identity.h"
 #include "ortrain/passes/fold_known_shapes.h"
 #include "ortrain/passes/fuse_elementwise.h"
@@ -31,7 +32,7 @@ const std::vector<Stage>& stages() {
         eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
-        fuse_elementwise()}},
+        accumulate_products(), fuse_elementwise()}},
   };
   return *all;
 }

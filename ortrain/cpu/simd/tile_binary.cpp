@@ -17,11 +17,11 @@ namespace ortrain::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-#define ORTRAIN_TILE_BINARY(name, expression)                                                    \
-  template <class T, unsigned kSingle>                                                           \
-  void name(const void* a, const void* b, const void*, void* y, int64_t n) {                     \
-    ZipTile<T, kSingle>(a, b, y, n, []([[maybe_unused]] auto d, auto u, auto v)                  \
-                                        HWY_ATTR { return expression; });                        \
+#define ORTRAIN_TILE_BINARY(name, expression)                                                     \
+  template <class T, unsigned kSingle>                                                            \
+  void name(const void* a, const void* b, const void*, void* y, int64_t n) {                      \
+    ZipTile<T, kSingle>(                                                                          \
+        a, b, y, n, []([[maybe_unused]] auto d, auto u, auto v) HWY_ATTR { return expression; }); \
   }
 ORTRAIN_TILE_BINARY(TileAdd, hn::Add(u, v))
 ORTRAIN_TILE_BINARY(TileSub, hn::Sub(u, v))
@@ -42,18 +42,22 @@ void TilePlain(const void* a, const void* b, const void*, void* y, int64_t n) {
   const T single_right = (kSingle & 2) ? right[0] : T{0};
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    out[i] = kFunction((kSingle & 1) ? single_left : left[i],
-                       (kSingle & 2) ? single_right : right[i]);
+    out[i] =
+        kFunction((kSingle & 1) ? single_left : left[i], (kSingle & 2) ? single_right : right[i]);
   }
 }
 
 template <class T, class R, R (*kFunction)(T, T)>
 TileFn Plain(unsigned single) {
   switch (single) {
-    case 0: return TilePlain<T, R, 0, kFunction>;
-    case 1: return TilePlain<T, R, 1, kFunction>;
-    case 2: return TilePlain<T, R, 2, kFunction>;
-    default: return nullptr;
+    case 0:
+      return TilePlain<T, R, 0, kFunction>;
+    case 1:
+      return TilePlain<T, R, 1, kFunction>;
+    case 2:
+      return TilePlain<T, R, 2, kFunction>;
+    default:
+      return nullptr;
   }
 }
 
@@ -77,24 +81,36 @@ HWY_INLINE uint8_t LessOrEqual(T a, T b) {
 template <class T>
 TileFn FindCompare(ExprOp op, unsigned single) {
   switch (op) {
-    case ExprOp::eq: return Plain<T, uint8_t, EqualTo<T>>(single);
-    case ExprOp::ne: return Plain<T, uint8_t, NotEqualTo<T>>(single);
-    case ExprOp::lt: return Plain<T, uint8_t, LessThan<T>>(single);
-    case ExprOp::le: return Plain<T, uint8_t, LessOrEqual<T>>(single);
-    default: return nullptr;
+    case ExprOp::eq:
+      return Plain<T, uint8_t, EqualTo<T>>(single);
+    case ExprOp::ne:
+      return Plain<T, uint8_t, NotEqualTo<T>>(single);
+    case ExprOp::lt:
+      return Plain<T, uint8_t, LessThan<T>>(single);
+    case ExprOp::le:
+      return Plain<T, uint8_t, LessOrEqual<T>>(single);
+    default:
+      return nullptr;
   }
 }
 
 template <class T, unsigned kSingle>
 TileFn FindVector(ExprOp op) {
   switch (op) {
-    case ExprOp::add: return TileAdd<T, kSingle>;
-    case ExprOp::sub: return TileSub<T, kSingle>;
-    case ExprOp::mul: return TileMul<T, kSingle>;
-    case ExprOp::div: return TileDiv<T, kSingle>;
-    case ExprOp::min: return TileMin<T, kSingle>;
-    case ExprOp::max: return TileMax<T, kSingle>;
-    default: return nullptr;
+    case ExprOp::add:
+      return TileAdd<T, kSingle>;
+    case ExprOp::sub:
+      return TileSub<T, kSingle>;
+    case ExprOp::mul:
+      return TileMul<T, kSingle>;
+    case ExprOp::div:
+      return TileDiv<T, kSingle>;
+    case ExprOp::min:
+      return TileMin<T, kSingle>;
+    case ExprOp::max:
+      return TileMax<T, kSingle>;
+    default:
+      return nullptr;
   }
 }
 
@@ -106,11 +122,16 @@ TileFn FindReal(ExprOp op, unsigned single) {
                                      : nullptr;
   if (found != nullptr) return found;
   switch (op) {
-    case ExprOp::fmod: return Plain<T, T, expr::fmod<T>>(single);
-    case ExprOp::mod: return Plain<T, T, expr::mod<T>>(single);
-    case ExprOp::floor_div: return Plain<T, T, expr::floor_div<T>>(single);
-    case ExprOp::pow: return Plain<T, T, expr::pow<T>>(single);
-    default: return FindCompare<T>(op, single);
+    case ExprOp::fmod:
+      return Plain<T, T, expr::fmod<T>>(single);
+    case ExprOp::mod:
+      return Plain<T, T, expr::mod<T>>(single);
+    case ExprOp::floor_div:
+      return Plain<T, T, expr::floor_div<T>>(single);
+    case ExprOp::pow:
+      return Plain<T, T, expr::pow<T>>(single);
+    default:
+      return FindCompare<T>(op, single);
   }
 }
 
@@ -130,40 +151,64 @@ HWY_INLINE T BitXor(T a, T b) {
 template <class T>
 TileFn FindInteger(ExprOp op, unsigned single) {
   switch (op) {
-    case ExprOp::add: return Plain<T, T, expr::add<T>>(single);
-    case ExprOp::sub: return Plain<T, T, expr::sub<T>>(single);
-    case ExprOp::mul: return Plain<T, T, expr::mul<T>>(single);
-    case ExprOp::div: return Plain<T, T, expr::div<T>>(single);
-    case ExprOp::fmod: return Plain<T, T, expr::fmod<T>>(single);
-    case ExprOp::mod: return Plain<T, T, expr::mod<T>>(single);
-    case ExprOp::floor_div: return Plain<T, T, expr::floor_div<T>>(single);
-    case ExprOp::pow: return Plain<T, T, expr::pow<T>>(single);
-    case ExprOp::min: return Plain<T, T, expr::min<T>>(single);
-    case ExprOp::max: return Plain<T, T, expr::max<T>>(single);
-    case ExprOp::bit_and: return Plain<T, T, BitAnd<T>>(single);
-    case ExprOp::bit_or: return Plain<T, T, BitOr<T>>(single);
-    case ExprOp::bit_xor: return Plain<T, T, BitXor<T>>(single);
-    default: return FindCompare<T>(op, single);
+    case ExprOp::add:
+      return Plain<T, T, expr::add<T>>(single);
+    case ExprOp::sub:
+      return Plain<T, T, expr::sub<T>>(single);
+    case ExprOp::mul:
+      return Plain<T, T, expr::mul<T>>(single);
+    case ExprOp::div:
+      return Plain<T, T, expr::div<T>>(single);
+    case ExprOp::fmod:
+      return Plain<T, T, expr::fmod<T>>(single);
+    case ExprOp::mod:
+      return Plain<T, T, expr::mod<T>>(single);
+    case ExprOp::floor_div:
+      return Plain<T, T, expr::floor_div<T>>(single);
+    case ExprOp::pow:
+      return Plain<T, T, expr::pow<T>>(single);
+    case ExprOp::min:
+      return Plain<T, T, expr::min<T>>(single);
+    case ExprOp::max:
+      return Plain<T, T, expr::max<T>>(single);
+    case ExprOp::bit_and:
+      return Plain<T, T, BitAnd<T>>(single);
+    case ExprOp::bit_or:
+      return Plain<T, T, BitOr<T>>(single);
+    case ExprOp::bit_xor:
+      return Plain<T, T, BitXor<T>>(single);
+    default:
+      return FindCompare<T>(op, single);
   }
 }
 
 TileFn FindLogic(ExprOp op, unsigned single) {
   switch (op) {
-    case ExprOp::logical_and: return Plain<uint8_t, uint8_t, BitAnd<uint8_t>>(single);
-    case ExprOp::logical_or: return Plain<uint8_t, uint8_t, BitOr<uint8_t>>(single);
-    case ExprOp::logical_xor: return Plain<uint8_t, uint8_t, BitXor<uint8_t>>(single);
-    default: return FindCompare<uint8_t>(op, single);
+    case ExprOp::logical_and:
+      return Plain<uint8_t, uint8_t, BitAnd<uint8_t>>(single);
+    case ExprOp::logical_or:
+      return Plain<uint8_t, uint8_t, BitOr<uint8_t>>(single);
+    case ExprOp::logical_xor:
+      return Plain<uint8_t, uint8_t, BitXor<uint8_t>>(single);
+    default:
+      return FindCompare<uint8_t>(op, single);
   }
 }
 
 TileFn FindBinary(ExprOp op, DType type, unsigned single) {
   switch (type) {
-    case DType::f32: return FindReal<float>(op, single);
-    case DType::f64: return FindReal<double>(op, single);
-    case DType::i32: return FindInteger<int32_t>(op, single);
-    case DType::i64: return FindInteger<int64_t>(op, single);
-    case DType::boolean: return FindLogic(op, single);
-    default: return nullptr;
+    case DType::f32:
+      return FindReal<float>(op, single);
+    case DType::f64:
+      return FindReal<double>(op, single);
+    case DType::i32:
+      return FindInteger<int32_t>(op, single);
+    case DType::i64:
+      return FindInteger<int64_t>(op, single);
+    case DType::boolean:
+      return FindLogic(op, single);
+    default:
+      return nullptr;
   }
 }
 

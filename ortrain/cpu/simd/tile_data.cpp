@@ -46,23 +46,35 @@ void TileSelect(const void* c, const void* a, const void* b, void* y, int64_t n)
 template <class T>
 TileFn SelectOf(unsigned single) {
   switch (single) {
-    case 0: return TileSelect<T, 0>;
-    case 1: return TileSelect<T, 1>;
-    case 2: return TileSelect<T, 2>;
-    case 3: return TileSelect<T, 3>;
-    case 4: return TileSelect<T, 4>;
-    case 5: return TileSelect<T, 5>;
-    case 6: return TileSelect<T, 6>;
-    default: return nullptr;
+    case 0:
+      return TileSelect<T, 0>;
+    case 1:
+      return TileSelect<T, 1>;
+    case 2:
+      return TileSelect<T, 2>;
+    case 3:
+      return TileSelect<T, 3>;
+    case 4:
+      return TileSelect<T, 4>;
+    case 5:
+      return TileSelect<T, 5>;
+    case 6:
+      return TileSelect<T, 6>;
+    default:
+      return nullptr;
   }
 }
 
 TileFn FindSelect(int64_t bytes, unsigned single) {
   switch (bytes) {
-    case 1: return SelectOf<uint8_t>(single);
-    case 4: return SelectOf<uint32_t>(single);
-    case 8: return SelectOf<uint64_t>(single);
-    default: return nullptr;
+    case 1:
+      return SelectOf<uint8_t>(single);
+    case 4:
+      return SelectOf<uint32_t>(single);
+    case 8:
+      return SelectOf<uint64_t>(single);
+    default:
+      return nullptr;
   }
 }
 
@@ -79,23 +91,35 @@ void TileCast(const void* a, const void*, const void*, void* y, int64_t n) {
 template <class From>
 TileFn CastFrom(DType to) {
   switch (to) {
-    case DType::f32: return TileCast<From, float>;
-    case DType::f64: return TileCast<From, double>;
-    case DType::i32: return TileCast<From, int32_t>;
-    case DType::i64: return TileCast<From, int64_t>;
-    case DType::boolean: return TileCast<From, bool>;
-    default: return nullptr;
+    case DType::f32:
+      return TileCast<From, float>;
+    case DType::f64:
+      return TileCast<From, double>;
+    case DType::i32:
+      return TileCast<From, int32_t>;
+    case DType::i64:
+      return TileCast<From, int64_t>;
+    case DType::boolean:
+      return TileCast<From, bool>;
+    default:
+      return nullptr;
   }
 }
 
 TileFn FindCast(DType from, DType to) {
   switch (from) {
-    case DType::f32: return CastFrom<float>(to);
-    case DType::f64: return CastFrom<double>(to);
-    case DType::i32: return CastFrom<int32_t>(to);
-    case DType::i64: return CastFrom<int64_t>(to);
-    case DType::boolean: return CastFrom<bool>(to);
-    default: return nullptr;
+    case DType::f32:
+      return CastFrom<float>(to);
+    case DType::f64:
+      return CastFrom<double>(to);
+    case DType::i32:
+      return CastFrom<int32_t>(to);
+    case DType::i64:
+      return CastFrom<int64_t>(to);
+    case DType::boolean:
+      return CastFrom<bool>(to);
+    default:
+      return nullptr;
   }
 }
 
@@ -161,11 +185,15 @@ void StoreF16(const void* a, const void*, const void*, void* y, int64_t n) {
 TileFn FindCopy(DType type) {
   switch (type) {
     case DType::f32:
-    case DType::i32: return TileCopy<4>;
+    case DType::i32:
+      return TileCopy<4>;
     case DType::f64:
-    case DType::i64: return TileCopy<8>;
-    case DType::boolean: return TileCopy<1>;
-    default: return nullptr;
+    case DType::i64:
+      return TileCopy<8>;
+    case DType::boolean:
+      return TileCopy<1>;
+    default:
+      return nullptr;
   }
 }
 
@@ -271,18 +299,23 @@ void ReduceIntegerRows(const void* x, void* y, int64_t rows, int64_t columns) {
 RowFn FindReduction(ExprOp op, DType type) {
   const auto of = [op](auto sum, auto mean, auto max, auto min) -> RowFn {
     switch (op) {
-      case ExprOp::row_sum: return sum;
-      case ExprOp::row_mean: return mean;
-      case ExprOp::row_max: return max;
-      case ExprOp::row_min: return min;
-      default: return nullptr;
+      case ExprOp::row_sum:
+        return sum;
+      case ExprOp::row_mean:
+        return mean;
+      case ExprOp::row_max:
+        return max;
+      case ExprOp::row_min:
+        return min;
+      default:
+        return nullptr;
     }
   };
   using enum ExprOp;
   switch (type) {
     case DType::f32:
-      return of(ReduceRows<float, row_sum>, ReduceRows<float, row_mean>,
-                ReduceRows<float, row_max>, ReduceRows<float, row_min>);
+      return of(ReduceRows<float, row_sum>, ReduceRows<float, row_mean>, ReduceRows<float, row_max>,
+                ReduceRows<float, row_min>);
     case DType::f64:
       return of(ReduceRows<double, row_sum>, ReduceRows<double, row_mean>,
                 ReduceRows<double, row_max>, ReduceRows<double, row_min>);
@@ -292,7 +325,8 @@ RowFn FindReduction(ExprOp op, DType type) {
     case DType::i64:
       return of(ReduceIntegerRows<int64_t, row_sum>, ReduceIntegerRows<int64_t, row_mean>,
                 ReduceIntegerRows<int64_t, row_max>, ReduceIntegerRows<int64_t, row_min>);
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -305,10 +339,14 @@ void SpreadRows(const void* x, void* y, int64_t rows, int64_t columns) {
 
 RowFn FindSpread(int64_t bytes) {
   switch (bytes) {
-    case 1: return SpreadRows<uint8_t>;
-    case 4: return SpreadRows<uint32_t>;
-    case 8: return SpreadRows<uint64_t>;
-    default: return nullptr;
+    case 1:
+      return SpreadRows<uint8_t>;
+    case 4:
+      return SpreadRows<uint32_t>;
+    case 8:
+      return SpreadRows<uint64_t>;
+    default:
+      return nullptr;
   }
 }
 

@@ -8,8 +8,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ortrain/cpu/simd/tile_trigonometry.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+// After foreach_target, which includes it once per target.
+#include "hwy/contrib/math/math-inl.h"
 #include "ortrain/cpu/simd/tile_loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,8 +24,8 @@ constexpr double kTrigonometricLimit = 26000.0;
 template <class D, class V, class Vector, class Scalar>
 HWY_INLINE V InRange(D d, V x, Vector vector_function, Scalar scalar_function) {
   using T = hn::TFromD<D>;
-  if (HWY_LIKELY(hn::AllTrue(
-          d, hn::Lt(hn::Abs(x), hn::Set(d, static_cast<T>(kTrigonometricLimit)))))) {
+  if (HWY_LIKELY(
+          hn::AllTrue(d, hn::Lt(hn::Abs(x), hn::Set(d, static_cast<T>(kTrigonometricLimit)))))) {
     return vector_function(x);
   }
   HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)];
@@ -68,13 +69,20 @@ void TileEach(const void* a, const void*, const void*, void* y, int64_t n) {
 template <class T>
 TileFn Find(ExprOp op) {
   switch (op) {
-    case ExprOp::sin: return TileSin<T>;
-    case ExprOp::cos: return TileCos<T>;
-    case ExprOp::tan: return TileEach<T, std::tan>;
-    case ExprOp::asin: return TileEach<T, std::asin>;
-    case ExprOp::acos: return TileEach<T, std::acos>;
-    case ExprOp::atan: return TileEach<T, std::atan>;
-    default: return nullptr;
+    case ExprOp::sin:
+      return TileSin<T>;
+    case ExprOp::cos:
+      return TileCos<T>;
+    case ExprOp::tan:
+      return TileEach<T, std::tan>;
+    case ExprOp::asin:
+      return TileEach<T, std::asin>;
+    case ExprOp::acos:
+      return TileEach<T, std::acos>;
+    case ExprOp::atan:
+      return TileEach<T, std::atan>;
+    default:
+      return nullptr;
   }
 }
 

@@ -26,8 +26,8 @@ HWY_INLINE V SignOf(D d, V x) {
   return hn::IfThenElse(hn::Lt(x, zero), hn::Neg(one), positive);
 }
 
-// With m = exp(|x|) - 1: sinh|x| = (m + m / (m + 1)) / 2, accurate near 0. exp(|x|) overflows before
-// sinh does: there sinh|x| = exp(|x| / 2)^2 / 2.
+// With m = exp(|x|) - 1: sinh|x| = (m + m / (m + 1)) / 2, accurate near 0. exp(|x|) overflows
+// before sinh does: there sinh|x| = exp(|x| / 2)^2 / 2.
 template <class D, class V>
 HWY_INLINE V SinhOf(D d, V x) {
   using T = hn::TFromD<D>;
@@ -57,15 +57,15 @@ HWY_INLINE V RoundBf16(D d, V x) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, x);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const auto rounded = hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu))),
-                               hn::Set(du, 0xFFFF0000u));
+  const auto rounded =
+      hn::And(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu))), hn::Set(du, 0xFFFF0000u));
   return hn::IfThenElse(hn::Eq(x, x), hn::BitCast(d, rounded), x);
 }
 
-#define ORTRAIN_TILE_UNARY(name, expression)                                      \
-  template <class T>                                                              \
-  void name(const void* a, const void*, const void*, void* y, int64_t n) {        \
-    MapTile<T>(a, y, n, [](auto d, auto x) HWY_ATTR { return expression; });      \
+#define ORTRAIN_TILE_UNARY(name, expression)                                 \
+  template <class T>                                                         \
+  void name(const void* a, const void*, const void*, void* y, int64_t n) {   \
+    MapTile<T>(a, y, n, [](auto d, auto x) HWY_ATTR { return expression; }); \
   }
 ORTRAIN_TILE_UNARY(TileNeg, ((void)d, hn::Neg(x)))
 ORTRAIN_TILE_UNARY(TileAbs, ((void)d, hn::Abs(x)))
@@ -112,26 +112,46 @@ void TileInteger(const void* a, const void*, const void*, void* y, int64_t n) {
 template <class T>
 TileFn FindReal(ExprOp op) {
   switch (op) {
-    case ExprOp::neg: return TileNeg<T>;
-    case ExprOp::abs: return TileAbs<T>;
-    case ExprOp::sign: return TileSign<T>;
-    case ExprOp::relu: return TileRelu<T>;
-    case ExprOp::exp: return TileExp<T>;
-    case ExprOp::expm1: return TileExpm1<T>;
-    case ExprOp::log: return TileLog<T>;
-    case ExprOp::log1p: return TileLog1p<T>;
-    case ExprOp::sqrt: return TileSqrt<T>;
-    case ExprOp::rsqrt: return TileRsqrt<T>;
-    case ExprOp::reciprocal: return TileReciprocal<T>;
-    case ExprOp::tanh: return TileTanh<T>;
-    case ExprOp::sigmoid: return TileSigmoid<T>;
-    case ExprOp::erf: return TileErf<T>;
-    case ExprOp::sinh: return TileSinh<T>;
-    case ExprOp::cosh: return TileCosh<T>;
-    case ExprOp::floor: return TileFloor<T>;
-    case ExprOp::ceil: return TileCeil<T>;
-    case ExprOp::round: return TileRound<T>;
-    default: return nullptr;
+    case ExprOp::neg:
+      return TileNeg<T>;
+    case ExprOp::abs:
+      return TileAbs<T>;
+    case ExprOp::sign:
+      return TileSign<T>;
+    case ExprOp::relu:
+      return TileRelu<T>;
+    case ExprOp::exp:
+      return TileExp<T>;
+    case ExprOp::expm1:
+      return TileExpm1<T>;
+    case ExprOp::log:
+      return TileLog<T>;
+    case ExprOp::log1p:
+      return TileLog1p<T>;
+    case ExprOp::sqrt:
+      return TileSqrt<T>;
+    case ExprOp::rsqrt:
+      return TileRsqrt<T>;
+    case ExprOp::reciprocal:
+      return TileReciprocal<T>;
+    case ExprOp::tanh:
+      return TileTanh<T>;
+    case ExprOp::sigmoid:
+      return TileSigmoid<T>;
+    case ExprOp::erf:
+      return TileErf<T>;
+    case ExprOp::sinh:
+      return TileSinh<T>;
+    case ExprOp::cosh:
+      return TileCosh<T>;
+    case ExprOp::floor:
+      return TileFloor<T>;
+    case ExprOp::ceil:
+      return TileCeil<T>;
+    case ExprOp::round:
+      return TileRound<T>;
+    default:
+      return nullptr;
   }
 }
 
@@ -145,12 +165,18 @@ T BitNot(T x) {
 template <class T>
 TileFn FindInteger(ExprOp op) {
   switch (op) {
-    case ExprOp::neg: return TileInteger<T, expr::neg<T>>;
-    case ExprOp::abs: return TileInteger<T, expr::abs<T>>;
-    case ExprOp::sign: return TileInteger<T, expr::sign<T>>;
-    case ExprOp::relu: return TileInteger<T, expr::relu<T>>;
-    case ExprOp::bit_not: return TileInteger<T, BitNot<T>>;
-    default: return nullptr;
+    case ExprOp::neg:
+      return TileInteger<T, expr::neg<T>>;
+    case ExprOp::abs:
+      return TileInteger<T, expr::abs<T>>;
+    case ExprOp::sign:
+      return TileInteger<T, expr::sign<T>>;
+    case ExprOp::relu:
+      return TileInteger<T, expr::relu<T>>;
+    case ExprOp::bit_not:
+      return TileInteger<T, BitNot<T>>;
+    default:
+      return nullptr;
   }
 }
 
@@ -162,12 +188,16 @@ TileFn FindUnary(ExprOp op, DType type) {
       if (op == ExprOp::to_bf16) return TileToBf16;
       if (op == ExprOp::to_f16) return TileEach<float, RoundF16>;
       return FindReal<float>(op);
-    case DType::f64: return FindReal<double>(op);
-    case DType::i32: return FindInteger<int32_t>(op);
-    case DType::i64: return FindInteger<int64_t>(op);
+    case DType::f64:
+      return FindReal<double>(op);
+    case DType::i32:
+      return FindInteger<int32_t>(op);
+    case DType::i64:
+      return FindInteger<int64_t>(op);
     case DType::boolean:
       return op == ExprOp::logical_not ? TileInteger<uint8_t, LogicalNot> : nullptr;
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

@@ -137,8 +137,8 @@ void hard_swish_gradient(GradContext& g) {
   const ValueId low = g.op("LessOrEqual", {x, g.scalar(g.dtype(x), -3.0)});
   const ValueId high = g.op("GreaterOrEqual", {x, three});
   const ValueId middle = g.add(g.div(x, 3.0), 0.5);
-  const ValueId slope = g.where(
-      low, zero_like_scalar(g), g.where(high, g.scalar(g.dtype(x), 1.0), middle));
+  const ValueId slope =
+      g.where(low, zero_like_scalar(g), g.where(high, g.scalar(g.dtype(x), 1.0), middle));
   g.set_input_grad(0, g.mul(g.output_grad(0), slope));
 }
 
@@ -156,15 +156,15 @@ void mish_gradient(GradContext& g) {
 void register_activation(OpRegistry& registry) {
   registry.add(unary_def("Relu", 14, "max(X, 0).", kFloatTypes | kSignedIntegerTypes, ExprOp::relu,
                          relu_gradient));
-  registry.add(unary_def("Tanh", 13, "Hyperbolic tangent.", kFloatTypes, ExprOp::tanh,
-                         tanh_gradient));
+  registry.add(
+      unary_def("Tanh", 13, "Hyperbolic tangent.", kFloatTypes, ExprOp::tanh, tanh_gradient));
   registry.add(unary_def("Sigmoid", 13, "1 / (1 + exp(-X)).", kFloatTypes, ExprOp::sigmoid,
                          sigmoid_gradient));
 
   const auto add = [&](const char* name, int since, const char* summary, Expression expression,
                        Gradient gradient, std::vector<FormalAttribute> attrs = {}) {
-    OpDef def = unary_def(name, since, summary, kFloatTypes, std::move(expression),
-                          std::move(gradient));
+    OpDef def =
+        unary_def(name, since, summary, kFloatTypes, std::move(expression), std::move(gradient));
     def.attrs = std::move(attrs);
     registry.add(std::move(def));
   };
@@ -176,7 +176,8 @@ void register_activation(OpRegistry& registry) {
       {{"alpha", 1.67326319217681884765625}, {"gamma", 1.05070102214813232421875}});
   add("Celu", 12, "X, alpha (exp(X / alpha) - 1) where X is negative.", celu_expression,
       celu_gradient, {{"alpha", 1.0}});
-  add("Softplus", 22, "log(1 + exp(X)).", [](ExprEmitter& e) { return softplus(e, e.input(0)); },
+  add(
+      "Softplus", 22, "log(1 + exp(X)).", [](ExprEmitter& e) { return softplus(e, e.input(0)); },
       softplus_gradient);
   add("Softsign", 22, "X / (1 + |X|).", softsign_expression, softsign_gradient);
   add("HardSigmoid", 22, "alpha X + beta, cut to [0, 1].", hard_sigmoid_expression,

@@ -103,18 +103,18 @@ void infer_mod(InferContext& context) {
 }  // namespace
 
 void register_arithmetic(OpRegistry& registry) {
-  OpDef add = binary_def("Add", 14, "Sum of two tensors.", kNumericTypes, ExprOp::add,
-                         add_gradient);
+  OpDef add =
+      binary_def("Add", 14, "Sum of two tensors.", kNumericTypes, ExprOp::add, add_gradient);
   add.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] + x[1]); });
   registry.add(std::move(add));
 
-  OpDef sub = binary_def("Sub", 14, "Difference of two tensors.", kNumericTypes, ExprOp::sub,
-                         sub_gradient);
+  OpDef sub =
+      binary_def("Sub", 14, "Difference of two tensors.", kNumericTypes, ExprOp::sub, sub_gradient);
   sub.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] - x[1]); });
   registry.add(std::move(sub));
 
-  OpDef mul = binary_def("Mul", 14, "Product of two tensors.", kNumericTypes, ExprOp::mul,
-                         mul_gradient);
+  OpDef mul =
+      binary_def("Mul", 14, "Product of two tensors.", kNumericTypes, ExprOp::mul, mul_gradient);
   mul.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] * x[1]); });
   registry.add(std::move(mul));
 
@@ -123,29 +123,30 @@ void register_arithmetic(OpRegistry& registry) {
   div.infer = infer_arithmetic(div_contents);
   registry.add(std::move(div));
 
-  OpDef floor_div = binary_def("FloorDiv", 1, "floor(A / B), of integers and floats, as Python's //.",
-                               kNumericTypes, ExprOp::floor_div, zero_gradient);
+  OpDef floor_div =
+      binary_def("FloorDiv", 1, "floor(A / B), of integers and floats, as Python's //.",
+                 kNumericTypes, ExprOp::floor_div, zero_gradient);
   floor_div.domain = kOrtrainDomain;
   floor_div.infer = infer_arithmetic(floor_div_contents);
   registry.add(std::move(floor_div));
 
-  OpDef mod = binary_def("Mod", 13,
-                         "Remainder; with the sign of B for fmod = 0 (integers), of A for fmod = 1.",
-                         kNumericTypes, ExprOp::mod, mod_gradient);
+  OpDef mod = binary_def(
+      "Mod", 13, "Remainder; with the sign of B for fmod = 0 (integers), of A for fmod = 1.",
+      kNumericTypes, ExprOp::mod, mod_gradient);
   mod.attrs = {{"fmod", int64_t{0}}};
   mod.infer = infer_mod;
   mod.expression = mod_expression;
   registry.add(std::move(mod));
 
-  OpDef neg = unary_def("Neg", 13, "-X.", kFloatTypes | kSignedIntegerTypes, ExprOp::neg,
-                        neg_gradient);
+  OpDef neg =
+      unary_def("Neg", 13, "-X.", kFloatTypes | kSignedIntegerTypes, ExprOp::neg, neg_gradient);
   neg.infer = infer_arithmetic([](Operands x) { return std::optional(Dim(0) - x[0]); });
   registry.add(std::move(neg));
 
   registry.add(unary_def("Abs", 13, "Absolute value.", kNumericTypes, ExprOp::abs, abs_gradient));
 
-  registry.add(fold_def("Sum", 13, "Sum of any number of tensors.", kFloatTypes, ExprOp::add,
-                        add_gradient));
+  registry.add(
+      fold_def("Sum", 13, "Sum of any number of tensors.", kFloatTypes, ExprOp::add, add_gradient));
   OpDef mean = fold_def("Mean", 13, "Mean of any number of tensors.", kFloatTypes, ExprOp::add,
                         mean_gradient);
   mean.expression = mean_expression;

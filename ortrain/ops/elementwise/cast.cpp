@@ -67,10 +67,10 @@ void register_cast(OpRegistry& registry) {
   cast.infer = infer_cast;
   registry.add(std::move(cast));
 
-  registry.add(identity_def("Identity", 21, "The input itself.", [](GradContext& g) {
-    g.set_input_grad(0, g.output_grad(0));
-  }));
-  OpDef stop = identity_def("StopGradient", 1, "The input itself; no gradient flows back.", nullptr);
+  registry.add(identity_def("Identity", 21, "The input itself.",
+                            [](GradContext& g) { g.set_input_grad(0, g.output_grad(0)); }));
+  OpDef stop =
+      identity_def("StopGradient", 1, "The input itself; no gradient flows back.", nullptr);
   stop.domain = kOrtrainDomain;
   stop.differentiable = false;
   registry.add(std::move(stop));

@@ -93,8 +93,8 @@ void register_comparison(OpRegistry& registry) {
   registry.add(test_def("IsNaN", "Whether X is not a number.", [](ExprEmitter& e) {
     return e.emit(ExprOp::ne, {e.input(0), e.input(0)});
   }));
-  OpDef is_inf = test_def("IsInf", "Whether X is infinite, of the signs asked for.",
-                          is_inf_expression);
+  OpDef is_inf =
+      test_def("IsInf", "Whether X is infinite, of the signs asked for.", is_inf_expression);
   is_inf.attrs = {{"detect_negative", int64_t{1}}, {"detect_positive", int64_t{1}}};
   registry.add(std::move(is_inf));
 }

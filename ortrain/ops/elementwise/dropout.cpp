@@ -65,9 +65,9 @@ ExprReg dropout_mask_expression(ExprEmitter& e) {
 // The same seed and stream draw the same mask again.
 void dropout_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
-  g.set_input_grad(0, g.own("Dropout", {g.output_grad(0), g.input(1)},
-                            {{"ratio", g.attrs().float_("ratio")},
-                             {"stream", g.attrs().int_("stream")}}));
+  g.set_input_grad(
+      0, g.own("Dropout", {g.output_grad(0), g.input(1)},
+               {{"ratio", g.attrs().float_("ratio")}, {"stream", g.attrs().int_("stream")}}));
 }
 
 OpDef seeded_def(std::string name, std::string summary, Expression expression) {

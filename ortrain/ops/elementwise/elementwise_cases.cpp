@@ -21,7 +21,8 @@ CaseInput filled(CaseInput like, Dims dims) {
 void add_unary(CaseRegistry& cases, const std::string& op, const CaseInput& fill,
                bool check_gradient = true, const Attributes& attributes = {},
                const std::string& suffix = "") {
-  for (const Dims& dims : {Dims{}, Dims{0}, Dims{1}, Dims{7}, Dims{8}, Dims{3, 17}, Dims{5, 1031}}) {
+  for (const Dims& dims :
+       {Dims{}, Dims{0}, Dims{1}, Dims{7}, Dims{8}, Dims{3, 17}, Dims{5, 1031}}) {
     std::string name = "shape";
     for (int64_t dim : dims) name += "_" + std::to_string(dim);
     cases.add({.op = op,
@@ -79,9 +80,10 @@ void add_unary_cases(CaseRegistry& cases) {
   const CaseInput positive = CaseInput::positive({});
   const CaseInput inside = CaseInput::uniform({}, -0.9, 0.9);
   const CaseInput wide = CaseInput::uniform({}, -20.0, 20.0);
-  for (const char* op : {"Neg", "Abs", "Exp", "Erf", "Sin", "Cos", "Atan", "Sinh", "Cosh", "Tanh",
-                         "Sigmoid", "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Softplus",
-                         "Softsign", "HardSigmoid", "HardSwish", "Mish", "Gelu"}) {
+  for (const char* op :
+       {"Neg",      "Abs",      "Exp",         "Erf",       "Sin",       "Cos", "Atan", "Sinh",
+        "Cosh",     "Tanh",     "Sigmoid",     "Relu",      "LeakyRelu", "Elu", "Selu", "Celu",
+        "Softplus", "Softsign", "HardSigmoid", "HardSwish", "Mish",      "Gelu"}) {
     add_unary(cases, op, normal);
   }
   for (const char* op : {"Log", "Sqrt", "Reciprocal"}) add_unary(cases, op, positive);
@@ -166,25 +168,25 @@ void add_binary_cases(CaseRegistry& cases) {
                .inputs = {CaseInput::literal(DType::undefined, {4}, {1, kNan, 2, kNan}),
                           CaseInput::literal(DType::undefined, {4}, {kNan, 1, 3, kNan})},
                .check_gradient = false});
-    cases.add({.op = op,
-               .name = "three",
-               .inputs = {CaseInput::normal({3, 5}), CaseInput::normal({5}),
-                          CaseInput::normal({3, 1})}});
+    cases.add(
+        {.op = op,
+         .name = "three",
+         .inputs = {CaseInput::normal({3, 5}), CaseInput::normal({5}), CaseInput::normal({3, 1})}});
     cases.add({.op = op, .name = "one", .inputs = {CaseInput::normal({3, 5})}});
   }
   for (const char* op : {"Sum", "Mean"}) {
-    cases.add({.op = op,
-               .name = "three",
-               .inputs = {CaseInput::normal({3, 5}), CaseInput::normal({5}),
-                          CaseInput::normal({3, 1})}});
+    cases.add(
+        {.op = op,
+         .name = "three",
+         .inputs = {CaseInput::normal({3, 5}), CaseInput::normal({5}), CaseInput::normal({3, 1})}});
     cases.add({.op = op, .name = "one", .inputs = {CaseInput::normal({3, 5})}});
   }
   for (const DType type : {DType::i8, DType::i16, DType::i32, DType::i64, DType::u8, DType::u16,
                            DType::u32, DType::u64}) {
     const int64_t low = is_signed_integer(type) ? -100 : 0;
-    for (const char* op : {"Add", "Sub", "Mul", "Div", "Min", "Max", "ortrain::FloorDiv", "Mod",
-                           "Less", "GreaterOrEqual", "Equal", "BitwiseAnd", "BitwiseOr",
-                           "BitwiseXor"}) {
+    for (const char* op :
+         {"Add", "Sub", "Mul", "Div", "Min", "Max", "ortrain::FloorDiv", "Mod", "Less",
+          "GreaterOrEqual", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"}) {
       add_integers(cases, op, type, low, 100);
     }
     add_integers(cases, "Mod", type, low, 100, {{"fmod", int64_t{1}}});
@@ -193,12 +195,12 @@ void add_binary_cases(CaseRegistry& cases) {
                .inputs = {CaseInput::integers(type, {3, 17}, low, 100)},
                .types = {type},
                .check_gradient = false});
-    cases.add({.op = "Pow",
-               .name = str("integers_", name_of(type)),
-               .inputs = {CaseInput::integers(type, {3, 7}, 0, 5),
-                          CaseInput::integers(type, {7}, 0, 4)},
-               .types = {type},
-               .check_gradient = false});
+    cases.add(
+        {.op = "Pow",
+         .name = str("integers_", name_of(type)),
+         .inputs = {CaseInput::integers(type, {3, 7}, 0, 5), CaseInput::integers(type, {7}, 0, 4)},
+         .types = {type},
+         .check_gradient = false});
   }
   for (const double exponent : {2.0, 3.0, 4.0, 0.5, -0.5, -1.0, 1.0, 0.0, 2.5}) {
     cases.add({.op = "Pow",
@@ -279,8 +281,8 @@ void add_logic_and_selection_cases(CaseRegistry& cases) {
 }
 
 void add_cast_cases(CaseRegistry& cases) {
-  constexpr DType kTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                              DType::i16, DType::i32, DType::i64, DType::u8,   DType::u16,
+  constexpr DType kTypes[] = {DType::f32, DType::f64, DType::f16,    DType::bf16, DType::i8,
+                              DType::i16, DType::i32, DType::i64,    DType::u8,   DType::u16,
                               DType::u32, DType::u64, DType::boolean};
   for (const DType from : kTypes) {
     for (const DType to : kTypes) {
@@ -311,12 +313,12 @@ void add_dropout_cases(CaseRegistry& cases) {
   for (const double ratio : {0.0, 0.1, 0.5, 1.0}) {
     for (const char* op : {"ortrain::Dropout", "ortrain::DropoutMask"}) {
       for (const Dims& dims : {Dims{}, Dims{0}, Dims{3, 17}, Dims{7, 513}}) {
-        cases.add({.op = op,
-                   .name = str("ratio_", ratio, "_rank_", dims.size(), "_", num_elements(dims)),
-                   .inputs = {CaseInput::normal(dims), seed},
-                   .attributes = {{"ratio", ratio}, {"stream", int64_t{5}}},
-                   .check_gradient =
-                       op == std::string("ortrain::Dropout") && num_elements(dims) < 100});
+        cases.add(
+            {.op = op,
+             .name = str("ratio_", ratio, "_rank_", dims.size(), "_", num_elements(dims)),
+             .inputs = {CaseInput::normal(dims), seed},
+             .attributes = {{"ratio", ratio}, {"stream", int64_t{5}}},
+             .check_gradient = op == std::string("ortrain::Dropout") && num_elements(dims) < 100});
       }
     }
   }
@@ -332,6 +334,15 @@ void add_dropout_cases(CaseRegistry& cases) {
              .inputs = {CaseInput::normal({3, 17}), ratio, mode(0)},
              .outputs = 2});
   cases.add({.op = "Dropout", .name = "bare", .inputs = {CaseInput::normal({3, 17})}});
+  cases.add({.op = "Dropout",
+             .name = "training",
+             .inputs = {CaseInput::normal({3, 17}), ratio, mode(1)},
+             .attributes = {{"seed", int64_t{42}}},
+             .outputs = 2});
+  cases.add({.op = "Dropout",
+             .name = "training_without_seed",
+             .inputs = {CaseInput::normal({3, 17}), ratio, mode(1)},
+             .refusal = "seed"});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::cpu {
+
 // Every operator with a formula gets the kernels that run formulas.
 void register_elementwise(KernelRegistry& registry) {
   for (const OpDef* def : op_registry().all()) {

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include "ortrain/ops/elementwise/elementwise_def.h"
-
 #include <utility>
 #include <vector>
+
+#include "ortrain/ops/elementwise/elementwise_def.h"
 
 namespace ortrain::ops {
 
@@ -24,8 +24,9 @@ OpDef unary_def(std::string name, int since, std::string summary, DTypeSet types
 
 OpDef unary_def(std::string name, int since, std::string summary, DTypeSet types, ExprOp op,
                 Gradient gradient) {
-  return unary_def(std::move(name), since, std::move(summary), types,
-                   [op](ExprEmitter& e) { return e.unary(op, e.input(0)); }, std::move(gradient));
+  return unary_def(
+      std::move(name), since, std::move(summary), types,
+      [op](ExprEmitter& e) { return e.unary(op, e.input(0)); }, std::move(gradient));
 }
 
 OpDef binary_def(std::string name, int since, std::string summary, DTypeSet types, ExprOp op,
@@ -64,8 +65,7 @@ void infer_contents(InferContext& context,
   for (size_t i = 0; i < context.num_inputs(); ++i) {
     if (context.has_input(i) && !context.known(i)) return;
   }
-  const size_t length =
-      output.shape.empty() ? 1 : static_cast<size_t>(output.shape[0].constant());
+  const size_t length = output.shape.empty() ? 1 : static_cast<size_t>(output.shape[0].constant());
   std::vector<Dim> result;
   for (size_t at = 0; at < length; ++at) {
     std::vector<Dim> operands;

@@ -49,11 +49,9 @@ ExprReg gelu_grad_expression(ExprEmitter& e) {
   const ExprReg dy = e.input(0);
   const ExprReg x = e.input(1);
   if (!by_tanh(e.attrs())) {
-    const ExprReg phi = e.mul(
-        e.unary(ExprOp::exp, e.mul(e.mul(x, x), e.number(-0.5))),
-        e.number(std::numbers::inv_sqrtpi / std::numbers::sqrt2));
-    const ExprReg slope =
-        e.add(distribution(e, erf_argument(e, x), ExprOp::erf), e.mul(x, phi));
+    const ExprReg phi = e.mul(e.unary(ExprOp::exp, e.mul(e.mul(x, x), e.number(-0.5))),
+                              e.number(std::numbers::inv_sqrtpi / std::numbers::sqrt2));
+    const ExprReg slope = e.add(distribution(e, erf_argument(e, x), ExprOp::erf), e.mul(x, phi));
     return e.mul(dy, slope);
   }
   // (1 + t)/2 = s and 1 - t^2 = 4 s (1 - s): dy/dx = s + 2 x s (1 - s) u'

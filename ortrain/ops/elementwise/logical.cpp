@@ -5,9 +5,11 @@
 namespace ortrain::ops {
 
 void register_logical(OpRegistry& registry) {
-  const auto add = [&](const char* name, int since, const char* summary, DTypeSet types, ExprOp op) {
-    OpDef def = expr_op_info(op).operands == 1 ? unary_def(name, since, summary, types, op, nullptr)
-                                               : binary_def(name, since, summary, types, op, nullptr);
+  const auto add = [&](const char* name, int since, const char* summary, DTypeSet types,
+                       ExprOp op) {
+    OpDef def = expr_op_info(op).operands == 1
+                    ? unary_def(name, since, summary, types, op, nullptr)
+                    : binary_def(name, since, summary, types, op, nullptr);
     def.differentiable = false;
     registry.add(std::move(def));
   };

@@ -11,8 +11,8 @@ void register_rounding(OpRegistry& registry) {
                          zero_gradient));
   registry.add(unary_def("Round", 22, "Nearest integer, halves to the even one.", kFloatTypes,
                          ExprOp::round, zero_gradient));
-  registry.add(unary_def("Sign", 13, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign,
-                         zero_gradient));
+  registry.add(
+      unary_def("Sign", 13, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign, zero_gradient));
 }
 
 }  // namespace ortrain::ops

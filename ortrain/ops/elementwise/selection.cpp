@@ -38,8 +38,8 @@ ExprReg clip_expression(ExprEmitter& e) {
 void infer_clip(InferContext& context) {
   for (size_t i = 1; i < context.num_inputs(); ++i) {
     if (!context.has_input(i) || context.rank(i) == 0) continue;
-    throw ShapeError(str("the bounds are scalars, input ", i, " has the shape ",
-                         shape_str(context.shape(i))));
+    throw ShapeError(
+        str("the bounds are scalars, input ", i, " has the shape ", shape_str(context.shape(i))));
   }
   infer_same_as_input(context);
 }
@@ -102,28 +102,26 @@ std::optional<Dim> fold(Operands x, Dim (*combine)(const Dim&, const Dim&)) {
 }  // namespace
 
 void register_selection(OpRegistry& registry) {
-  OpDef min_def = fold_def("Min", 13, "Smallest of any number of tensors; NaN wins.",
-                           kNumericTypes, ExprOp::min, extreme_gradient);
+  OpDef min_def = fold_def("Min", 13, "Smallest of any number of tensors; NaN wins.", kNumericTypes,
+                           ExprOp::min, extreme_gradient);
   min_def.infer = infer_arithmetic([](Operands x) { return fold(x, min); });
   registry.add(std::move(min_def));
 
-  OpDef max_def = fold_def("Max", 13, "Largest of any number of tensors; NaN wins.",
-                           kNumericTypes, ExprOp::max, extreme_gradient);
+  OpDef max_def = fold_def("Max", 13, "Largest of any number of tensors; NaN wins.", kNumericTypes,
+                           ExprOp::max, extreme_gradient);
   max_def.infer = infer_arithmetic([](Operands x) { return fold(x, max); });
   registry.add(std::move(max_def));
 
   OpDef clip = unary_def("Clip", 13, "min(max(X, min), max).", kNumericTypes, clip_expression,
                          clip_gradient);
-  clip.inputs = {
-      {"input", "T"}, {"min", "T", Arity::optional}, {"max", "T", Arity::optional}};
+  clip.inputs = {{"input", "T"}, {"min", "T", Arity::optional}, {"max", "T", Arity::optional}};
   clip.outputs = {{"output", "T"}};
   clip.infer = infer_clip;
   registry.add(std::move(clip));
 
   OpDef where = unary_def(
       "Where", 16, "X where the condition holds, else Y.", kAllTypes,
-      [](ExprEmitter& e) { return e.select(e.input(0), e.input(1), e.input(2)); },
-      where_gradient);
+      [](ExprEmitter& e) { return e.select(e.input(0), e.input(1), e.input(2)); }, where_gradient);
   where.inputs = {{"condition", "bool"}, {"X", "T"}, {"Y", "T"}};
   where.outputs = {{"output", "T"}};
   where.infer = infer_where;

@@ -26,9 +26,7 @@ ValueId semicircle(GradContext& g) {
   return g.unary("Sqrt", g.mul(g.sub(one, x), g.add(one, x)));
 }
 
-void asin_gradient(GradContext& g) {
-  g.set_input_grad(0, g.div(g.output_grad(0), semicircle(g)));
-}
+void asin_gradient(GradContext& g) { g.set_input_grad(0, g.div(g.output_grad(0), semicircle(g))); }
 
 void acos_gradient(GradContext& g) {
   g.set_input_grad(0, g.neg(g.div(g.output_grad(0), semicircle(g))));

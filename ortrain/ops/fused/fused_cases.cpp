@@ -48,12 +48,15 @@ void add_broadcasts(CaseRegistry& cases) {
       "%0 = input float32\n%1 = input float32\n%2 = input float32\n"
       "%3 = mul float32 %0 %1\n%4 = add float32 %3 %2\n%5 = tanh float32 %4\n"
       "output %5 float32\noutput %3 float32\n";
-  const std::vector<std::vector<Dims>> shapes = {
-      {{2, 3, 5, 7}, {2, 1, 1, 7}, {}},        {{2, 3, 5, 7}, {3, 1, 1}, {5, 1}},
-      {{2, 3, 5, 1500}, {2, 1, 5, 1500}, {1500}}, {{5, 1}, {1, 9}, {4, 1, 1}},
-      {{1}, {}, {1, 1}},                       {{3000, 3}, {3}, {3000, 1}},
-      {{0, 4}, {4}, {1}},                      {{2, 0}, {2, 1}, {1}},
-      {{70, 1, 33}, {1, 6, 33}, {70, 6, 1}}};
+  const std::vector<std::vector<Dims>> shapes = {{{2, 3, 5, 7}, {2, 1, 1, 7}, {}},
+                                                 {{2, 3, 5, 7}, {3, 1, 1}, {5, 1}},
+                                                 {{2, 3, 5, 1500}, {2, 1, 5, 1500}, {1500}},
+                                                 {{5, 1}, {1, 9}, {4, 1, 1}},
+                                                 {{1}, {}, {1, 1}},
+                                                 {{3000, 3}, {3}, {3000, 1}},
+                                                 {{0, 4}, {4}, {1}},
+                                                 {{2, 0}, {2, 1}, {1}},
+                                                 {{70, 1, 33}, {1, 6, 33}, {70, 6, 1}}};
   for (size_t i = 0; i < shapes.size(); ++i) {
     cases.add({.op = "ortrain::Fused",
                .name = "broadcast_" + std::to_string(i),
@@ -104,15 +107,17 @@ void add_types(CaseRegistry& cases) {
   for (const DType type : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
     const std::string t(name_of(type));
     const std::string r(type == DType::f64 ? "float64" : "float32");
-    cases.add({.op = "ortrain::Fused",
-               .name = "dropout_" + t,
-               .inputs = {of(type, {3, 700}), of(type, {700}), seed},
-               .attributes = program("%0 = input " + t + "\n%1 = input " + t +
-                                     "\n%2 = input int64\n%3 = add " + r + " %0 %1\n%4 = dropout " +
-                                     r + " %3 %2 ratio 0.25 stream 9\n%5 = dropout_mask bool %2 "
-                                     "ratio 0.25 stream 9\noutput %4 " + t + "\noutput %5 bool\n"),
-               .outputs = 2,
-               .check_gradient = false});
+    cases.add(
+        {.op = "ortrain::Fused",
+         .name = "dropout_" + t,
+         .inputs = {of(type, {3, 700}), of(type, {700}), seed},
+         .attributes = program("%0 = input " + t + "\n%1 = input " + t +
+                               "\n%2 = input int64\n%3 = add " + r + " %0 %1\n%4 = dropout " + r +
+                               " %3 %2 ratio 0.25 stream 9\n%5 = dropout_mask bool %2 "
+                               "ratio 0.25 stream 9\noutput %4 " +
+                               t + "\noutput %5 bool\n"),
+         .outputs = 2,
+         .check_gradient = false});
   }
   cases.add({.op = "ortrain::Fused",
              .name = "mask_from_ids",
@@ -142,7 +147,8 @@ void add_refusals(CaseRegistry& cases) {
                .check_gradient = false,
                .refusal = std::move(why)});
   };
-  refuse("too_few_inputs", {}, "%0 = input float32\noutput %0 float32\n", "1 inputs");
+  refuse("too_few_inputs", {f32({3})},
+         "%0 = input float32\n%1 = input float32\noutput %0 float32\n", "2 inputs");
   refuse("wrong_type", {of(DType::f64, {3})}, "%0 = input float32\noutput %0 float32\n",
          "takes float32");
   refuse("per_row_of_many", {f32({3, 4})}, "%0 = input float32 per_row\noutput %0 float32\n",

@@ -31,7 +31,7 @@ void infer_linear(InferContext& context) {
 
 void linear_gradient(GradContext& g) {
   const ValueId dy = g.output_grad(0);
-  if (g.needs_grad(0)) g.set_input_grad(0, g.op("MatMul", {dy, g.input(1)}));
+  if (g.needs_grad(0)) g.set_input_grad(0, g.own("LinearInputGrad", {dy, g.input(1)}));
   if (g.needs_grad(1)) g.set_input_grad(1, g.own("LinearWeightGrad", {dy, g.input(0)}));
   if (g.needs_grad(2)) {
     std::vector<int64_t> leading(static_cast<size_t>(g.rank(dy) - 1));
@@ -60,11 +60,39 @@ void infer_weight_grad(InferContext& context) {
   context.set_output(0, context.dtype(0), result);
 }
 
+void infer_input_grad(InferContext& context) {
+  const Shape& dy = context.shape(0);
+  const Shape& weight = context.shape(1);
+  if (dy.empty() || weight.size() != 2) {
+    throw ShapeError(str("needs dy[..., N] and weight[N, K], has the shapes ", shape_str(dy),
+                         " and ", shape_str(weight)));
+  }
+  check_same_extent(dy.back(), weight[0], "outputs of 'dy' and 'weight'", dy, weight);
+  Shape dx = dy;
+  dx.back() = weight[1];
+  if (context.has_input(2)) {
+    const Shape& base = context.shape(2);
+    if (base.size() != dx.size()) throw ShapeError(str("'base' has the shape ", shape_str(base)));
+    for (size_t i = 0; i < dx.size(); ++i) {
+      check_same_extent(base[i], dx[i], "extents of 'base' and dy weight", base, dx);
+    }
+  }
+  context.set_output(0, context.dtype(0), std::move(dx));
+}
+
+// dx = base + dy weight.
+void input_grad_gradient(GradContext& g) {
+  const ValueId dx = g.output_grad(0);
+  if (g.needs_grad(0)) g.set_input_grad(0, g.own("Linear", {dx, g.input(1)}));
+  if (g.needs_grad(1)) g.set_input_grad(1, g.own("LinearWeightGrad", {g.input(0), dx}));
+  if (g.needs_grad(2)) g.set_input_grad(2, dx);
+}
+
 // dw = base + dy^T x.
 void weight_grad_gradient(GradContext& g) {
   const ValueId dw = g.output_grad(0);
   if (g.needs_grad(0)) g.set_input_grad(0, g.own("Linear", {g.input(1), dw}));
-  if (g.needs_grad(1)) g.set_input_grad(1, g.op("MatMul", {g.input(0), dw}));
+  if (g.needs_grad(1)) g.set_input_grad(1, g.own("LinearInputGrad", {g.input(0), dw}));
   if (g.needs_grad(2)) g.set_input_grad(2, dw);
 }
 
@@ -80,6 +108,15 @@ void register_linear(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_linear,
                 .gradient = linear_gradient});
+  registry.add({.name = "LinearInputGrad",
+                .domain = std::string(kOrtrainDomain),
+                .summary = "base + dy weight over the last dimension: dy[..., N], weight[N, K] to "
+                           "dx[..., K].",
+                .inputs = {{"dy", "T"}, {"weight", "T"}, {"base", "T", Arity::optional}},
+                .outputs = {{"dx", "T"}},
+                .types = {{"T", kFloatTypes}},
+                .infer = infer_input_grad,
+                .gradient = input_grad_gradient});
   registry.add({.name = "LinearWeightGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary =

@@ -52,6 +52,47 @@ KernelFn make_linear_ref(NodeSpec& spec) {
   });
 }
 
+KernelFn make_input_grad(NodeSpec& spec) {
+  const int64_t rows = rows_of(spec.input(0));
+  const int64_t n = spec.input(1).dims[0];
+  const int64_t k = spec.input(1).dims[1];
+  const bool has_base = spec.has_input(2);
+  const size_t bytes = spec.output(0).bytes();
+  return [=, dtype = spec.input(0).dtype](const KernelArgs& args) {
+    if (has_base && bytes != 0 && args.in[2] != args.out[0]) {
+      std::memcpy(args.out[0], args.in[2], bytes);
+    }
+    gemm_any(dtype, false, false, rows, k, n, 1.0, args.in[0], n, args.in[1], k,
+             has_base ? 1.0 : 0.0, args.out[0], k);
+  };
+}
+
+KernelFn make_input_grad_ref(NodeSpec& spec) {
+  const int64_t rows = rows_of(spec.input(0));
+  const int64_t n = spec.input(1).dims[0];
+  const int64_t k = spec.input(1).dims[1];
+  const bool has_base = spec.has_input(2);
+  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return [=](const KernelArgs& args) {
+      const T* dy = args.input<T>(0);
+      const T* weight = args.input<T>(1);
+      T* dx = args.output<T>(0);
+      parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          for (int64_t q = 0; q < k; ++q) {
+            double sum = has_base ? static_cast<double>(args.input<T>(2)[i * k + q]) : 0.0;
+            for (int64_t j = 0; j < n; ++j) {
+              sum += static_cast<double>(dy[i * n + j]) * static_cast<double>(weight[j * k + q]);
+            }
+            dx[i * k + q] = static_cast<T>(static_cast<ComputeType<T>>(sum));
+          }
+        }
+      });
+    };
+  });
+}
+
 KernelFn make_weight_grad(NodeSpec& spec) {
   const int64_t rows = rows_of(spec.input(0));
   const int64_t n = spec.input(0).dims.back();
@@ -98,6 +139,9 @@ KernelFn make_weight_grad_ref(NodeSpec& spec) {
 void register_linear(KernelRegistry& registry) {
   registry.add("ortrain::Linear",
                {{.name = "gemm", .make = make_linear}, {.name = "ref", .make = make_linear_ref}});
+  registry.add("ortrain::LinearInputGrad",
+               {{.name = "gemm", .make = make_input_grad, .inplace = {{2, 0}}},
+                {.name = "ref", .make = make_input_grad_ref, .inplace = {{2, 0}}}});
   registry.add("ortrain::LinearWeightGrad",
                {{.name = "gemm", .make = make_weight_grad, .inplace = {{2, 0}}},
                 {.name = "ref", .make = make_weight_grad_ref, .inplace = {{2, 0}}}});

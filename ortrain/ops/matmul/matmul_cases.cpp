@@ -114,8 +114,20 @@ void add_linear(CaseRegistry& cases) {
                  .inputs = std::move(inputs),
                  .check_gradient = small,
                  .tolerance = 1e-4});
+      std::vector<CaseInput> input_grad{CaseInput::normal(dy),
+                                        CaseInput::normal({outputs, features})};
+      if (base) input_grad.push_back(CaseInput::normal(x));
+      cases.add({.op = "ortrain::LinearInputGrad",
+                 .name = name + (base ? "_base" : ""),
+                 .inputs = std::move(input_grad),
+                 .check_gradient = small,
+                 .tolerance = 1e-4});
     }
   }
+  cases.add({.op = "ortrain::LinearInputGrad",
+             .name = "refuses_outputs",
+             .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4})},
+             .refusal = "outputs of 'dy' and 'weight' differ"});
   cases.add({.op = "ortrain::Linear",
              .name = "refuses_features",
              .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 3})},

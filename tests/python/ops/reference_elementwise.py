@@ -81,6 +81,17 @@ def dropout_mask_of(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [dropout_mask(inputs[0].shape, int(inputs[1]), ratio, attrs.get("stream", 0))]
 
 
+@reference("Dropout")
+def onnx_dropout(inputs: list, attrs: dict) -> list[np.ndarray]:
+    # The standard leaves the generator open: ours is Philox with stream 0.
+    x, ratio, training = (*inputs, None, None)[:3]
+    if training is None or not bool(training):
+        return [x, np.ones(x.shape, dtype=bool)]
+    drop = 0.5 if ratio is None else float(ratio)
+    kept = dropout_mask(x.shape, attrs["seed"], drop, 0)
+    return [np.where(kept, x / (1.0 - drop), 0.0).astype(x.dtype), kept]
+
+
 def torch_unary(function):
     """Wrap a PyTorch function of one tensor and the attributes."""
 
@@ -91,8 +102,13 @@ def torch_unary(function):
 
 
 reference("Erf")(torch_unary(lambda x, attrs: torch.erf(x)))
+# At +inf, PyTorch's tanh form gives NaN where the limit is +inf.
 reference("Gelu")(
-    torch_unary(lambda x, attrs: F.gelu(x, approximate=attrs.get("approximate", "none")))
+    torch_unary(
+        lambda x, attrs: torch.where(
+            x == torch.inf, x, F.gelu(x, approximate=attrs.get("approximate", "none"))
+        )
+    )
 )
 reference("HardSigmoid")(
     torch_unary(lambda x, attrs: (attrs.get("alpha", 0.2) * x + attrs.get("beta", 0.5)).clamp(0, 1))
@@ -107,3 +123,13 @@ reference("Softsign")(torch_unary(lambda x, attrs: F.softsign(x)))
 @reference("Mean")
 def mean(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [np.asarray(sum(inputs[1:], inputs[0]) / len(inputs), dtype=inputs[0].dtype)]
+
+
+@reference("ortrain::Expm1")
+def expm1(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
+    return [np.expm1(inputs[0])]
+
+
+@reference("ortrain::Log1p")
+def log1p(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
+    return [np.log1p(inputs[0])]

@@ -85,9 +85,7 @@ def fused(inputs: list, attrs: dict) -> list[np.ndarray]:
             full = machine.extents[reg] == "full"
             result = machine.registers[reg].expand(shape if full else (*shape[:-1], 1))
             result = result.to(dtype_of(words[2]))
-            outputs.append(
-                (result.float() if result.dtype == torch.bfloat16 else result).numpy()
-            )
+            outputs.append((result.float() if result.dtype == torch.bfloat16 else result).numpy())
             continue
         register, extent = machine.run(words[2], words[3], words[4:])
         machine.registers.append(register)

@@ -44,3 +44,9 @@ def linear_weight_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.
     rows = int(np.prod(x.shape[:-1]))
     dw = dy.reshape(rows, dy.shape[-1]).T @ x.reshape(rows, x.shape[-1])
     return [dw + wide(inputs[2]) if len(inputs) > 2 else dw]
+
+
+@reference("ortrain::LinearInputGrad")
+def linear_input_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    dx = wide(inputs[0]) @ wide(inputs[1])
+    return [dx + wide(inputs[2]) if len(inputs) > 2 else dx]

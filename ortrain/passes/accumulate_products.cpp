@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/passes/accumulate_products.h"
+
+#include <algorithm>
+
+namespace ortrain {
+namespace {
+
+// A product without a base yet, whose result one node reads and nothing else.
+bool can_take_base(const Graph& graph, ValueId value, const std::vector<int>& uses) {
+  const NodeId id = graph.value(value).producer;
+  if (id == kNoNode || uses[static_cast<size_t>(value)] != 1) return false;
+  const Node& node = graph.node(id);
+  return node.domain == kOrtrainDomain && node.inputs.size() == 2 &&
+         (node.op == "LinearInputGrad" || node.op == "LinearWeightGrad");
+}
+
+bool run(Graph& graph) {
+  std::vector<int> uses(graph.num_values(), 0);
+  std::vector<int> position(graph.num_node_slots(), -1);
+  for (size_t i = 0; i < graph.order().size(); ++i) {
+    position[static_cast<size_t>(graph.order()[i])] = static_cast<int>(i);
+    for (ValueId input : graph.node(graph.order()[i]).inputs) {
+      if (input != kNoValue) ++uses[static_cast<size_t>(input)];
+    }
+  }
+  for (const GraphOutput& output : graph.outputs()) ++uses[static_cast<size_t>(output.value)];
+  const auto made_at = [&](ValueId value) {
+    const NodeId producer = graph.value(value).producer;
+    return producer == kNoNode ? -1 : position[static_cast<size_t>(producer)];
+  };
+
+  bool changed = false;
+  const std::vector<NodeId> order = graph.order();
+  for (NodeId id : order) {
+    Node& add = graph.node(id);
+    if (add.op != "Add" || !add.domain.empty()) continue;
+    const ValueId sum = add.outputs[0];
+    // The later of the two takes the other as its base: neither has to wait.
+    std::vector<ValueId> products = add.inputs;
+    std::ranges::stable_sort(products, [&](ValueId a, ValueId b) { return made_at(a) > made_at(b); });
+    for (ValueId product : products) {
+      const ValueId base = product == add.inputs[0] ? add.inputs[1] : add.inputs[0];
+      if (base == product || !can_take_base(graph, product, uses)) continue;
+      if (!(graph.value(base).shape == graph.value(product).shape)) continue;
+      Node& maker = graph.node(graph.value(product).producer);
+      if (maker.phase != add.phase || made_at(base) > made_at(product)) continue;
+      maker.inputs.push_back(base);
+      // `base` is read by the product now instead of by the sum.
+      graph.replace_uses(sum, product);
+      uses[static_cast<size_t>(product)] = uses[static_cast<size_t>(sum)];
+      uses[static_cast<size_t>(sum)] = 0;
+      add.inputs = {base, base};  // dead: nobody reads the sum
+      changed = true;
+      break;
+    }
+  }
+  return changed;
+}
+
+}  // namespace
+
+Pass accumulate_products() {
+  return {.name = "accumulate_products",
+          .summary = "Matrix products that are added to something start from it (beta = 1).",
+          .run = run};
+}
+
+}  // namespace ortrain
