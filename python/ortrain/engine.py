@@ -131,8 +131,8 @@ class Engine:
         self._check_devices(call)
         self._refresh_slots()
         tensors = [table[name] for table, name in self._slots]
-        needs = tuple(t is not None and t.requires_grad for t in tensors)
-        key = (call.key, environment_key(module), self._structure, needs)
+        kinds = tuple(t if t is None else (t.requires_grad, t.dtype) for t in tensors)
+        key = (call.key, environment_key(module), self._structure, kinds)
         entry = self._find(key, call)
         if entry is None:
             entry = self._make_entry(key, call, args, kwargs)

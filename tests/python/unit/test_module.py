@@ -446,3 +446,83 @@ def test_memory_plan_is_known() -> None:
     plan = ours.memory_plan()
     assert plan is not None
     assert plan.arena_lower_bound <= plan.arena_bytes <= plan.total_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_around_the_call(dtype: torch.dtype) -> None:
+    ours, plain = pair()
+    for model in (ours, plain):
+        with torch.autocast("cpu", dtype=dtype):
+            out = model(**batch())
+        assert out["logits"].dtype == dtype
+        out["loss"].backward()
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=5e-2, atol=5e-3)
+    # Leaving autocast is another graph, not a stale one.
+    assert ours(**batch())["logits"].dtype == torch.float32
+    assert ours.report().native_share == 1.0
+
+
+def test_parameter_replaced_after_the_first_call() -> None:
+    ours, plain = pair()
+    ours(**batch())
+    with torch.no_grad():
+        plain.head.weight.mul_(3.0)
+    ours.head.weight = nn.Parameter(plain.head.weight.detach().clone())
+    torch.testing.assert_close(ours(**batch())["logits"], plain(**batch())["logits"])
+    ours(**batch())["loss"].backward()
+    assert ours.head.weight.grad is not None
+
+
+def test_moved_to_another_dtype_after_the_first_call() -> None:
+    ours, plain = pair()
+    ours(**batch())
+    ours.double()
+    plain.double()
+    torch.testing.assert_close(ours(**batch())["logits"], plain(**batch())["logits"])
+    assert ours(**batch())["logits"].dtype == torch.float64
+
+
+def test_hooks_on_the_wrapped_module_run() -> None:
+    ours, _ = pair()
+    seen = []
+    handle = ours.register_forward_hook(lambda module, args, output: seen.append(output["loss"]))
+    for _ in range(2):
+        ours(**batch())
+    assert len(seen) == 2
+    handle.remove()
+    ours(**batch())
+    assert len(seen) == 2
+
+
+def test_hooks_on_submodules_are_not_lost() -> None:
+    ours, plain = pair()
+    seen = []
+    ours.hidden.register_forward_hook(lambda module, args, output: seen.append(1))
+    with pytest.warns(RuntimeWarning, match=r"hidden.*hooks"):
+        got = ours(**batch())["loss"]
+    assert seen
+    torch.testing.assert_close(got, plain(**batch())["loss"])
+
+
+def test_structured_inputs_and_outputs() -> None:
+    class Structured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, data: dict[str, Any], *, flip: bool = False) -> tuple[Any, ...]:
+            a, (b, none) = data["a"], data["pair"]
+            y = self.layer(a) - b if flip else self.layer(a) + b
+            return [y, {"sum": y.sum(), "nothing": none}], a.shape[0]
+
+    torch.manual_seed(0)
+    plain = Structured()
+    ours = ORTModule(copy.deepcopy(plain))
+    for size, flip in ((2, False), (4, True), (3, True)):
+        data = {"a": torch.randn(size, 3), "pair": (torch.randn(3), None)}
+        (y, extra), count = ours(data, flip=flip)
+        (want, more), _ = plain(data, flip=flip)
+        assert count == size and extra["nothing"] is None
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(extra["sum"], more["sum"])
