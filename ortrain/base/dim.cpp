@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <sstream>
 
 #include "ortrain/base/error.h"
@@ -266,8 +267,9 @@ class DimParser {
     if (begin == at_) return std::nullopt;
     const std::string_view token = text_.substr(begin, at_ - begin);
     if (std::all_of(token.begin(), token.end(), [](unsigned char c) { return std::isdigit(c); })) {
-      if (token.size() > 18) return std::nullopt;
-      return Dim(std::stoll(std::string(token)));
+      int64_t value = 0;
+      const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
+      return error == std::errc() ? std::optional<Dim>(value) : std::nullopt;
     }
     if (at_ < text_.size() && text_[at_] == '(') {  // an opaque part, kept as its text
       int open = 0;

@@ -21,8 +21,9 @@ constexpr int64_t kMaxGroupRows = 1024;
 
 // Floats accumulate in double, integers in 64 bits.
 template <typename T>
-using Accumulator = std::conditional_t<std::is_floating_point_v<ComputeType<T>>, double,
-                                       std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+using Accumulator =
+    std::conditional_t<std::is_floating_point_v<ComputeType<T>>, double,
+                       std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
 
 // Integer sums and products are meant modulo 2^64; signed overflow would be undefined.
 template <typename A>
@@ -46,18 +47,12 @@ A wrapping_mul(A a, A b) {
 template <typename A>
 A step(ReduceKind kind, A state, A x) {
   switch (kind) {
-    case ReduceKind::sum:
-      return wrapping_add(state, x);
-    case ReduceKind::sum_abs:
-      return wrapping_add(state, x < A{0} ? wrapping_mul(x, A(-1)) : x);
-    case ReduceKind::sum_squares:
-      return wrapping_add(state, wrapping_mul(x, x));
-    case ReduceKind::product:
-      return wrapping_mul(state, x);
-    case ReduceKind::maximum:
-      return x > state || x != x ? x : state;
-    case ReduceKind::minimum:
-      return x < state || x != x ? x : state;
+    case ReduceKind::sum: return wrapping_add(state, x);
+    case ReduceKind::sum_abs: return wrapping_add(state, x < A{0} ? wrapping_mul(x, A(-1)) : x);
+    case ReduceKind::sum_squares: return wrapping_add(state, wrapping_mul(x, x));
+    case ReduceKind::product: return wrapping_mul(state, x);
+    case ReduceKind::maximum: return x > state || x != x ? x : state;
+    case ReduceKind::minimum: return x < state || x != x ? x : state;
   }
   return state;
 }
@@ -85,17 +80,10 @@ A identity_of(ReduceKind kind) {
 template <typename T, typename A>
 T finished(ReduceFinish finish, A value, int64_t count) {
   switch (finish) {
-    case ReduceFinish::none:
-      break;
-    case ReduceFinish::mean:
-      value = static_cast<A>(value / static_cast<A>(count));
-      break;
-    case ReduceFinish::sqrt:
-      value = static_cast<A>(std::sqrt(static_cast<double>(value)));
-      break;
-    case ReduceFinish::log:
-      value = static_cast<A>(std::log(static_cast<double>(value)));
-      break;
+    case ReduceFinish::none: break;
+    case ReduceFinish::mean: value = static_cast<A>(value / static_cast<A>(count)); break;
+    case ReduceFinish::sqrt: value = static_cast<A>(std::sqrt(static_cast<double>(value))); break;
+    case ReduceFinish::log: value = static_cast<A>(std::log(static_cast<double>(value))); break;
   }
   if constexpr (sizeof(T) == 2 && std::is_floating_point_v<A>) {
     return T(static_cast<float>(value));
@@ -129,21 +117,21 @@ KernelFn reduce_ref(ReduceFormula formula, ReductionLayout layout) {
     T* out = args.output<T>(0);
     parallel_for(layout.outputs, 16384 / std::max<int64_t>(layout.count, 1) + 1,
                  [&](int64_t begin, int64_t end) {
-                   Odometer output(layout.kept_dims, layout.kept_strides, begin);
-                   for (int64_t o = begin; o < end; ++o, output.next()) {
-                     A state = identity_of<T, A>(formula.kind);
-                     if (runs > 0) {
-                       Odometer run(layout.reduced_dims, layout.reduced_strides, 0);
-                       for (int64_t r = 0; r < runs; ++r, run.next()) {
-                         const T* at = in + output.offset() + run.offset();
-                         for (int64_t i = 0; i < inner; ++i) {
-                           state = step(formula.kind, state, static_cast<A>(at[i * stride]));
-                         }
-                       }
-                     }
-                     out[o] = finished<T, A>(formula.finish, state, layout.count);
-                   }
-                 });
+      Odometer output(layout.kept_dims, layout.kept_strides, begin);
+      for (int64_t o = begin; o < end; ++o, output.next()) {
+        A state = identity_of<T, A>(formula.kind);
+        if (runs > 0) {
+          Odometer run(layout.reduced_dims, layout.reduced_strides, 0);
+          for (int64_t r = 0; r < runs; ++r, run.next()) {
+            const T* at = in + output.offset() + run.offset();
+            for (int64_t i = 0; i < inner; ++i) {
+              state = step(formula.kind, state, static_cast<A>(at[i * stride]));
+            }
+          }
+        }
+        out[o] = finished<T, A>(formula.finish, state, layout.count);
+      }
+    });
   };
 }
 
@@ -176,9 +164,26 @@ double run_of(ReduceKind kind, const T* x, int64_t n) {
   }
 }
 
+// Rows shorter than a few vectors that lie one behind the other are taken many at a time.
+constexpr int64_t kShortRow = 32;
+constexpr int64_t kFolded = 256;
+
 template <typename T>
 void rows_of(ReduceKind kind, const T* x, int64_t row_stride, int64_t rows, int64_t columns,
              ComputeType<T>* into) {
+  const int64_t fold = kFolded / columns;
+  if (row_stride == columns && columns <= kShortRow && rows >= 2 * fold) {
+    using A = ComputeType<T>;
+    alignas(64) A wide[kFolded];
+    std::fill_n(wide, fold * columns, static_cast<A>(identity_of<T, double>(kind)));
+    rows_of(kind, x, fold * columns, rows / fold, fold * columns, wide);
+    for (int64_t i = 0; i < fold * columns; ++i) {
+      into[i % columns] = static_cast<A>(join(kind, static_cast<double>(into[i % columns]),
+                                              static_cast<double>(wide[i])));
+    }
+    x += rows / fold * fold * columns;
+    rows %= fold;
+  }
   if constexpr (sizeof(T) != 2) {
     reduce_rows(kind, x, row_stride, rows, columns, into);
   } else {
@@ -187,6 +192,40 @@ void rows_of(ReduceKind kind, const T* x, int64_t row_stride, int64_t rows, int6
       reduce_rows(kind, as_compute(x + r * row_stride, columns, buffer), 0, 1, columns, into);
     }
   }
+}
+
+// Short rows one behind the other: a plain loop in double, without a call per row.
+template <ReduceKind kKind, typename T>
+void short_rows(const T* x, int64_t rows, int64_t length, ReduceFinish finish, T* out) {
+  for (int64_t r = 0; r < rows; ++r, x += length) {
+    double total = identity_of<T, double>(kKind);
+    for (int64_t i = 0; i < length; ++i) {
+      total = step(kKind, total, static_cast<double>(static_cast<ComputeType<T>>(x[i])));
+    }
+    out[r] = finished<T, double>(finish, total, length);
+  }
+}
+
+template <typename T>
+KernelFn reduce_short_rows(ReduceFormula formula, int64_t outputs, int64_t length) {
+  return [=](const KernelArgs& args) {
+    parallel_for(outputs, 16384 / length + 1, [&](int64_t begin, int64_t end) {
+      const T* x = args.input<T>(0) + begin * length;
+      T* out = args.output<T>(0) + begin;
+      const int64_t rows = end - begin;
+      switch (formula.kind) {
+        case ReduceKind::sum:
+          return short_rows<ReduceKind::sum>(x, rows, length, formula.finish, out);
+        case ReduceKind::sum_abs:
+          return short_rows<ReduceKind::sum_abs>(x, rows, length, formula.finish, out);
+        case ReduceKind::sum_squares:
+          return short_rows<ReduceKind::sum_squares>(x, rows, length, formula.finish, out);
+        case ReduceKind::maximum:
+          return short_rows<ReduceKind::maximum>(x, rows, length, formula.finish, out);
+        default: return short_rows<ReduceKind::minimum>(x, rows, length, formula.finish, out);
+      }
+    });
+  };
 }
 
 // The last axis is reduced: every output is a number of contiguous runs, split into groups.
@@ -286,7 +325,8 @@ KernelFn reduce_by_columns(NodeSpec& spec, ReduceFormula formula, ReductionLayou
         const int64_t g = unit / tiles % groups;
         const int64_t column = unit % tiles * tile;
         const int64_t width = std::min(tile, columns - column);
-        const T* base = in + Odometer(layout.kept_dims, layout.kept_strides, o).offset() + column;
+        const T* base =
+            in + Odometer(layout.kept_dims, layout.kept_strides, o).offset() + column;
         std::fill_n(sums, width, static_cast<A>(identity_of<T, double>(formula.kind)));
         const int64_t first = g * pieces_per_group;
         Odometer block(layout.reduced_dims, layout.reduced_strides, first / pieces_per_block);
@@ -302,7 +342,8 @@ KernelFn reduce_by_columns(NodeSpec& spec, ReduceFormula formula, ReductionLayou
         } else {
           T* to = out + o * columns + column;
           for (int64_t c = 0; c < width; ++c) {
-            to[c] = finished<T, double>(formula.finish, static_cast<double>(sums[c]), layout.count);
+            to[c] = finished<T, double>(formula.finish, static_cast<double>(sums[c]),
+                                        layout.count);
           }
         }
       }
@@ -358,9 +399,14 @@ KernelFn make_reduce_blocked(NodeSpec& spec, ReduceFormula formula,
   ReductionLayout layout = reduction_layout(spec.input(0).dims, reduced);
   check_layout(spec, formula, layout);
   if (layout.count == 0 || layout.outputs == 0) return make_reduce_ref(spec, formula, reduced);
+  const bool short_rows = layout.count <= kShortRow &&
+                          layout.outputs * layout.count == spec.input(0).numel() &&
+                          layout.kept_dims.size() <= 1 && layout.reduced_dims.size() <= 1 &&
+                          (layout.reduced_strides.empty() || layout.reduced_strides[0] == 1);
   const bool by_columns = !layout.reduced_strides.empty() && layout.reduced_strides.back() != 1;
   return dispatch_float(spec.input(0).dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if (short_rows) return reduce_short_rows<T>(formula, layout.outputs, layout.count);
     return by_columns ? reduce_by_columns<T>(spec, formula, std::move(layout))
                       : reduce_by_runs<T>(spec, formula, std::move(layout));
   });

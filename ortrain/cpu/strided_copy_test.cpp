@@ -27,8 +27,8 @@ void copy_slowly(const Dims& dims, const Dims& in_strides, const Dims& out_strid
 }
 
 template <typename T>
-void check_copy(Dims dims, Dims in_strides, Dims out_strides, int64_t in_offset, int64_t out_offset,
-                size_t in_size, size_t out_size) {
+void check_copy(Dims dims, Dims in_strides, Dims out_strides, int64_t in_offset,
+                int64_t out_offset, size_t in_size, size_t out_size) {
   std::vector<T> in(in_size);
   for (size_t i = 0; i < in_size; ++i) in[i] = static_cast<T>(i * 7 + 3);
   std::vector<T> expected(out_size, T{1}), actual(out_size, T{1});

@@ -41,8 +41,7 @@ int64_t weight_of(ExprOp op) {
     case ExprOp::sinh:
     case ExprOp::cosh:
     case ExprOp::dropout:
-    case ExprOp::dropout_mask:
-      return 8;
+    case ExprOp::dropout_mask: return 8;
     case ExprOp::pow:
     case ExprOp::tan:
     case ExprOp::asin:
@@ -50,10 +49,8 @@ int64_t weight_of(ExprOp op) {
     case ExprOp::atan:
     case ExprOp::mod:
     case ExprOp::fmod:
-    case ExprOp::floor_div:
-      return 40;
-    default:
-      return 1;
+    case ExprOp::floor_div: return 40;
+    default: return 1;
   }
 }
 
@@ -134,8 +131,7 @@ void TileCompiler::choose_tile() {
   }
   t.row_tiles_ = ceil_divide(t.rows_, t.tile_rows_);
   // A row without elements still has its sums.
-  t.column_tiles_ =
-      t.columns_ == 0 ? (keep_rows_ ? 1 : 0) : ceil_divide(t.columns_, t.tile_columns_);
+  t.column_tiles_ = t.columns_ == 0 ? (keep_rows_ ? 1 : 0) : ceil_divide(t.columns_, t.tile_columns_);
 }
 
 void TileCompiler::choose_workers() {
@@ -172,10 +168,8 @@ int TileCompiler::new_slot(Slot slot) {
   switch (slot.kind) {
     case Slot::Kind::buffer:
     case Slot::Kind::constant:
-    case Slot::Kind::input_fixed:
-      break;
-    default:
-      target_.moving_.push_back(index);
+    case Slot::Kind::input_fixed: break;
+    default: target_.moving_.push_back(index);
   }
   return index;
 }
@@ -196,9 +190,10 @@ void TileCompiler::place_input(ExprReg reg) {
   const DType storage = code(reg).dtype;
   const size_t bytes = size_of(expr_register_type(storage));
   // An input that is also one of several outputs is copied before any output is written.
-  const bool passed_on = program_.outputs.size() > 1 &&
-                         std::any_of(program_.outputs.begin(), program_.outputs.end(),
-                                     [reg](const ExprOutput& output) { return output.reg == reg; });
+  const bool passed_on =
+      program_.outputs.size() > 1 &&
+      std::any_of(program_.outputs.begin(), program_.outputs.end(),
+                  [reg](const ExprOutput& output) { return output.reg == reg; });
   const bool converts = passed_on || storage != expr_register_type(storage);
   const Dims& strides = target_.strides_[i];
   const Dims dense = strides_of(target_.outer_);
@@ -304,8 +299,7 @@ void TileCompiler::compile_instruction(ExprReg reg) {
   const ExprInstruction& instruction = code(reg);
   const ExprOpInfo& info = expr_op_info(instruction.op);
   ExprExtent result = ExprExtent::scalar;
-  for (int k = 0; k < info.operands; ++k)
-    result = std::max(result, extent(instruction.operands[k]));
+  for (int k = 0; k < info.operands; ++k) result = std::max(result, extent(instruction.operands[k]));
 
   Step step{.type = instruction.dtype};
   if (is_reduction(instruction.op)) {
@@ -382,8 +376,7 @@ void TileCompiler::assign_buffers() {
   size_t offset = 0;
   const auto reserve = [&](int slot, int64_t elements) {
     target_.slots_[static_cast<size_t>(slot)].offset = offset;
-    offset +=
-        aligned(static_cast<size_t>(elements) * target_.slots_[static_cast<size_t>(slot)].bytes);
+    offset += aligned(static_cast<size_t>(elements) * target_.slots_[static_cast<size_t>(slot)].bytes);
   };
   const int64_t tile_elements = target_.tile_rows_ * target_.tile_columns_;
   for (const auto& [slot, buffer] : buffers_) {
@@ -445,14 +438,9 @@ void TileCompiler::compile() {
     const ExprReg reg = static_cast<ExprReg>(i);
     if (!needed_[i]) continue;
     switch (code(reg).op) {
-      case ExprOp::input:
-        place_input(reg);
-        break;
-      case ExprOp::constant:
-        place_constant(reg);
-        break;
-      default:
-        compile_instruction(reg);
+      case ExprOp::input: place_input(reg); break;
+      case ExprOp::constant: place_constant(reg); break;
+      default: compile_instruction(reg);
     }
   }
   store_outputs();

@@ -57,9 +57,7 @@ class _Program:
         self.graph = graph
         # Positions: which outputs get a gradient handed in, which inputs get one handed out.
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
-        self.incoming = [
-            names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"
-        ]
+        self.incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]
         inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
         self.outgoing = [
             inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
@@ -333,8 +331,7 @@ class Engine:
     def _refresh_slots(self) -> None:
         """Find the parameters and buffers again if the module's structure has changed."""
         structure = tuple(
-            (id(part), len(part._parameters), len(part._buffers))
-            for part in self.module.modules()
+            (id(part), len(part._parameters), len(part._buffers)) for part in self.module.modules()
         )
         if structure == self._structure:
             return
@@ -455,7 +452,11 @@ class _Step(torch.autograd.Function):
         engine._remember_plan(run)
         engine._apply_updates(entry, list(tensors), outputs)
         ctx.engine, ctx.entry, ctx.program, ctx.run, ctx.inputs = (
-            engine, entry, program, run, inputs,
+            engine,
+            entry,
+            program,
+            run,
+            inputs,
         )
         ctx.versions = [t._version for t in inputs]
         user = outputs[: entry.num_user_outputs]

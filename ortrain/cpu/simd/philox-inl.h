@@ -33,26 +33,44 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int6
   const auto multiplier0 = hn::Set(d32, 0xD2511F53u);
   const auto multiplier1 = hn::Set(d32, 0xCD9E8D57u);
   const auto low_half = hn::Set(d64, 0xFFFFFFFFull);
-  for (; b + lanes <= blocks; b += lanes) {
-    auto c0 = hn::Iota(d64, first + static_cast<uint64_t>(b));
-    auto c1 = hn::ShiftRight<32>(c0);
-    auto c2 = hn::Set(d64, stream & 0xFFFFFFFFu);
-    auto c3 = hn::Set(d64, stream >> 32);
-    uint32_t key0 = static_cast<uint32_t>(seed);
-    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const auto product0 = hn::MulEven(hn::BitCast(d32, c0), multiplier0);
-      const auto product1 = hn::MulEven(hn::BitCast(d32, c2), multiplier1);
-      c0 = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(c1, hn::Set(d64, uint64_t{key0})));
-      c1 = product1;
-      c2 = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(c3, hn::Set(d64, uint64_t{key1})));
-      c3 = product0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
+  // The keys of all rounds, made once per run.
+  hn::Vec<decltype(d64)> keys0[10], keys1[10];
+  uint32_t key0 = static_cast<uint32_t>(seed);
+  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    keys0[round] = hn::Set(d64, uint64_t{key0});
+    keys1[round] = hn::Set(d64, uint64_t{key1});
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  // Two counters at a time: one chain of multiplications alone leaves the multiplier idle.
+  for (; b + 2 * lanes <= blocks; b += 2 * lanes) {
+    hn::Vec<decltype(d64)> c0[2], c1[2], c2[2], c3[2];
+#pragma GCC unroll 2
+    for (int u = 0; u < 2; ++u) {
+      c0[u] = hn::Iota(d64, first + static_cast<uint64_t>(b + u * lanes));
+      c1[u] = hn::ShiftRight<32>(c0[u]);
+      c2[u] = hn::Set(d64, stream & 0xFFFFFFFFu);
+      c3[u] = hn::Set(d64, stream >> 32);
     }
-    const auto words01 = hn::Or(hn::And(c0, low_half), hn::ShiftLeft<32>(c1));
-    const auto words23 = hn::Or(hn::And(c2, low_half), hn::ShiftLeft<32>(c3));
-    hn::StoreInterleaved2(words01, words23, d64, reinterpret_cast<uint64_t*>(out + 4 * b));
+    for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 2
+      for (int u = 0; u < 2; ++u) {
+        const auto product0 = hn::MulEven(hn::BitCast(d32, c0[u]), multiplier0);
+        const auto product1 = hn::MulEven(hn::BitCast(d32, c2[u]), multiplier1);
+        c0[u] = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(c1[u], keys0[round]));
+        c1[u] = product1;
+        c2[u] = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(c3[u], keys1[round]));
+        c3[u] = product0;
+      }
+    }
+#pragma GCC unroll 2
+    for (int u = 0; u < 2; ++u) {
+      const auto words01 = hn::Or(hn::And(c0[u], low_half), hn::ShiftLeft<32>(c1[u]));
+      const auto words23 = hn::Or(hn::And(c2[u], low_half), hn::ShiftLeft<32>(c3[u]));
+      hn::StoreInterleaved2(words01, words23, d64,
+                            reinterpret_cast<uint64_t*>(out + 4 * (b + u * lanes)));
+    }
   }
 #endif
   for (; b < blocks; ++b) {

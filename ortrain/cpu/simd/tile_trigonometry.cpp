@@ -7,9 +7,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ortrain/cpu/simd/tile_trigonometry.cpp"
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// After foreach_target, which includes it once per target.
+#include "hwy/contrib/math/math-inl.h"
 #include "ortrain/cpu/simd/tile_loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();

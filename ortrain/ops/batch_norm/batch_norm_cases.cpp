@@ -65,7 +65,8 @@ void add_training(CaseRegistry& cases) {
   }
   cases.add({.op = "ortrain::BatchNormTraining",
              .name = "far_from_zero",
-             .inputs = {CaseInput::uniform({4, 3, 9}, 1000.0, 1001.0)}});
+             .inputs = {CaseInput::uniform({4, 3, 9}, 1000.0, 1001.0)},
+             .tolerance = 2e-4});  // a float32 mean near 1000 is rounded to 6e-5
   cases.add({.op = "ortrain::BatchNormTraining",
              .name = "empty_batch",
              .inputs = {CaseInput::normal({0, 3, 2}), CaseInput::normal({3}),

@@ -147,7 +147,8 @@ void add_refusals(CaseRegistry& cases) {
                .check_gradient = false,
                .refusal = std::move(why)});
   };
-  refuse("too_many_inputs", {f32({3}), f32({3})}, "%0 = input float32\noutput %0 float32\n", "1 inputs");
+  refuse("too_few_inputs", {f32({3})},
+         "%0 = input float32\n%1 = input float32\noutput %0 float32\n", "2 inputs");
   refuse("wrong_type", {of(DType::f64, {3})}, "%0 = input float32\noutput %0 float32\n",
          "takes float32");
   refuse("per_row_of_many", {f32({3, 4})}, "%0 = input float32 per_row\noutput %0 float32\n",

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
 #include <utility>
 
 #include "ortrain/testing/case.h"
@@ -18,6 +19,10 @@ struct PoolCase {
 std::vector<PoolCase> pool_cases() {
   return {
       {"line", {2, 3, 17}, {2, 3, 8}, {{"kernel_shape", Ints{3}}, {"strides", Ints{2}}}},
+      {"long_line",
+       {1, 2, 150},
+       {1, 2, 75},
+       {{"kernel_shape", Ints{3}}, {"strides", Ints{2}}, {"pads", Ints{1, 1}}}},
       {"padded",
        {2, 3, 7, 8},
        {2, 3, 4, 4},
@@ -106,6 +111,14 @@ void add_windowed(CaseRegistry& cases) {
                  .attributes = attributes});
     }
   }
+  const double infinity = std::numeric_limits<double>::infinity();
+  cases.add({.op = "MaxPool",
+             .name = "infinite",
+             .inputs = {CaseInput::literal(DType::undefined, {1, 1, 4},
+                                           {-infinity, -infinity, infinity, infinity})},
+             .attributes = {{"kernel_shape", Ints{2}}},
+             .outputs = 2,
+             .check_gradient = false});
   cases.add(
       {.op = "MaxPool",
        .name = "ties",  // the first of equal elements gets the gradient

@@ -29,6 +29,7 @@ struct PoolAxis {
 struct Pool {
   int64_t planes = 0;  // batch * channels
   std::array<PoolAxis, 3> axes;
+  std::vector<ops::WindowAxis> windows;  // when they slide evenly
 
   int64_t in_size() const { return axes[0].in * axes[1].in * axes[2].in; }
   int64_t out_size() const { return axes[0].out() * axes[1].out() * axes[2].out(); }
@@ -42,9 +43,9 @@ Pool windowed_pool(const AttributeReader& attrs, const TensorSpec& x, bool count
   Pool pool;
   pool.planes = x.dims[0] * x.dims[1];
   const ops::Windows windows = ops::read_windows(attrs, x.dims.size() - 2, {});
-  const std::vector<ops::WindowAxis> axes = ops::concrete_windows(windows, spatial(x));
+  pool.windows = ops::concrete_windows(windows, spatial(x));
   for (size_t i = 0; i < 3; ++i) {
-    const ops::WindowAxis& from = axes[i];
+    const ops::WindowAxis& from = pool.windows[i];
     PoolAxis& to = pool.axes[i];
     to.in = from.in;
     to.step = from.dilation;
@@ -142,14 +143,78 @@ int64_t find_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t w) 
   return place;
 }
 
+// The outputs of one row that are searched together.
+constexpr int64_t kRun = 64;
+
+// find_max for outputs [first, first + count) of one row, kernel position by kernel position and
+// without branches.
+template <typename T>
+void find_row_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t first, int64_t count,
+                  int32_t* places) {
+  using C = ComputeType<T>;
+  const ops::WindowAxis &depth = pool.windows[0], &height = pool.windows[1];
+  const ops::WindowAxis& width = pool.windows[2];
+  std::array<C, kRun> best;
+  best.fill(-std::numeric_limits<C>::infinity());
+  std::fill_n(places, count, -1);
+  for (int64_t kd = depth.k_begin(d); kd < depth.k_end(d); ++kd) {
+    for (int64_t kh = height.k_begin(h); kh < height.k_end(h); ++kh) {
+      const int64_t row = ((depth.start(d) + kd * depth.dilation) * height.in + height.start(h) +
+                           kh * height.dilation) *
+                          width.in;
+      for (int64_t kw = 0; kw < width.kernel; ++kw) {
+        // Outputs whose element at kw lies inside of the row.
+        const int64_t shift = kw * width.dilation - width.pad_begin, room = width.in - shift;
+        const int64_t stride = width.stride;
+        const int64_t low = shift >= 0 ? 0 : (stride - 1 - shift) / stride;
+        const int64_t high = room <= 0 ? 0 : (room + stride - 1) / stride;
+        const int64_t begin = std::max(low - first, int64_t{0});
+        const int64_t end = std::min(high - first, count);
+        const int64_t at = row + shift + first * stride;
+        for (int64_t j = begin; j < end; ++j) {
+          const C value = static_cast<C>(x[at + j * stride]);
+          const bool wins = (value > best[static_cast<size_t>(j)]) | (value != value);
+          best[static_cast<size_t>(j)] = wins ? value : best[static_cast<size_t>(j)];
+          places[j] = wins ? static_cast<int32_t>(at + j * stride) : places[j];
+        }
+      }
+    }
+  }
+  for (int64_t j = 0; j < count; ++j) {  // nothing above -infinity
+    if (places[j] < 0) places[j] = static_cast<int32_t>(find_max(pool, x, d, h, first + j));
+  }
+}
+
+// body(output index in the plane, place of the largest element or -1) for every window.
+template <typename T, typename Body>
+void for_each_max(const Pool& pool, const T* x, Body&& body) {
+  if (pool.windows.empty() || pool.in_size() > std::numeric_limits<int32_t>::max()) {
+    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
+      body(at, find_max(pool, x, d, h, w));
+    });
+    return;
+  }
+  std::array<int32_t, kRun> places;
+  const int64_t width = pool.axes[2].out();
+  int64_t at = 0;
+  for (int64_t d = 0; d < pool.axes[0].out(); ++d) {
+    for (int64_t h = 0; h < pool.axes[1].out(); ++h) {
+      for (int64_t first = 0; first < width; first += kRun) {
+        const int64_t count = std::min(kRun, width - first);
+        find_row_max(pool, x, d, h, first, count, places.data());
+        for (int64_t j = 0; j < count; ++j) body(at++, int64_t{places[static_cast<size_t>(j)]});
+      }
+    }
+  }
+}
+
 template <typename T>
 void max_pool(const Pool& pool, const T* x, T* y, int64_t* indices) {
   using C = ComputeType<T>;
   for_each_plane(pool, [&](int64_t plane) {
     const T* in = x + plane * pool.in_size();
     const int64_t first = plane * pool.out_size();
-    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
-      const int64_t place = find_max(pool, in, d, h, w);
+    for_each_max(pool, in, [&](int64_t at, int64_t place) {
       if (y) {
         y[first + at] = place < 0 ? static_cast<T>(-std::numeric_limits<C>::infinity()) : in[place];
       }
@@ -183,8 +248,7 @@ void max_pool_grad(const Pool& pool, const T* dy, const T* x, T* dx, ComputeType
   accumulate_planes(pool, dx, sums, [&](int64_t plane, ComputeType<T>* out) {
     const T* in = x + plane * pool.in_size();
     const T* gradient = dy + plane * pool.out_size();
-    for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
-      const int64_t place = find_max(pool, in, d, h, w);
+    for_each_max(pool, in, [&](int64_t at, int64_t place) {
       if (place >= 0) out[place] += static_cast<ComputeType<T>>(gradient[at]);
     });
   });

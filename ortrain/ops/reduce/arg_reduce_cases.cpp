@@ -27,6 +27,11 @@ void register_arg_reduce(CaseRegistry& cases) {
     add("ties_first", In::integers(DType::undefined, {7, 9}, 0, 3), 1, 1, 0, kNumericTypes);
     add("ties_last", In::integers(DType::undefined, {7, 9}, 0, 3), 1, 1, 1, kNumericTypes);
     add("nan", In::literal(DType::undefined, {5}, {1, std::nan(""), 9, std::nan(""), -9}), 0, 0, 0);
+    std::vector<double> line(300, 1.0);
+    line[77] = line[201] = std::nan("");
+    add("nan_in_long_line", In::literal(DType::undefined, {300}, line), 0, 1, 0);
+    add("last_nan_in_long_line", In::literal(DType::undefined, {300}, line), 0, 1, 1);
+    add("infinities", In::literal(DType::undefined, {3}, {-INFINITY, INFINITY, 0}), 0, 1, 0);
     add("one", In::normal({4, 1}), 1, 0, 0);
     add("no_lines", In::normal({0, 3}), 1, 1, 0);
     add("empty_axis", In::normal({3, 0}), 1, 1, 0, {}, "is empty");

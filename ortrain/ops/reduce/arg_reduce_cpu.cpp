@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/axis_lines.h"
+#include "ortrain/cpu/simd/reduce_runs.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::cpu {
@@ -17,6 +18,25 @@ bool replaces(C x, C best, bool last) {
   return kLargest ? x > best : x < best;
 }
 
+// A line in one piece: its extreme value by SIMD, then the first or last place that has it.
+template <bool kLargest, typename T>
+int64_t extreme_position(const T* x, int64_t n, bool last) {
+  const double extreme =
+      reduce_run(kLargest ? ReduceKind::maximum : ReduceKind::minimum, x, n);
+  const T wanted = static_cast<T>(extreme);
+  const bool nan = wanted != wanted;
+  const auto hits = [&](int64_t i) { return nan ? x[i] != x[i] : x[i] == wanted; };
+  if (last) {
+    for (int64_t i = n; i-- > 0;) {
+      if (hits(i)) return i;
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (hits(i)) return i;
+  }
+  return 0;
+}
+
 template <bool kLargest, typename T>
 KernelFn arg_reduce_of(const NodeSpec& spec) {
   const AxisLines a = axis_lines(spec.input(0).dims, spec.attrs().int_("axis"));
@@ -26,6 +46,12 @@ KernelFn arg_reduce_of(const NodeSpec& spec) {
     const T* x = args.input<T>(0);
     int64_t* out = args.output<int64_t>(0);
     for_each_line_block(a, [&](int64_t o, int64_t i, int64_t width) {
+      if constexpr (std::is_floating_point_v<T>) {
+        if (a.inner == 1) {
+          out[o] = extreme_position<kLargest>(x + o * a.length, a.length, last);
+          return;
+        }
+      }
       const T* from = x + o * a.length * a.inner + i;
       C best[kLineBlock];
       int64_t* at = out + o * a.inner + i;

@@ -27,6 +27,16 @@ KernelFn cum_sum_of(const NodeSpec& spec, int64_t axis) {
     const T* x = args.input<T>(0);
     T* y = args.output<T>(0);
     for_each_line_block(a, [&](int64_t o, int64_t i, int64_t width) {
+      if (a.inner == 1) {
+        A sum = 0;
+        for (int64_t j = 0; j < a.length; ++j) {
+          const int64_t at = o * a.length + (reverse ? a.length - 1 - j : j);
+          const A before = sum;
+          sum += static_cast<A>(static_cast<ComputeType<T>>(x[at]));
+          y[at] = rounded<T>(exclusive ? before : sum);
+        }
+        return;
+      }
       A sums[kLineBlock] = {};
       for (int64_t step = 0; step < a.length; ++step) {
         const int64_t j = reverse ? a.length - 1 - step : step;

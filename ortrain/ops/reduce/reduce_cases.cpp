@@ -69,6 +69,9 @@ void register_reduce(CaseRegistry& cases) {
     large("wide_columns", {70, 1500}, {0});
     large("column_blocks", {300, 2, 9, 40}, {0, 2});
     large("run_blocks", {70, 3, 500}, {0, 2});
+    large("short_rows", {700, 9}, {1});
+    large("short_columns", {5000, 7}, {0});
+    large("short_column_blocks", {4, 3, 100, 8}, {0, 2});
   }
   for (const char* op : {"ReduceMax", "ReduceMin"}) {
     cases.add({.op = op,

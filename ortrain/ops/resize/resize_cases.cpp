@@ -65,7 +65,7 @@ std::vector<ResizeCase> resize_cases() {
     all.push_back({.name = std::string(mode) + "_crop",
                    .x = {1, 1, 4, 5},
                    .y = {1, 1, 3, 6},
-                   .roi = scales({0, 0, 0.4, -0.5, 1, 1, 0.6, 1.2}),
+                   .roi = scales({0, 0, 0.375, -0.5, 1, 1, 0.625, 1.25}),
                    .sizes = CaseInput::int64s({1, 1, 3, 6}),
                    .attributes = {{"mode", text(mode)},
                                   {"coordinate_transformation_mode", text("tf_crop_and_resize")},
@@ -90,8 +90,8 @@ std::vector<ResizeCase> resize_cases() {
                                 {"keep_aspect_ratio_policy", text("not_larger")}}});
   all.push_back({.name = "not_smaller",
                  .x = {1, 1, 4, 6},
-                 .y = {1, 1, 7, 11},
-                 .sizes = CaseInput::int64s({7, 9}),
+                 .y = {1, 1, 8, 12},
+                 .sizes = CaseInput::int64s({8, 9}),
                  .attributes = {{"mode", text("linear")},
                                 {"axes", Ints{2, 3}},
                                 {"keep_aspect_ratio_policy", text("not_smaller")}}});
@@ -128,6 +128,13 @@ void register_resize(CaseRegistry& cases) {
          .inputs = {CaseInput::normal(c.y), CaseInput::int64s(c.x), c.roi, c.factors, c.sizes},
          .attributes = c.attributes});
   }
+  cases.add({.op = "Resize",
+             .name = "not_smaller_rounded",  // 6 * 7 / 4 = 10.5
+             .inputs = {CaseInput::normal({1, 1, 4, 6}), CaseInput::none(), CaseInput::none(),
+                        CaseInput::int64s({7, 9})},
+             .attributes = {{"mode", std::string("linear")},
+                            {"axes", Ints{2, 3}},
+                            {"keep_aspect_ratio_policy", std::string("not_smaller")}}});
   const auto refuse = [&](const char* name, CaseInput factors, CaseInput sizes,
                           Attributes attributes, const char* text) {
     cases.add({.op = "Resize",

@@ -52,8 +52,7 @@ std::map<size_t, std::vector<double>> gradients(const Layer& layer, std::vector<
                                      "x" + std::to_string(i), DType::f64,
                                      to_shape(inputs[i].dims())));
   }
-  const ValueId y = GraphBuilder(graph).own(std::string(layer.op).substr(9),
-                                            values);  // no other output is wanted
+  const ValueId y = GraphBuilder(graph).own(layer.op, values);  // no other output is wanted
   graph.add_output({.value = y, .name = "y"});
   build_backward(graph, {.output_indices = {0}});
   graph.remove_dead_nodes();

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of a captured graph, run by the reference executor, with the eager module."""
+"""Comparison of training steps: a graph in the reference executor, the engine, eager PyTorch."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,7 +112,10 @@ def graph_step(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """Largest absolute differences between two steps, and what exists in one only."""
+    """Largest differences between two steps, and what exists in one only.
+
+    A difference is relative to the largest number of its tensor where that exceeds 1.
+    """
 
     outputs: float
     gradients: float
@@ -131,7 +135,8 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     difference = (a.double() - b.double()).abs()
     # Equal infinities, and NaN in the same place, are no difference.
     alike = (a == b) | (a.isnan() & b.isnan())
-    return float(difference.masked_fill(alike, 0.0).nan_to_num(float("inf")).max())
+    scale = max(1.0, float(b.double().abs().nan_to_num(0.0, 0.0, 0.0).max()))
+    return float(difference.masked_fill(alike, 0.0).nan_to_num(float("inf")).max()) / scale
 
 
 def difference(a: Step, b: Step) -> Difference:
@@ -146,3 +151,54 @@ def difference(a: Step, b: Step) -> Difference:
         max((_distance(a.buffers[n], b.buffers[n]) for n in a.buffers), default=0.0),
         tuple(missing),
     )
+
+
+class EngineRunner:
+    """Runs steps of one model on the engine."""
+
+    def __init__(self, module: nn.Module, batch: Mapping[str, Any]) -> None:
+        from ortrain import ORTModule
+
+        del batch
+        self._plain = copy.deepcopy(module)
+        self._state = copy.deepcopy(dict(self._plain.named_buffers()))
+        self._module = ORTModule(self._plain)
+
+    def step(self, batch: Mapping[str, Any]) -> Step:
+        """Run one step with the parameters and buffers that the module came with."""
+        with torch.no_grad():
+            for name, buffer in self._plain.named_buffers():
+                buffer.copy_(self._state[name])
+        self._plain.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            outputs, _ = flatten_outputs(self._module(**batch))
+            loss_of(outputs).backward()
+        return Step(
+            [o.detach() for o in outputs],
+            {n: p.grad for n, p in self._plain.named_parameters() if p.grad is not None},
+            {n: b.detach().clone() for n, b in self._plain.named_buffers()},
+        )
+
+    def summary(self) -> tuple[float, int, int, str]:
+        """Return the native share, nodes, graphs, and why something ran in PyTorch."""
+        report = self._module.report()
+        reasons = [r.fallback for r in report.captures if r.fallback]
+        return report.native_share, report.native_nodes, len(report.captures), "; ".join(reasons)
+
+
+class ReferenceRunner:
+    """Runs steps of one model's graph in PyTorch."""
+
+    def __init__(self, module: nn.Module, batch: Mapping[str, Any]) -> None:
+        self._module = module
+        self._captured = capture_known(module, batch)
+        self._converted = reference_graph(self._captured)
+
+    def step(self, batch: Mapping[str, Any]) -> Step:
+        """Run one step with the parameters and buffers that the module came with."""
+        return graph_step(self._module, self._captured, self._converted, batch)
+
+    def summary(self) -> tuple[float, int, int, str]:
+        """Return the native share, nodes, graphs, and why something ran in PyTorch."""
+        return 1.0, len(self._converted.graph.nodes), 1, ""

@@ -96,18 +96,16 @@ def capture_operator(
     return captured, tensors
 
 
-def _run_both(
+def _eager(
     target: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[int] | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    captured, tensors = capture_operator(target, args, kwargs, results)
-    samples = {f"x{i}": t for i, t in enumerate(tensors)}
-    converted = convert(captured, ReferenceBuilder(target, samples=samples))
-    got = converted.graph.run({name: tensors[i] for name, i in converted.user_inputs})
+) -> list[torch.Tensor]:
     value = overload(target)(*args, **kwargs)
-    expected = list(value) if isinstance(value, (list, tuple)) else [value]
-    if results is not None:
-        expected = [expected[i] for i in results]
-    return [got[name] for name in converted.user_outputs], expected, tensors
+    made = list(value) if isinstance(value, (list, tuple)) else [value]
+    return made if results is None else [made[i] for i in results]
+
+
+def _weights(output: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
 
 
 def _gradients(
@@ -117,8 +115,22 @@ def _gradients(
     sources = [o for o in outputs if o.requires_grad]
     if not wanted or not sources:
         return [None] * len(wanted)
-    weights = [torch.linspace(-1, 1, o.numel(), dtype=o.dtype).reshape(o.shape) for o in sources]
+    weights = [_weights(o) for o in sources]
     return list(torch.autograd.grad(sources, wanted, weights, allow_unused=True))
+
+
+def _compare(
+    got: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None], **tolerance: Any
+) -> None:
+    if len(got) != len(expected):
+        raise AssertionError(f"{len(got)} tensors, PyTorch has {len(expected)}")
+    for a, b in zip(got, expected, strict=True):
+        if a is None and b is None:
+            continue
+        # A gradient of zeros may be left out.
+        a = torch.zeros_like(b) if a is None else a  # type: ignore[arg-type]
+        b = torch.zeros_like(a) if b is None else b
+        torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
 
 
 def check_operator(
@@ -127,25 +139,66 @@ def check_operator(
     kwargs: Mapping[str, Any],
     results: Sequence[int] | None = None,
     gradient: bool = True,
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: float | None = None,
 ) -> None:
     """Compare a converted operator with eager PyTorch: values, dtypes and gradients.
 
     Raises:
       AssertionError: They differ.
     """
-    got, expected, tensors = _run_both(target, args, kwargs, results)
-    torch.testing.assert_close(got, expected, equal_nan=True, rtol=rtol, atol=atol)
+    captured, tensors = capture_operator(target, args, kwargs, results)
+    samples = {f"x{i}": t for i, t in enumerate(tensors)}
+    converted = convert(captured, ReferenceBuilder(target, samples=samples))
+    made = converted.graph.run({name: tensors[i] for name, i in converted.user_inputs})
+    got = [made[name] for name in converted.user_outputs]
+    expected = _eager(target, args, kwargs, results)
+    _compare(got, expected, rtol=tolerance, atol=tolerance)
+    if gradient:
+        ours, theirs = _gradients(got, tensors), _gradients(expected, tensors)
+        _compare(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def check_operator_on_engine(
+    target: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    results: Sequence[int] | None = None,
+    gradient: bool = True,
+    tolerance: float | None = None,
+) -> None:
+    """Compare an operator, run by the engine with all its passes, with eager PyTorch.
+
+    Raises:
+      AssertionError: They differ.
+      UnsupportedError: The engine lacks an operator or its gradient.
+    """
+    from ortrain import _core
+
+    captured, tensors = capture_operator(target, args, kwargs, results)
+    converted = convert(captured, _core.GraphBuilder(target))
+    graph = converted.graph
+    graph.run_passes("simplify")
+    expected = _eager(target, args, kwargs, results)
+    differentiable = graph.differentiable_outputs()
+    roots = [
+        i for i, e in enumerate(expected) if gradient and e.requires_grad and differentiable[i]
+    ]
+    if roots:
+        graph.build_backward(roots)
+    graph.run_passes("fuse")
+    index = dict(converted.user_inputs)
+    order = [i["name"] for i in graph.inputs if i["role"] == "user"]
+    run = _core.Run(_core.Session(graph))
+    got = run.forward([tensors[index[name]].detach() for name in order])
+    plain = [e.detach() for e in expected]
+    _compare(list(got), plain, rtol=tolerance, atol=tolerance)
     if not gradient:
         return
-    ours, theirs = _gradients(got, tensors), _gradients(expected, tensors)
-    if len(ours) != len(theirs):
-        raise AssertionError(f"{len(ours)} gradients, PyTorch has {len(theirs)}")
-    for a, b in zip(ours, theirs, strict=True):
-        if a is None and b is None:
-            continue
-        # A gradient of zeros may be left out.
-        a = torch.zeros_like(b) if a is None else a  # type: ignore[arg-type]
-        b = torch.zeros_like(a) if b is None else b
-        torch.testing.assert_close(a, b, equal_nan=True, rtol=rtol, atol=atol)
+    made: dict[str, torch.Tensor] = {}
+    targets = [o["target"] for o in graph.outputs if o["role"] == "gradient"]
+    if targets:
+        names = [o["name"] for o in graph.outputs if o["role"] == "user"]
+        incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]
+        made = dict(zip(targets, run.backward([_weights(plain[i]) for i in incoming]), strict=True))
+    ours = [made.get(f"x{i}") for i, t in enumerate(tensors) if t.requires_grad]
+    _compare(ours, _gradients(expected, tensors), rtol=tolerance, atol=tolerance)

@@ -62,8 +62,7 @@ def _run(indices: list[int], rows_of: Callable[[int], list[dict[str, Any]]], ker
             else:
                 failed += 1
                 console.print(
-                    f"[red]failed[/] {row['name']} {row['kernel']} {row['type']}: "
-                    f"{row['message']}",
+                    f"[red]failed[/] {row['name']} {row['kernel']} {row['type']}: {row['message']}",
                     highlight=False,
                 )
     seconds = time.perf_counter() - start

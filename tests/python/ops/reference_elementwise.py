@@ -102,8 +102,13 @@ def torch_unary(function):
 
 
 reference("Erf")(torch_unary(lambda x, attrs: torch.erf(x)))
+# At +inf, PyTorch's tanh form gives NaN where the limit is +inf.
 reference("Gelu")(
-    torch_unary(lambda x, attrs: F.gelu(x, approximate=attrs.get("approximate", "none")))
+    torch_unary(
+        lambda x, attrs: torch.where(
+            x == torch.inf, x, F.gelu(x, approximate=attrs.get("approximate", "none"))
+        )
+    )
 )
 reference("HardSigmoid")(
     torch_unary(lambda x, attrs: (attrs.get("alpha", 0.2) * x + attrs.get("beta", 0.5)).clamp(0, 1))
@@ -118,3 +123,13 @@ reference("Softsign")(torch_unary(lambda x, attrs: F.softsign(x)))
 @reference("Mean")
 def mean(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [np.asarray(sum(inputs[1:], inputs[0]) / len(inputs), dtype=inputs[0].dtype)]
+
+
+@reference("ortrain::Expm1")
+def expm1(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
+    return [np.expm1(inputs[0])]
+
+
+@reference("ortrain::Log1p")
+def log1p(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
+    return [np.log1p(inputs[0])]

@@ -66,17 +66,18 @@ def expected(case: dict[str, Any], ran: dict[str, Any]) -> list[Any]:
     inputs = [as_array(x) for x in ran["inputs"]]
     own = find_reference(case["op"])
     if own is not None:
+        # In float64, so that the reference's own rounding does not count.
+        inputs = [
+            x.astype(np.float64) if x is not None and x.dtype.kind == "f" else x for x in inputs
+        ]
         attrs = {
-            k: v.numpy() if isinstance(v, torch.Tensor) else v
-            for k, v in ran["attributes"].items()
+            k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in ran["attributes"].items()
         }
         return own(inputs, attrs)
     return onnx_reference(case["op"], inputs, ran["attributes"], case["outputs"])
 
 
-@pytest.mark.parametrize(
-    "index, case", _cases, ids=[f"{c['op']}-{c['name']}" for _, c in _cases]
-)
+@pytest.mark.parametrize("index, case", _cases, ids=[f"{c['op']}-{c['name']}" for _, c in _cases])
 def test_values_equal_reference(index: int, case: dict[str, Any]) -> None:
     types = [t for t in TYPES if t in case["types"]] or case["types"][:1]
     for dtype in types:
@@ -89,6 +90,8 @@ def test_values_equal_reference(index: int, case: dict[str, Any]) -> None:
             truth = np.asarray(truth)
             assert got.shape == truth.shape, f"output {i}: {got.shape}, expected {truth.shape}"
             tolerance = TOLERANCE.get(dtype, 1e-2)
+            if dtype == "float32":  # ill-conditioned cases say so
+                tolerance = max(tolerance, case["tolerance"])
             np.testing.assert_allclose(
                 got, truth, rtol=tolerance, atol=tolerance, err_msg=f"output {i} in {dtype}"
             )

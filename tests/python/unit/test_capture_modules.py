@@ -12,6 +12,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature
 from ortrain.testing.models import CASES as MODELS
 from ortrain.testing.parity import (
+    EngineRunner,
     capture_known,
     difference,
     eager_step,
@@ -40,7 +41,7 @@ def _check(module: torch.nn.Module, batches: list[dict[str, object]], tolerance:
 def test_module_equals_eager_at_every_size(name: str) -> None:
     case = MODULES[name]
     sizes = (case.sample, *case.others)
-    _check(case.build().train(), [case.batch(*s) for s in sizes], 5e-5)
+    _check(case.build().train(), [case.batch(*s) for s in sizes], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,22 @@ def test_model_equals_eager_at_two_sizes(name: str) -> None:
     case = MODELS[name]
     if case.needs and importlib.util.find_spec(case.needs) is None:
         pytest.skip(f"{case.needs} is not installed")
-    _check(case.build(), [case.batch(*case.sample, 0), case.batch(*case.other, 1)], 2e-4)
+    _check(case.build(), [case.batch(*case.sample, 0), case.batch(*case.other, 1)], 2e-5)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_on_the_engine_equals_eager(name: str) -> None:
+    pytest.importorskip("ortrain._core")
+    case = MODULES[name]
+    module = case.build().train()
+    runner = EngineRunner(module, {})
+    for size in (case.sample, *case.others):
+        batch = case.batch(*size)
+        found = difference(eager_step(module, batch), runner.step(batch))
+        assert found.missing == ()
+        assert found.largest() <= 1e-5
+    native_share, _, captures, reason = runner.summary()
+    assert (native_share, captures, reason) == (1.0, 1, "")
 
 
 def test_node_names_carry_the_layer() -> None:

@@ -7,22 +7,21 @@ import torch
 from operator_cases import CASES, OperatorCase
 
 from ortrain.capture.convert import targets
-from ortrain.testing.single_op import check_operator
+from ortrain.testing.single_op import check_operator, check_operator_on_engine
 
 _IDS = [f"{c.target.removeprefix('aten.')}-{n}" for n, c in enumerate(CASES)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=_IDS)
 def test_operator_equals_eager(case: OperatorCase) -> None:
-    tolerance = case.tolerance
-    check_operator(
-        case.target,
-        case.args,
-        case.kwargs,
-        case.results,
-        case.gradient,
-        rtol=tolerance,
-        atol=tolerance,
+    check_operator(case.target, case.args, case.kwargs, case.results, case.gradient, case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_IDS)
+def test_operator_on_the_engine_equals_eager(case: OperatorCase) -> None:
+    pytest.importorskip("ortrain._core")
+    check_operator_on_engine(
+        case.target, case.args, case.kwargs, case.results, case.gradient, case.tolerance
     )
 
 

