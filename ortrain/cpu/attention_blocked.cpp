@@ -167,6 +167,17 @@ struct DropoutRows {
   float* const buffer;
 };
 
+// Hands out tasks, unless the whole problem is smaller than the cost of waking the threads.
+template <class Fn>
+void for_each_task(const AttentionShape& s, int64_t tasks, Fn fn) {
+  constexpr int64_t kSerialWork = 200'000;
+  if (s.batch * s.heads * s.queries * s.keys * (s.head_dim + s.value_dim) < kSerialWork) {
+    for (int64_t task = 0; task < tasks; ++task) fn(task);
+  } else {
+    parallel_blocks(tasks, fn);
+  }
+}
+
 int64_t visible_keys(const AttentionForward& a, int64_t query_end) {
   return a.options.causal ? std::min(a.shape.keys, query_end) : a.shape.keys;
 }
@@ -562,7 +573,7 @@ void attention_blocked(const AttentionForward& a) {
   const int64_t cuts = std::clamp<int64_t>(wanted, 1, size.query_blocks);
   const int64_t step = ceil_div(size.query_blocks, cuts);
   const int64_t tasks = ceil_div(size.query_blocks, step);
-  parallel_blocks(heads * tasks, [&](int64_t task) {
+  for_each_task(s, heads * tasks, [&](int64_t task) {
     const int64_t head = task / tasks;
     // The last query blocks see the most keys under a causal mask: hand them out first.
     const int64_t first = (tasks - 1 - task % tasks) * step;
@@ -589,7 +600,7 @@ void attention_blocked(const AttentionBackward& g) {
     std::fill(dmask, dmask + g.mask_size, 0.0f);
   }
   const int64_t group_heads = plan.mask_per_head ? s.kv_heads : 1;
-  parallel_blocks(plan.groups * plan.chunks, [&](int64_t task) {
+  for_each_task(s, plan.groups * plan.chunks, [&](int64_t task) {
     const int64_t group = task / plan.chunks;
     BackwardTask work(g, size, plan, task % plan.chunks);
     const int64_t b = group / group_heads;

@@ -4,6 +4,7 @@
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
+#include "ortrain/cpu/row_access.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/ops/matmul/matmul_problem.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -80,7 +81,7 @@ KernelFn make_ref(NodeSpec& spec) {
       const T* a = args.input<T>(0);
       const T* b = args.input<T>(1);
       T* y = args.output<T>(0);
-      parallel_for(p.m, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(p.m, row_grain(p.n * p.k), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           for (int64_t j = 0; j < p.n; ++j) {
             double sum = 0;

@@ -4,6 +4,7 @@
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
+#include "ortrain/cpu/row_access.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -37,7 +38,7 @@ KernelFn make_linear_ref(NodeSpec& spec) {
       const T* x = args.input<T>(0);
       const T* weight = args.input<T>(1);
       T* y = args.output<T>(0);
-      parallel_for(m, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(m, row_grain(n * k), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           for (int64_t j = 0; j < n; ++j) {
             double sum = has_bias ? static_cast<double>(args.input<T>(2)[j]) : 0.0;
@@ -119,7 +120,7 @@ KernelFn make_weight_grad_ref(NodeSpec& spec) {
       const T* dy = args.input<T>(0);
       const T* x = args.input<T>(1);
       T* dw = args.output<T>(0);
-      parallel_for(n, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(n, row_grain(rows * k), [&](int64_t begin, int64_t end) {
         for (int64_t j = begin; j < end; ++j) {
           for (int64_t q = 0; q < k; ++q) {
             double sum = has_base ? static_cast<double>(args.input<T>(2)[j * k + q]) : 0.0;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
+#include "ortrain/cpu/row_access.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/ops/matmul/matmul_problem.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -39,7 +40,7 @@ void multiply(const Config& config, const T* a, const T* b, T* y) {
   using Sum = std::conditional_t<std::is_integral_v<T>, T, double>;
   const ops::MatMulProblem& p = config.problem;
   const int64_t count = static_cast<int64_t>(p.y_offsets.size());
-  parallel_for(count * p.m, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(count * p.m, row_grain(p.n * p.k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const size_t batch = static_cast<size_t>(row / p.m);
       const int64_t i = row % p.m;
