@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from ortrain import ORTModule
 from ortrain.capture.signature import flatten_outputs
 from ortrain.testing.models import CASES, ModelCase
-from torch import nn
 
 MODELS = (
     "mlp",
