@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ _HOOK_TABLES = (
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
+)
+# Operators whose result may share the memory of their first input.
+_VIEWS = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "StopGradient", "Slice", "Split"}
+    | {"Transpose", "Expand", "SumToShape"}
 )
 
 
@@ -62,14 +67,18 @@ class _Program:
         self.outgoing = [
             inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
         ]
-        self.late_reads = _inputs_read_by_backward(graph)
+        late = _values_read_by_backward(graph)
+        self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
 
 
-def _inputs_read_by_backward(graph: Any) -> set[str]:
-    """Return the names of the values that backward nodes read."""
-    return {
-        name for node in graph.nodes() if node["phase"] == "backward" for name in node["inputs"]
-    }
+def _values_read_by_backward(graph: Any) -> set[str]:
+    """Return the names of the values whose memory backward nodes read, through views too."""
+    nodes = graph.nodes()
+    late = {name for node in nodes if node["phase"] == "backward" for name in node["inputs"]}
+    for node in reversed(nodes):
+        if node["op"] in _VIEWS and not late.isdisjoint(node["outputs"]):
+            late.add(node["inputs"][0])
+    return late
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,9 +95,17 @@ class _Entry:
     preferred: tuple[int, ...]
     record: CaptureRecord
     planned: bool = False
+    # Which extents of the inputs are 1, where the graph depends on that; else None.
+    ones: tuple[Any, ...] | None = None
+    # Why it runs in PyTorch, until PyTorch has shown that it takes the call.
+    refusal: Exception | None = None
 
     def fits(self, call: FlatCall) -> bool:
-        return self.captured is None or self.captured.guards.holds(sizes_of(call.tensors))
+        if self.captured is None:
+            return True
+        if self.ones is not None and self.ones != _extents_of_one(call):
+            return False
+        return self.captured.guards.holds(sizes_of(call.tensors))
 
     def program(self, gradient_of: tuple[int, ...]) -> _Program:
         made = self.programs.get(gradient_of)
@@ -126,18 +143,28 @@ class Engine:
         try:
             call = self._signature.flatten(args, kwargs)
         except CaptureError as error:
-            self._refuse(error, training=torch.is_grad_enabled())
+            if _strict():
+                raise
+            if not any(record.fallback == str(error) for record in self.records):
+                self._warn(error)
+                self.records.append(
+                    CaptureRecord("", torch.is_grad_enabled(), 0, str(error), 0, {})
+                )
             return module.forward(*args, **kwargs)
         self._check_devices(call)
         self._refresh_slots()
         tensors = [table[name] for table, name in self._slots]
-        kinds = tuple(t if t is None else (t.requires_grad, t.dtype) for t in tensors)
+        first: dict[int, int] = {}  # tied tensors are one input of the graph
+        kinds = tuple(
+            None if t is None else (t.requires_grad, t.dtype, t.shape, first.setdefault(id(t), i))
+            for i, t in enumerate(tensors)
+        )
         key = (call.key, environment_key(module), self._structure, kinds)
         entry = self._find(key, call)
         if entry is None:
             entry = self._make_entry(key, call, args, kwargs)
         if entry.captured is None:
-            return module.forward(*args, **kwargs)
+            return self._run_in_pytorch(entry, key, call, args, kwargs)
         inputs = [self._input(source, call, tensors) for source in entry.tensors]
         outputs = self._execute(entry, inputs)
         return entry.captured.output_tree.rebuild(outputs)
@@ -166,8 +193,12 @@ class Engine:
         try:
             entry = self._capture(call, args, kwargs, reason)
         except (CaptureError, _core.UnsupportedError) as error:
-            entry = self._fallback(error, call, args, kwargs, reason)
+            return self._fallback(error, reason)
         self._captured_once = True
+        self._keep(key, entry)
+        return entry
+
+    def _keep(self, key: Hashable, entry: _Entry) -> None:
         self._entries.setdefault(key, []).append(entry)
         self.records.append(entry.record)
         while sum(map(len, self._entries.values())) > self.max_graphs:
@@ -175,7 +206,6 @@ class Engine:
             self._entries[oldest].pop(0)
             if not self._entries[oldest]:
                 del self._entries[oldest]
-        return entry
 
     def _capture(
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str
@@ -185,10 +215,14 @@ class Engine:
             if path and any(getattr(part, table, None) for table in _HOOK_TABLES):
                 raise CaptureError("the layer has hooks, which a graph would lose", module=path)
         stages: dict[str, float] = {}
+        ones = None
         with progress.stage("capture") as timing, _without_root_hooks(module):
-            captured = capture(
-                module, args, kwargs, known=lambda target: conversion(target) is not None
-            )
+            captured = _capture(module, args, kwargs)
+            if any("squeeze" in str(n.target) for n in captured.graph_module.graph.nodes):
+                # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
+                ones = _extents_of_one(call)
+                if captured.dynamic and any(map(any, ones)):
+                    captured = _capture(module, args, kwargs, dynamic=False)
         stages["capture"] = timing.seconds
         with progress.stage("convert") as timing:
             builder = _core.GraphBuilder(type(module).__name__)
@@ -223,7 +257,13 @@ class Engine:
             if output["role"] == "buffer_update":
                 updates.append((position, "module", by_name[output["target"]]))
             elif output["role"] == "input_update":
-                updates.append((position, "user", index_of_user[output["target"]]))
+                target = index_of_user[output["target"]]
+                if call.tensors[target].requires_grad:
+                    raise CaptureError(
+                        f"it writes to its argument '{output['target']}', which has a gradient",
+                        module=type(module).__name__,
+                    )
+                updates.append((position, "user", target))
         training = captured.grad_enabled and any(differentiable)
         entry = _Entry(
             captured=captured,
@@ -243,35 +283,38 @@ class Engine:
                 stages=stages,
             ),
         )
+        entry.ones = ones
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
         return entry
 
-    def _fallback(
+    def _fallback(self, error: Exception, reason: str) -> _Entry:
+        """Return an entry that runs in PyTorch."""
+        if _strict():
+            raise error
+        training = torch.is_grad_enabled()
+        record = CaptureRecord(reason, training, 0, str(error), 0, {})
+        return _Entry(None, None, [], [], [], 0, {}, (), record, refusal=error)
+
+    def _run_in_pytorch(
         self,
-        error: Exception,
+        entry: _Entry,
+        key: Hashable,
         call: FlatCall,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        reason: str,
-    ) -> _Entry:
-        """Return an entry that runs in PyTorch, unless PyTorch cannot run this call either."""
+    ) -> Any:
+        """Run the module itself; the first time, say so, or say which argument is at fault."""
+        if entry.refusal is None:
+            return self.module.forward(*args, **kwargs)
         try:
-            with torch.random.fork_rng(devices=[]), _buffers_restored(self.module):
-                with torch.no_grad():
-                    self.module.forward(*args, **kwargs)
+            result = self.module.forward(*args, **kwargs)
         except Exception as refusal:
             raise self._input_error(refusal, call) from refusal
-        self._refuse(error, training=torch.is_grad_enabled(), record=False)
-        record = CaptureRecord(
-            reason=reason,
-            training=torch.is_grad_enabled(),
-            native_nodes=0,
-            fallback=str(error),
-            aten_nodes=0,
-            stages={},
-        )
-        return _Entry(None, None, [], [], [], 0, {}, (), record)
+        self._warn(entry.refusal)
+        entry.refusal = None
+        self._keep(key, entry)
+        return result
 
     def _input_error(self, refusal: Exception, call: FlatCall) -> Exception:
         """Return a typed error for arguments that PyTorch refuses, naming the one at fault."""
@@ -309,15 +352,12 @@ class Engine:
             if kind == "user":
                 yield call.names[where], call.tensors[where], description
 
-    def _refuse(self, error: Exception, *, training: bool, record: bool = True) -> None:
-        if os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes"):
-            raise error
-        name = type(self.module).__name__
+    def _warn(self, error: Exception) -> None:
         warnings.warn(
-            f"{name} runs in PyTorch, not in Ortrain: {error}", RuntimeWarning, stacklevel=5
+            f"{type(self.module).__name__} runs in PyTorch, not in Ortrain: {error}",
+            RuntimeWarning,
+            stacklevel=6,
         )
-        if record:
-            self.records.append(CaptureRecord("", training, 0, str(error), 0, {}))
 
     def _check_devices(self, call: FlatCall) -> None:
         for name, tensor in zip(call.names, call.tensors, strict=True):
@@ -395,6 +435,22 @@ class Engine:
                 inputs[entry.tensors.index((kind, where))].copy_(outputs[position])
 
 
+def _capture(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, dynamic: bool = True
+) -> CapturedModule:
+    return capture(
+        module,
+        args,
+        kwargs,
+        known=lambda target: conversion(target) is not None,
+        dynamic=dynamic,
+    )
+
+
+def _extents_of_one(call: FlatCall) -> tuple[Any, ...]:
+    return tuple(tuple(size == 1 for size in t.shape) for t in call.tensors)
+
+
 def _with_gradients(program: _Program, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return one tensor per graph input; a scalar stands where a gradient will come in."""
     given = iter(inputs)
@@ -421,16 +477,8 @@ def _without_root_hooks(module: nn.Module) -> Iterator[None]:
         module.__dict__.update(saved)
 
 
-@contextlib.contextmanager
-def _buffers_restored(module: nn.Module) -> Iterator[None]:
-    """Undo what a trial forward does to buffers."""
-    saved = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
+def _strict() -> bool:
+    return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
 
 
 class _Step(torch.autograd.Function):
@@ -445,8 +493,11 @@ class _Step(torch.autograd.Function):
         inputs: list[torch.Tensor],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        if entry.updates:
-            inputs = _protect_updated(entry, program, inputs)
+        # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
+        inputs = [t.detach() for t in inputs]
+        for _, kind, where in entry.updates:  # backward may run the forward again
+            position = entry.tensors.index((kind, where))
+            inputs[position] = inputs[position].clone()
         run = _core.Run(program.session)
         outputs = run.forward(inputs)
         engine._remember_plan(run)
@@ -482,26 +533,24 @@ class _Step(torch.autograd.Function):
     def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
         """Run the backward; one gradient, or None, per input."""
         entry, program, run = ctx.entry, ctx.program, ctx.run
-        _check_versions(ctx)
+        _check_versions(ctx, program.late_inputs)
+        _check_output_versions(ctx)
         given = tuple(
             i
             for i, gradient in enumerate(gradients[: entry.num_user_outputs])
             if gradient is not None and entry.differentiable[i]
         )
-        if not set(given) <= set(program.gradient_of):
-            # Another set of outputs than guessed: run the forward of a program that fits, with the
-            # same seed, and expect this set from now on.
-            entry.preferred = tuple(sorted({*given, *program.gradient_of}))
-            program = entry.program(entry.preferred)
+        if given != program.gradient_of:
+            # Other outputs than guessed: run the forward of the program for these, with the same
+            # seed, and expect them from now on. Zeros for the others would not do: they turn into
+            # NaN where a derivative is infinite, and None into a gradient.
+            entry.preferred = given
+            program = entry.program(given)
             run = _core.Run(program.session)
+        if not run.can_run_backward:
+            _check_versions(ctx, range(len(ctx.inputs)))
             run.forward(ctx.inputs)
-        elif not run.can_run_backward:
-            run.forward(ctx.inputs)
-        handed = [
-            gradients[i] if gradients[i] is not None else torch.zeros_like(ctx.outputs[i])
-            for i in program.incoming
-        ]
-        made = run.backward(handed)
+        made = run.backward([gradients[i] for i in program.incoming])
         result: list[torch.Tensor | None] = [None] * len(ctx.inputs)
         for position, gradient in zip(program.outgoing, made, strict=True):
             result[position] = gradient
@@ -523,28 +572,21 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _protect_updated(
-    entry: _Entry, program: _Program, inputs: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Copy tensors that this step updates and its backward reads."""
-    names = [i["name"] for i in program.graph.inputs if i["role"] != "gradient"]
-    inputs = list(inputs)
-    for _, kind, where in entry.updates:
-        position = entry.tensors.index((kind, where))
-        if names[position] in program.late_reads:
-            inputs[position] = inputs[position].clone()
-    return inputs
-
-
-def _check_versions(ctx: Any) -> None:
-    names = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
-    for tensor, version, described in zip(ctx.inputs, ctx.versions, names, strict=True):
+def _check_versions(ctx: Any, positions: Iterable[int]) -> None:
+    """Refuse inputs that were written to since the forward read them."""
+    described = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
+    for position in positions:
+        tensor, version = ctx.inputs[position], ctx.versions[position]
         if tensor._version != version:
+            name = described[position]["target"] or described[position]["name"]
             raise RuntimeError(
-                f"'{described['target'] or described['name']}' is needed for the gradient and was "
-                f"modified by an inplace operation: it is at version {tensor._version}, expected "
-                f"version {version}"
+                f"'{name}' is needed for the gradient and was modified by an inplace operation: "
+                f"it is at version {tensor._version}, expected version {version}"
             )
+
+
+def _check_output_versions(ctx: Any) -> None:
+    """Refuse outputs that were written to: backward may read them where they are."""
     for i, (tensor, version) in enumerate(zip(ctx.outputs, ctx.output_versions, strict=True)):
         if tensor._version != version:
             raise RuntimeError(

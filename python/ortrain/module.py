@@ -15,7 +15,8 @@ from ortrain.report import MemoryPlan, ModuleReport
 __all__ = ["ORTModule"]
 
 # What nn.Module keeps in an instance, shared by reference with the wrapped module.
-_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training"}
+# (Flags are no references: reads and writes of those go to the wrapped module.)
+_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backward_hook"}
 _OWN = frozenset({"_ortrain_module", "_ortrain_engine", "forward"})
 
 

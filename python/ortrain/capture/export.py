@@ -200,10 +200,22 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {head}" if head else type(error).__name__
 
 
+def _rates(part: nn.Module) -> tuple[Any, ...]:
+    """Return the floats and flags among a layer's attributes: rates, scales, switches.
+
+    A capture bakes them in. Ints are left out: counters would make every call a new graph.
+    """
+    return tuple(
+        (name, value)
+        for name, value in part.__dict__.items()
+        if type(value) in (float, bool) and name[0] != "_"
+    )
+
+
 def environment_key(module: nn.Module) -> Hashable:
     """Return what a captured graph depends on besides the call: flags, autocast, grad mode."""
     return (
-        tuple(part.training for part in module.modules()),
+        tuple((part.training, *_rates(part)) for part in module.modules()),
         AutocastState.current(),
         torch.is_grad_enabled(),
     )
@@ -223,6 +235,7 @@ class _FlatModule(nn.Module):
     ) -> None:
         super().__init__()
         self.m = module
+        name = type(module).__name__
         self.training = module.training
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -230,9 +243,13 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
+            buffers = [id(b) for b in module.buffers()]
             try:
                 with autocast.applied():
                     flat, tree = flatten_outputs(module(*args, **kwargs))
+                if buffers != [id(b) for b in module.buffers()]:
+                    # torch.export forgets it.
+                    raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
             except CaptureError:
                 raise
             except Exception as error:

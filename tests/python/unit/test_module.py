@@ -526,3 +526,139 @@ def test_structured_inputs_and_outputs() -> None:
         assert count == size and extra["nothing"] is None
         torch.testing.assert_close(y, want)
         torch.testing.assert_close(extra["sum"], more["sum"])
+
+
+class Scaled(nn.Module):
+    """One weight, and a forward given as a function of (module, x)."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0, 4.0]))
+        self.register_buffer("b", torch.ones(3))
+        self.t = 1.0
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def compare(function: Any, use: Any, x: torch.Tensor, steps: int = 1) -> ORTModule:
+    """Run ``use(model, x)`` on both sides; gradients and buffers must agree."""
+    plain = Scaled(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    for _ in range(steps):
+        for model in (ours, plain):
+            model.zero_grad()
+            use(model, x.clone())
+        assert_same_gradients(ours, plain)
+        torch.testing.assert_close(ours.b, plain.b)
+    return ours
+
+
+def test_memory_of_a_replaced_storage_stays_until_backward() -> None:
+    def use(model: nn.Module, x: torch.Tensor) -> None:
+        leaf = x.requires_grad_()
+        loss = (model(leaf) * 2).sum()
+        model.w.data = torch.zeros(3)
+        loss.backward()
+        torch.testing.assert_close(leaf.grad, torch.tensor([4.0, 6.0, 8.0]))
+
+    plain = ORTModule(Scaled(lambda m, x: x * m.w))
+    use(plain, torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:Scaled runs in PyTorch")
+def test_buffers_written_in_forward() -> None:
+    def in_place(m: Any, x: torch.Tensor) -> Any:
+        m.b.mul_(2)
+        y = x * m.w * m.b
+        return y.sum(), y
+
+    def assigned(m: Any, x: torch.Tensor) -> Any:
+        m.b = m.b * 2
+        return (x * m.w * m.b).sum()
+
+    x = torch.ones(3)
+    compare(in_place, lambda m, x: m(x)[1].square().sum().backward(), x, steps=3)
+    compare(in_place, lambda m, x: m(x)[0].backward(), x, steps=3)
+    compare(assigned, lambda m, x: m(x).backward(), x, steps=3)
+
+    def twice(model: nn.Module, x: torch.Tensor) -> None:
+        loss = model(x)[0]
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    compare(in_place, twice, x, steps=2)
+
+
+def test_outputs_that_no_loss_uses_get_no_zeros() -> None:
+    x = torch.tensor([0.0, 1.0, 2.0])
+
+    def heads(m: Any, x: torch.Tensor) -> Any:
+        h = x * m.w
+        return h, h.log(), h.sqrt()
+
+    compare(heads, lambda m, x: m(x)[0].sum().backward(), x, steps=2)
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.a(x), self.b(x)
+
+    model = ORTModule(TwoHeads())
+    model(torch.ones(1, 3))[0].sum().backward()
+    assert model.b.weight.grad is None and model.a.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:Scaled runs in PyTorch")
+def test_an_argument_written_in_place() -> None:
+    def use(model: nn.Module, x: torch.Tensor) -> None:
+        h = x.requires_grad_() * 1
+        y = model(h)
+        (y + (h * h).sum()).backward()
+
+    compare(lambda m, x: (x.mul_(3) * m.w).sum(), use, torch.ones(3))
+
+
+def test_changed_attributes_ties_and_shapes_are_seen() -> None:
+    ours = ORTModule(Scaled(lambda m, x: x * m.w * m.t))
+    x = torch.ones(3)
+    ours(x)
+    ours.t = 3.0
+    torch.testing.assert_close(ours(x), torch.tensor([6.0, 9.0, 12.0]))
+    ours.w = nn.Parameter(torch.tensor([1.0]))
+    torch.testing.assert_close(ours(x), torch.full((3,), 3.0))
+
+    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    tied[1].weight = tied[0].weight
+    wrapped = ORTModule(tied)
+    wrapped(x)
+    tied[1].weight = nn.Parameter(torch.eye(3))
+    torch.testing.assert_close(wrapped(x), x @ tied[0].weight.T)
+
+
+def test_squeeze_of_an_extent_that_becomes_one() -> None:
+    ours = ORTModule(Scaled(lambda m, x: (x * m.w).squeeze(0)))
+    assert ours(torch.ones(4, 3)).shape == (4, 3)
+    assert ours(torch.ones(1, 3)).shape == (3,)
+
+
+def test_batch_norm_runs_twice_before_a_backward() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    ours = ORTModule(copy.deepcopy(plain))
+    x, y = torch.randn(5, 3), torch.randn(6, 3)
+    for model in (ours, plain):
+        (model(x).sum() + model(y).square().sum()).backward()
+    assert_same_gradients(ours, plain)
+
+
+def test_full_backward_hook_runs() -> None:
+    model = ORTModule(nn.Linear(3, 2))
+    seen = []
+    model.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_out))
+    model(torch.ones(4, 3, requires_grad=True)).sum().backward()
+    assert len(seen) == 1 and torch.equal(seen[0][0], torch.ones(4, 2))
