@@ -20,7 +20,7 @@ from ortrain import _core, progress
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.dtypes import TORCH_DTYPE
-from ortrain.capture.errors import CaptureError, UnsupportedOperatorError
+from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature, FlatCall
@@ -133,7 +133,6 @@ class Engine:
         self._signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[Hashable, list[_Entry]] = collections.OrderedDict()
         self._slots: list[tuple[dict[str, Any], str]] = []
-        self._slot_of: dict[str, int] = {}
         self._structure: Hashable = None
         self._captured_once = False
 
@@ -502,13 +501,7 @@ class _Step(torch.autograd.Function):
         outputs = run.forward(inputs)
         engine._remember_plan(run)
         engine._apply_updates(entry, list(tensors), outputs)
-        ctx.engine, ctx.entry, ctx.program, ctx.run, ctx.inputs = (
-            engine,
-            entry,
-            program,
-            run,
-            inputs,
-        )
+        ctx.entry, ctx.program, ctx.run, ctx.inputs = entry, program, run, inputs
         ctx.versions = [t._version for t in inputs]
         user = outputs[: entry.num_user_outputs]
         # Aliases share the version counter but not the history: no reference cycle.
@@ -574,10 +567,11 @@ class _SecondDerivative(torch.autograd.Function):
 
 def _check_versions(ctx: Any, positions: Iterable[int]) -> None:
     """Refuse inputs that were written to since the forward read them."""
-    described = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
     for position in positions:
         tensor, version = ctx.inputs[position], ctx.versions[position]
         if tensor._version != version:
+            # Only here: describing the graph's inputs costs more than the whole check.
+            described = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
             name = described[position]["target"] or described[position]["name"]
             raise RuntimeError(
                 f"'{name}' is needed for the gradient and was modified by an inplace operation: "
@@ -593,6 +587,3 @@ def _check_output_versions(ctx: Any) -> None:
                 f"output {i} is needed for the gradient and was modified by an inplace operation: "
                 f"it is at version {tensor._version}, expected version {version}"
             )
-
-
-__all__ = ["Engine", "UnsupportedOperatorError"]
