@@ -41,6 +41,7 @@ class Side:
     name: str
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     accuracy: float = float("nan")
@@ -53,6 +54,7 @@ class Side:
         loss = self.model(**batch).loss
         loss.backward()
         self.optimizer.step()
+        self.schedule.step()
         self.seconds.append(time.perf_counter() - started)
         self.losses.append(loss.item())
 
@@ -72,13 +74,16 @@ class Side:
         return statistics.median(self.seconds[1:] or self.seconds)
 
 
-def make_side(name: str, dropout: bool) -> Side:
+def make_side(name: str, dropout: bool, steps: int) -> Side:
+    """Make a model and what trains it; the learning rate falls linearly to zero over the steps."""
     model = load_model(dropout).train()
     wrapped = ORTModule(model) if name == "Ortrain" else model
-    return Side(name, wrapped, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+    return Side(name, wrapped, optimizer, decay)
 
 
-def train(title: str, sides: list[Side], batches: list[Batch]) -> None:
+def train(title: str, sides: list[Side], batches: list[Batch], seed: int) -> None:
     """Train all sides on the same batches, one step of each in turn, under a progress bar."""
     columns = [
         TextColumn("  {task.description}"),
@@ -92,7 +97,7 @@ def train(title: str, sides: list[Side], batches: list[Batch]) -> None:
         for number, batch in enumerate(batches):
             # The order alternates, so that neither side always finds the caches warm.
             for side in sides if number % 2 == 0 else reversed(sides):
-                side.step(batch, seed=number)
+                side.step(batch, seed=seed + number)
             note = "  ".join(f"{s.name} {s.losses[-1]:.4f}" for s in sides)
             bar.update(task, advance=1, note=f"loss: {note}")
             if not console.is_terminal and (number + 1) % 10 == 0:
@@ -122,11 +127,11 @@ class StageLines:
 def compare_losses(batches: list[Batch], lines: StageLines) -> tuple[list[Side], float]:
     """Train with dropout off; return both sides and the largest difference of a loss."""
     console.print("\n[bold]1. The same training, dropout off[/]\n  First step of Ortrain:")
-    eager, ours = make_side("PyTorch", dropout=False), make_side("Ortrain", dropout=False)
+    eager, ours = (make_side(name, False, len(batches)) for name in ("PyTorch", "Ortrain"))
     ours.step(batches[0], seed=0)
     lines.first_step = False
     eager.step(batches[0], seed=0)
-    train("dropout off", [eager, ours], batches[1:])
+    train("dropout off", [eager, ours], batches[1:], seed=1)
     table = Table(title="Loss at the same steps, dropout off", title_justify="left")
     for column in ("step", "PyTorch", "Ortrain", "difference"):
         table.add_column(column, justify="right")
@@ -150,7 +155,7 @@ def report_memory(name: str) -> None:
     A small step first captures the model and fills the state of the optimizer, so that what comes
     on top is what the activations of a full step need.
     """
-    side = make_side(name, dropout=True)
+    side = make_side(name, dropout=True, steps=100)
 
     def batch(rows: int, columns: int) -> Batch:
         ids = torch.randint(1000, 20000, (rows, columns))
@@ -187,6 +192,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40, help="steps with dropout on, each side")
     parser.add_argument("--epochs", type=int, default=0, help="whole epochs instead of steps")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of texts and the dropout")
     parser.add_argument("--report-memory", choices=["PyTorch", "Ortrain"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.steps < 2 or arguments.epochs < 0:
@@ -214,13 +220,14 @@ def main() -> int:
     )
 
     lines = StageLines()
-    stream = training_batches(training, BATCH_SIZE, seed=0)
+    stream = training_batches(training, BATCH_SIZE, seed=arguments.seed)
     with progress.listen(lines):
         plain, worst = compare_losses([next(stream) for _ in range(compared)], lines)
         console.print("\n[bold]2. Dropout on[/]")
-        sides = [make_side("PyTorch", dropout=True), make_side("Ortrain", dropout=True)]
-        stream = training_batches(training, BATCH_SIZE, seed=0)
-        train("dropout on", sides, [next(stream) for _ in range(steps)])
+        sides = [make_side(name, True, steps) for name in ("PyTorch", "Ortrain")]
+        stream = training_batches(training, BATCH_SIZE, seed=arguments.seed)
+        batches = [next(stream) for _ in range(steps)]
+        train("dropout on", sides, batches, seed=1_000_003 * arguments.seed)
         with console.status("scoring the test texts"):
             for side in sides:
                 side.evaluate(test_batches(test, 32, sample))
