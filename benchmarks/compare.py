@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 import os
 import statistics
@@ -32,7 +31,7 @@ class Settings:
       threads: Threads of each side; None leaves the choice to PyTorch.
       dtype: "f32", or "bf16" for autocast.
       rounds: Turns of each side.
-      cold_compile: Give torch.compile an empty cache instead of the one kept between runs.
+      cold_compile: Give torch.compile and Ortrain empty caches instead of those kept between runs.
     """
 
     peers: Sequence[str] = tuple(PEERS)
@@ -85,7 +84,7 @@ def compare(
         for name in settings.peers:
             say(f"{workload.name}: {name}, first step")
             environment = dict(PEERS[name].environment)
-            environment |= _compile_cache(stack, settings.cold_compile)
+            environment |= _caches(stack, settings.cold_compile)
             worker = stack.enter_context(Worker(environment, settings.threads))
             try:
                 sides[name] = worker.ask("build", workload=plain, peer=name, dtype=settings.dtype)
@@ -160,14 +159,16 @@ def _drop(
     worker.close()
 
 
-def _compile_cache(stack: contextlib.ExitStack, cold: bool) -> dict[str, str]:
-    """Return where torch.compile keeps what it has compiled."""
+def _caches(stack: contextlib.ExitStack, cold: bool) -> dict[str, str]:
+    """Return where torch.compile and Ortrain keep what they have compiled."""
     if cold:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ortrain-bench-"))
     else:
-        user = hashlib.sha256(str(os.getuid()).encode()).hexdigest()[:8]
-        folder = str(Path(tempfile.gettempdir()) / f"ortrain-bench-inductor-{user}")
+        folder = str(Path(tempfile.gettempdir()) / f"ortrain-bench-{os.getuid()}")
         Path(folder).mkdir(mode=0o700, exist_ok=True)
         if Path(folder).stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} belongs to another user")
-    return {"TORCHINDUCTOR_CACHE_DIR": folder}
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "ORTRAIN_CACHE_DIR": f"{folder}/ortrain",
+    }

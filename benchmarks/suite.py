@@ -81,7 +81,7 @@ def print_summary(results: Sequence[Mapping[str, Any]], console: Console) -> Non
         if "error" in ours:
             table.add_row(result["workload"]["name"], *cells, "failed")
             continue
-        # With a kept cache torch.compile's first step is no first step.
+        # With kept caches a first step is no first step.
         cold = result["settings"]["cold_compile"]
         first = sides.get("compile", {}).get("first_step") if cold else None
         table.add_row(

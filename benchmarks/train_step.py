@@ -28,7 +28,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side")
     parser.add_argument(
-        "--cold-compile", action="store_true", help="start torch.compile with an empty cache"
+        "--cold-compile", action="store_true", help="torch.compile and Ortrain find empty caches"
     )
 
 

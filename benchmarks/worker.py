@@ -131,6 +131,13 @@ class _Requests:
             "resident_bytes": resident_bytes(),
         }
 
+    def rebatch(self, workload: dict[str, Any], dtype: str) -> None:
+        """Go on with the batch of another workload, same model and optimizer."""
+        from benchmarks.peers import make_step
+        from benchmarks.workloads import Workload
+
+        self._step = make_step(self._side, Workload(**workload).make_batch(), dtype)
+
     def first_step(self) -> dict[str, float]:
         """Do the first step; CPU time includes child processes."""
         from benchmarks.resources import cpu_seconds, peak_bytes, reset_peak

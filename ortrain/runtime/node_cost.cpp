@@ -38,10 +38,11 @@ double attention_flops(const NodeSpec& spec, size_t q, double products) {
   return causal * products * 2 * numel(spec.input(q)) * length;
 }
 
-// X[time, batch, in], W[directions, gates * hidden, in], R[directions, gates * hidden, hidden].
-double recurrence_flops(const NodeSpec& spec) {
-  return 2 * extent(spec.input(0), 3) * extent(spec.input(0), 2) *
-         (numel(spec.input(1)) + numel(spec.input(2)));
+// Inputs from `x` on: x[time, batch, in], `states` initial states, w_ih, w_hh.
+double recurrence_flops(const NodeSpec& spec, size_t x, size_t states, double products) {
+  const double steps = numel(spec.input(x)) / std::max(extent(spec.input(x), 1), 1.0);
+  return products * 2 * steps *
+         (numel(spec.input(x + 1 + states)) + numel(spec.input(x + 2 + states)));
 }
 
 using Rule = std::function<double(const NodeSpec&)>;
@@ -68,9 +69,12 @@ const std::map<std::string, Rule>& flop_rules() {
       {"Attention", [](const NodeSpec& s) { return attention_flops(s, 0, 2); }},
       // The scores again, dp, dq, dk, dv.
       {"AttentionGrad", [](const NodeSpec& s) { return attention_flops(s, 1, 5); }},
-      {"RNN", recurrence_flops},
-      {"LSTM", recurrence_flops},
-      {"GRU", recurrence_flops},
+      {"RNN", [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }},
+      {"RNNGrad", [](const NodeSpec& s) { return recurrence_flops(s, 2, 1, 2); }},
+      {"GRU", [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }},
+      {"GRUGrad", [](const NodeSpec& s) { return recurrence_flops(s, 2, 1, 2); }},
+      {"LSTM", [](const NodeSpec& s) { return recurrence_flops(s, 0, 2, 1); }},
+      {"LSTMGrad", [](const NodeSpec& s) { return recurrence_flops(s, 3, 2, 2); }},
   };
   return rules;
 }
@@ -84,7 +88,8 @@ NodeCost node_cost(const NodeSpec& spec) {
     if (spec.has_output(i)) out += static_cast<double>(spec.output(i).bytes());
   }
   const std::string& op = spec.node().op;
-  const bool looks_up = op.starts_with("Gather") || op == "Slice";
+  const bool looks_up =
+      op == "Embedding" || op == "Slice" || (op.starts_with("Gather") && !op.ends_with("Grad"));
   for (size_t i = 0; i < spec.num_inputs(); ++i) {
     if (!spec.has_input(i)) continue;
     const double in = static_cast<double>(spec.input(i).bytes());
