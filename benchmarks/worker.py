@@ -195,6 +195,14 @@ class _Requests:
 
         return {"peak_bytes": peak_bytes(), **self._side.describe()}
 
+    def memory(self, workload: dict[str, Any]) -> dict[str, Any]:
+        """Measure the memory of a step; see ``benchmarks.memory``."""
+        from benchmarks.memory import probe
+        from benchmarks.workloads import Workload
+
+        self._step = None  # it holds a batch
+        return probe(self._side, Workload(**workload).make_batch())
+
     def flops(self, workload: dict[str, Any]) -> float:
         """Count the FLOPs of the matrix products of a step."""
         from benchmarks.workloads import Workload
