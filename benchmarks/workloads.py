@@ -17,6 +17,7 @@ from torch import nn
 
 DROPOUT = 0.1
 CLASSES = 8
+WITHOUT_DROPOUT = ("llama", "resnet-50", "mlp")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -259,7 +260,12 @@ MODELS: dict[str, _Model] = {
         _from_config(
             "DistilBertForSequenceClassification",
             "DistilBertConfig",
-            {"dropout": DROPOUT, "attention_dropout": DROPOUT, "num_labels": CLASSES},
+            {
+                "dropout": DROPOUT,
+                "attention_dropout": DROPOUT,
+                "seq_classif_dropout": DROPOUT,
+                "num_labels": CLASSES,
+            },
         ),
         30522,
     ),
