@@ -66,6 +66,11 @@ SessionProfile::Snapshot SessionProfile::snapshot() const {
   return {graph_, steps_, {events_.begin(), events_.end()}};
 }
 
+bool SessionProfile::is_empty() const {
+  std::lock_guard lock(mutex_);
+  return steps_.empty();
+}
+
 void SessionProfile::clear() {
   std::lock_guard lock(mutex_);
   steps_.clear();
@@ -78,7 +83,7 @@ std::shared_ptr<SessionProfile> make_profile(std::string graph) {
   std::lock_guard lock(profiles().mutex);
   // Those that recorded nothing go with their session.
   std::erase_if(profiles().all, [](const std::shared_ptr<SessionProfile>& profile) {
-    return profile.use_count() == 1 && profile->snapshot().steps.empty();
+    return profile.use_count() == 1 && profile->is_empty();
   });
   profiles().all.push_back(made);
   return made;
@@ -88,8 +93,7 @@ std::vector<SessionProfile::Snapshot> all_profiles() {
   std::lock_guard lock(profiles().mutex);
   std::vector<SessionProfile::Snapshot> result;
   for (const std::shared_ptr<SessionProfile>& profile : profiles().all) {
-    SessionProfile::Snapshot snapshot = profile->snapshot();
-    if (!snapshot.steps.empty()) result.push_back(std::move(snapshot));
+    if (!profile->is_empty()) result.push_back(profile->snapshot());
   }
   return result;
 }

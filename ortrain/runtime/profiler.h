@@ -58,6 +58,7 @@ class SessionProfile {
   void record(const Graph& graph, const ExecutionPlan& plan, size_t step, int64_t start,
               int64_t duration);
   Snapshot snapshot() const;
+  bool is_empty() const;
   void clear();
 
  private:

@@ -95,17 +95,25 @@ class Profile:
 
     Args:
       snapshots: What the engine recorded, one dict per graph.
+
+    Attributes:
+      nodes: One row per node, slowest first.
+      events: Single runs of nodes, the latest of each graph, by start.
+      graphs: Names of the graphs; ``Event.graph`` counts in them.
     """
 
     def __init__(self, snapshots: Iterable[Mapping[str, Any]] = ()) -> None:
         self.nodes: list[NodeTime] = []
         self.events: list[Event] = []
+        self.graphs: list[str] = []
         self._fill(snapshots)
 
     def _fill(self, snapshots: Iterable[Mapping[str, Any]]) -> None:
         merged: dict[tuple[str, ...], NodeTime] = {}
         events: list[Event] = []
+        self.graphs = []
         for number, snapshot in enumerate(snapshots):
+            self.graphs.append(snapshot["graph"])
             single = []
             for row in snapshot["steps"]:
                 node = NodeTime(
@@ -199,11 +207,11 @@ class Profile:
     def trace(self) -> dict[str, Any]:
         """Return a trace in the format of Chrome and Perfetto, ready for JSON."""
         start = self.events[0].start if self.events else 0
-        lanes: dict[tuple[int, str], int] = {}
+        lanes: dict[tuple[int, int, str], int] = {}
         rows: list[dict[str, Any]] = []
         for event in self.events:
             node = event.node
-            lane = lanes.setdefault((event.thread, node.phase), len(lanes) + 1)
+            lane = lanes.setdefault((event.graph, event.thread, node.phase), len(lanes) + 1)
             facts = {"layer": node.layer, "kernel": node.kernel, "bytes": node.bytes}
             if node.flops > 0 and event.duration > 0:
                 facts |= {"flops": node.flops, "GFLOP/s": node.flops / event.duration}
@@ -212,7 +220,7 @@ class Profile:
                     "name": node.op,
                     "cat": node.phase,
                     "ph": "X",
-                    "pid": os.getpid(),
+                    "pid": event.graph + 1,
                     "tid": lane,
                     "ts": (event.start - start) / 1e3,
                     "dur": event.duration / 1e3,
@@ -220,14 +228,11 @@ class Profile:
                 }
             )
         names = [
-            {
-                "name": "thread_name",
-                "ph": "M",
-                "pid": os.getpid(),
-                "tid": lane,
-                "args": {"name": f"{phase}, thread {thread}"},
-            }
-            for (thread, phase), lane in lanes.items()
+            _named("process_name", graph + 1, 0, name) for graph, name in enumerate(self.graphs)
+        ]
+        names += [
+            _named("thread_name", graph + 1, lane, f"{phase}, thread {thread}")
+            for (graph, thread, phase), lane in lanes.items()
         ]
         return {"traceEvents": names + rows, "displayTimeUnit": "ms"}
 
@@ -298,6 +303,10 @@ def _sum(a: NodeTime, b: NodeTime) -> NodeTime:
         bytes=a.bytes + b.bytes,
         flops=a.flops + b.flops,
     )
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _layer_of(name: str) -> str:

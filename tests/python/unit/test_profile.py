@@ -97,7 +97,10 @@ def test_trace_is_one_of_chrome(measured: Profile, tmp_path: Path) -> None:
     assert len(runs) == sum(node.runs for node in measured.nodes)
     assert [event["ts"] for event in runs] == sorted(event["ts"] for event in runs)
     assert runs[0]["ts"] == 0
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {event["pid"] for event in runs} == set(processes)
+    assert set(processes.values()) == {"Sequential"}
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {event["tid"] for event in runs} == set(lanes)
     assert {name.partition(",")[0] for name in lanes.values()} == {"forward", "backward"}
     rated = [event for event in runs if "GFLOP/s" in event["args"]]
