@@ -69,7 +69,7 @@ def compare(
 
     Returns:
       A dict for JSON with "workload", "settings", "flops", "gemm" (FLOP/s by library) and "sides".
-      A side has "error", or: seconds "wall" and "cpu" (median, min and all steps), "first_step",
+      A side has "error", or: seconds "wall" and "cpu" (median, min, quartiles, steps), "first_step",
       page faults per step, memory, and "eta", the share of the best matrix rate.
     """
     plain = dataclasses.asdict(workload)
@@ -139,7 +139,15 @@ def _figures(samples: dict[str, list[float]], flops: float, rate: float) -> dict
     result: dict[str, Any] = {}
     for clock in ("wall", "cpu"):
         steps = samples[clock]
-        result[clock] = {"median": statistics.median(steps), "min": min(steps), "steps": steps}
+        # A single step is its own quartiles.
+        low, median, high = statistics.quantiles(steps if len(steps) > 1 else steps * 2, n=4)
+        result[clock] = {
+            "median": median,
+            "min": min(steps),
+            "q1": low,
+            "q3": high,
+            "steps": len(steps),
+        }
     result["faults_per_step"] = statistics.median(samples["faults"])
     result["loss"] = samples["loss"][-1]
     result["eta"] = flops / rate / result["wall"]["median"]

@@ -46,7 +46,7 @@ def print_sides(result: dict[str, Any], console: Console) -> None:
     )
     reference = next(iter(result["sides"]), None)
     columns = ("wall median", "min", "CPU median", "min", "η", "first step", "peak", "faults/step")
-    add_columns(table, "side", *columns, "speed-up", "optimizer")
+    add_columns(table, "side", *columns, "speed-up", "by CPU", "optimizer")
     notes = []
     for name, side in result["sides"].items():
         if "error" in side:
@@ -54,7 +54,7 @@ def print_sides(result: dict[str, Any], console: Console) -> None:
             continue
         if side.get("fallback"):
             notes.append(f"{name} ran in PyTorch: {side['fallback']}")
-        speed = ratio(result, reference, name)
+        speeds = [ratio(result, reference, name, clock) for clock in ("wall", "cpu")]
         table.add_row(
             name,
             seconds(side["wall"]["median"]),
@@ -65,7 +65,7 @@ def print_sides(result: dict[str, Any], console: Console) -> None:
             seconds(side["first_step"]["wall"]),
             mib(side["peak_bytes"]),
             f"{side['faults_per_step']:.0f}",
-            "" if speed is None else f"{speed:.2f}×",
+            *("" if speed is None else f"{speed:.2f}×" for speed in speeds),
             side["optimizer"],
         )
     console.print(table)
