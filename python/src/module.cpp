@@ -14,4 +14,5 @@ NB_MODULE(_core, module) {
   ortrain::python::init_session(module);
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
+  ortrain::python::init_optimizer(module);
 }
