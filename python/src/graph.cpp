@@ -224,6 +224,7 @@ nb::list describe_outputs(const Graph& graph) {
     row["name"] = output.name;
     row["role"] = name_of_role(output.role);
     row["target"] = output.target;
+    row["value"] = graph.value(output.value).name;
     row["dtype"] = static_cast<int>(value.dtype);
     row["shape"] = shape_list(value.shape);
     result.append(row);
