@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain._core import MultiTensorStep
+from ortrain.capture.torch_internals import outside_compiled_code
 from ortrain.errors import UnsupportedError
 
 Group = dict[str, Any]
@@ -66,11 +67,18 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         self.max_grad_norm = max_grad_norm
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group as torch.optim.Optimizer does; the options of compiled steps are refused."""
+        """Add a group as torch.optim.Optimizer does.
+
+        The options of compiled steps are refused, and a parameter that is twice in the group.
+        """
         for option in ("capturable", "differentiable"):
             if param_group.get(option, self.defaults.get(option)):
                 raise UnsupportedError(f"{type(self).__name__} has no {option}=True")
         super().add_param_group(param_group)
+        params = self.param_groups[-1]["params"]
+        if len({id(param) for param in params}) != len(params):
+            del self.param_groups[-1]
+            raise ValueError("a parameter is twice in the same group")
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -93,10 +101,15 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update()
+        return loss
+
+    @outside_compiled_code
+    def _update(self) -> None:
         self._norm = None
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) != 0:
-            return loss
+            return
         grad_scale = getattr(self, "grad_scale", None)
         if self._native is None:
             self._native = MultiTensorStep(self._kind, type(self)._init_state, increment_version)
@@ -106,7 +119,6 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
             1.0 if grad_scale is None else 1.0 / float(grad_scale),
             self.max_grad_norm,
         )
-        return loss
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}

@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -658,6 +659,47 @@ def test_options_of_compiled_steps_are_refused():
             FusedAdamW([one()], **options)
         with pytest.raises(UnsupportedError, match="has no"):
             FusedAdamW([{"params": [one()], **options}])
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_twice_is_refused():
+    param = one()
+    with pytest.raises(ValueError, match="twice"):
+        FusedAdamW([param, param])
+    optimizer = FusedAdamW([one()])
+    with pytest.raises(ValueError, match="twice"):
+        optimizer.add_param_group({"params": [param, param]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_nothing_is_kept_alive():
+    param = one()
+    param.grad = torch.ones(3)
+    optimizer = FusedAdamW([param])
+    optimizer.step()
+    first = weakref.ref(optimizer.state[param]["exp_avg"])
+    kept = weakref.ref(param)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert first() is None
+    optimizer.step()
+    del optimizer, param
+    assert kept() is None
+
+
+def test_step_in_compiled_code():
+    params, other = make_params(), make_params()
+    ours, theirs = FusedAdamW(params, lr=0.1), torch.optim.AdamW(other, lr=0.1)
+
+    @torch.compile(backend="eager")
+    def step(x):
+        ours.step()
+        return x + 1
+
+    for number in range(3):
+        set_grads(params, other, seed=number)
+        step(torch.ones(2))
+        theirs.step()
+    check_equal(ours, theirs, params, other)
 
 
 def test_hooks_and_names():
