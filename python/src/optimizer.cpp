@@ -199,6 +199,25 @@ class MultiTensorStep {
     return result;
   }
 
+  // What the garbage collector asks for: a parameter may lead back to its optimizer.
+  int traverse(visitproc visit, void* arg) {
+    Py_VISIT(init_state_.ptr());
+    Py_VISIT(mark_written_.ptr());
+    Py_VISIT(written_.ptr());
+    for (const std::vector<Member>* list : {&members_, &entries_}) {
+      for (const Member& member : *list) {
+        Py_VISIT(member.param.ptr());
+        Py_VISIT(member.state.ptr());
+      }
+    }
+    return 0;
+  }
+  void clear() {
+    members_.clear();
+    entries_.clear();
+    written_ = nb::list();
+  }
+
  private:
   enum class Kind { adamw, sgd, lamb };
 
@@ -287,7 +306,7 @@ class MultiTensorStep {
         try {
           add(state, member, std::move(item));
         } catch (const Error&) {
-          rethrow_with_context(describe(groups_[g], i));
+          rethrow_with_context(describe(g, i));
         }
         note_written(written++, param);
       }
@@ -297,12 +316,13 @@ class MultiTensorStep {
     }
   }
 
-  static std::string describe(const Group& group, Py_ssize_t i) {
-    nb::dict dict = nb::borrow<nb::dict>(group.dict);
+  std::string describe(size_t g, Py_ssize_t i) const {
+    nb::dict dict = nb::borrow<nb::dict>(groups_[g].dict);
     std::string name = str("parameter ", i);
     if (dict.contains("param_names")) {
       name += str(" '", text_of(dict["param_names"][i]), "'");
     }
+    if (groups_.size() > 1) name += str(" of group ", g);
     return str("[optimizer, ", name, "] ");
   }
 
@@ -351,7 +371,12 @@ class MultiTensorStep {
 
   TensorView look(nb::handle tensor, const char* what) const {
     try {
-      return view_of(tensor, what);
+      const TensorView view = view_of(tensor, what);
+      if (view.data == nullptr && numel(view) > 0) {
+        throw UnsupportedError(
+            str("the ", what, " is a ", text_of(tensor.type()), " without memory of its own"));
+      }
+      return view;
     } catch (const DTypeError&) {
       if (!nb::hasattr(tensor, "layout")) throw;
       if (text_of(tensor.attr("layout")) != "torch.strided") {
@@ -555,10 +580,24 @@ class MultiTensorStep {
   std::vector<nb::object> new_buffers_;
 };
 
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<MultiTensorStep>(self)->traverse(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<MultiTensorStep>(self)->clear();
+  return 0;
+}
+
+PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                        {0, nullptr}};
+
 }  // namespace
 
 void init_optimizer(nb::module_& module) {
-  nb::class_<MultiTensorStep>(module, "MultiTensorStep")
+  nb::class_<MultiTensorStep>(module, "MultiTensorStep", nb::type_slots(kSlots))
       .def(nb::init<const std::string&, nb::object, nb::object>(), nb::arg("kind"),
            nb::arg("init_state"), nb::arg("mark_written"))
       .def("step", &MultiTensorStep::step, nb::arg("groups"), nb::arg("state"),

@@ -3,6 +3,7 @@
 """The multi-tensor optimizers against torch.optim, step by step, and LAMB against its formula."""
 
 import copy
+import gc
 import io
 import math
 import pickle
@@ -588,7 +589,10 @@ def test_refusals_name_the_parameter():
     model = torch.nn.Linear(2, 2)
     optimizer = FusedSGD(model.named_parameters(), lr=0.1)
     model.bias.grad = sparse_ones(2)
-    with pytest.raises(UnsupportedError, match=r"parameter 1 'bias'"):
+    with pytest.raises(UnsupportedError, match=r"parameter 1 'bias'\]"):
+        optimizer.step()
+    optimizer.add_param_group({"params": [("other", one())]})
+    with pytest.raises(UnsupportedError, match=r"parameter 1 'bias' of group 0\]"):
         optimizer.step()
 
 
@@ -684,6 +688,35 @@ def test_nothing_is_kept_alive():
     optimizer.step()
     del optimizer, param
     assert kept() is None
+
+
+def test_cycles_are_collected():
+    param = one()
+    param.grad = torch.ones(3)
+    optimizer = FusedSGD([param], momentum=0.9)
+    optimizer.step()
+    optimizer.step()
+    param.owner = optimizer
+    kept = weakref.ref(optimizer)
+    del optimizer, param
+    gc.collect()
+    assert kept() is None
+
+
+def test_tensors_without_memory_are_refused():
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls):
+            return torch.Tensor._make_wrapper_subclass(cls, (3,), requires_grad=True)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    param = Wrapper()
+    param.grad = torch.ones(3)
+    with pytest.raises((UnsupportedError, DTypeError), match=r"parameter 0\]"):
+        FusedSGD([param]).step()
 
 
 def test_step_in_compiled_code():
