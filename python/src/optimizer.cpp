@@ -15,6 +15,7 @@
 #include "ortrain/base/error.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
+#include "python/src/tensor_order.h"
 
 namespace nb = nanobind;
 
@@ -42,45 +43,6 @@ cpu::Storage storage_of(DType dtype, nb::handle tensor, const char* what) {
     default:
       refuse_dtype(tensor, what);
   }
-}
-
-bool same_dims(const TensorView& a, const TensorView& b) {
-  return a.rank == b.rank && std::equal(a.dims, a.dims + a.rank, b.dims);
-}
-
-int64_t numel(const TensorView& view) {
-  int64_t count = 1;
-  for (int i = 0; i < view.rank; ++i) count *= view.dims[i];
-  return count;
-}
-
-std::string shape_str(const TensorView& view) {
-  return dims_str(Dims(view.dims, view.dims + view.rank));
-}
-
-// Whether the elements lie without gaps and without overlap, in any order of the axes.
-bool is_dense_in_some_order(const TensorView& view) {
-  if (is_row_major(view)) return true;
-  std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
-  for (int i = 0; i < view.rank; ++i) {
-    if (view.dims[i] != 1) axes.emplace_back(view.strides[i], view.dims[i]);
-  }
-  std::sort(axes.begin(), axes.end());
-  int64_t expected = 1;
-  for (const auto& [stride, size] : axes) {
-    if (stride != expected) return false;
-    expected *= size;
-  }
-  return true;
-}
-
-bool same_order(const TensorView& a, const TensorView& b) {
-  if (is_row_major(a)) return is_row_major(b);
-  if (b.strides == nullptr) return false;
-  for (int i = 0; i < a.rank; ++i) {
-    if (a.dims[i] != 1 && a.strides[i] != b.strides[i]) return false;
-  }
-  return true;
 }
 
 double number(nb::handle group, const char* key) {
@@ -391,8 +353,8 @@ class MultiTensorStep {
   static OptimizerOperand operand(const TensorView& param, const OptimizerOperand& param_operand,
                                   nb::handle tensor, const TensorView& view, const char* what) {
     if (!same_dims(param, view)) {
-      throw ShapeError(str("the ", what, " has shape ", shape_str(view),
-                           ", the parameter has shape ", shape_str(param)));
+      throw ShapeError(str("the ", what, " has shape ", dims_str(dims_of(view)),
+                           ", the parameter has shape ", dims_str(dims_of(param))));
     }
     const cpu::Storage storage = storage_of(view.dtype, tensor, what);
     if ((storage == cpu::Storage::kF64) != (param_operand.storage == cpu::Storage::kF64)) {
@@ -406,31 +368,11 @@ class MultiTensorStep {
   // parameter with gaps or overlaps is itself worked on as a row-major copy.
   void align(const TensorView& param, nb::handle tensor, OptimizerOperand& target,
              const TensorView& view, bool write_back) {
-    const bool dense = is_dense_in_some_order(param);
+    const bool dense = is_dense(param);
     if (dense ? same_order(param, view) : is_row_major(view)) return;
-    nb::object torch = nb::module_::import_("torch");
-    nb::object source = tensor.attr("detach")();
-    nb::object copy = torch.attr("empty_strided")(nb::cast<nb::tuple>(order_dims(param)),
-                                                  nb::cast<nb::tuple>(order_strides(param, dense)),
-                                                  nb::arg("dtype") = source.attr("dtype"));
-    copy.attr("copy_")(source);
+    nb::object copy = copy_in_order(tensor, param);
     target.data = view_of(copy, "copy").data;
     copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});
-  }
-
-  static nb::tuple order_dims(const TensorView& param) {
-    nb::list dims;
-    for (int i = 0; i < param.rank; ++i) dims.append(param.dims[i]);
-    return nb::tuple(dims);
-  }
-
-  static nb::tuple order_strides(const TensorView& param, bool dense) {
-    const Dims row_major = strides_of(Dims(param.dims, param.dims + param.rank));
-    nb::list strides;
-    for (int i = 0; i < param.rank; ++i) {
-      strides.append(dense ? param.strides[i] : row_major[static_cast<size_t>(i)]);
-    }
-    return nb::tuple(strides);
   }
 
   PyObject* get(const Member& member, const Key& key) const {
@@ -470,7 +412,7 @@ class MultiTensorStep {
     const TensorView step = look(tensor, "step");
     if (numel(step) != 1 || (step.dtype != DType::f32 && step.dtype != DType::f64)) {
       throw InvalidModelError(str("'step' of the optimizer state is ", name_of(step.dtype),
-                                  shape_str(step), ", expected one float32 number"));
+                                  dims_str(dims_of(step)), ", expected one float32 number"));
     }
     item.step = step.data;
     item.wide_step = step.dtype == DType::f64;
