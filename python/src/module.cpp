@@ -15,4 +15,5 @@ NB_MODULE(_core, module) {
   ortrain::python::init_packing(module);
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
+  ortrain::python::init_optimizer(module);
 }
