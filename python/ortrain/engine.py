@@ -149,7 +149,6 @@ class Engine:
         self.max_graphs = max_graphs
         self.records: list[CaptureRecord] = []
         self.last_plan: MemoryPlan | None = None
-        self.last_program: _Program | None = None
         self._signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[Hashable, list[_Entry]] = collections.OrderedDict()
         self._slots: list[tuple[dict[str, Any], str]] = []
@@ -201,6 +200,20 @@ class Engine:
                 self.records.append(CaptureRecord(reason, training, 0, str(error), 0, {}))
             return module.forward(*args, **kwargs)
         return entry.captured.output_tree.rebuild(outputs)
+
+    def profiles(self) -> list[dict[str, Any]]:
+        """Return what was recorded of each graph that is kept, while profiling was on."""
+        return [program.session.profile() for program in self._programs()]
+
+    def clear_profiles(self) -> None:
+        """Drop what was recorded so far."""
+        for program in self._programs():
+            program.session.clear_profile()
+
+    def _programs(self) -> Iterator[_Program]:
+        for entries in self._entries.values():
+            for entry in entries:
+                yield from entry.programs.values()
 
     # --- looking up and capturing
 
@@ -462,7 +475,6 @@ class Engine:
             form, derived = selected
             inputs = [*inputs, *derived]
         program = entry.program(entry.preferred, form)
-        self.last_program = program
         if not entry.planned:
             with progress.stage("plan") as timing:
                 program.session.plan([list(t.shape) for t in _with_gradients(program, inputs)])

@@ -56,7 +56,7 @@ def batch(lengths: list[int], size: int, seed: int = 0) -> dict[str, torch.Tenso
 
 
 def packed(model: ORTModule) -> bool:
-    return model._ortrain_engine.last_program.form is not None
+    return any(program.form is not None for program in model._ortrain_engine._programs())
 
 
 def assert_same(ours: ORTModule, plain: torch.nn.Module, data: dict[str, torch.Tensor]) -> None:
