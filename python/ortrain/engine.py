@@ -25,6 +25,7 @@ from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.report import CaptureRecord, MemoryPlan
+from ortrain.row_selection import RowSelection
 
 _log = logging.getLogger("ortrain")
 
@@ -42,11 +43,16 @@ _VIEWS = frozenset(
 )
 
 
+# Which graph of an entry: None for all rows, else the packed one with or without causal masks.
+_Form = bool | None
+
+
 class _Program:
     """A graph ready to run: forward only, or with the gradient of some of its outputs."""
 
-    def __init__(self, graph: Any, outputs: tuple[int, ...]) -> None:
+    def __init__(self, graph: Any, outputs: tuple[int, ...], form: _Form) -> None:
         self.gradient_of = outputs
+        self.form = form
         stages: dict[str, float] = {}
         graph = graph.copy()
         if outputs:
@@ -98,10 +104,12 @@ class _Entry:
     differentiable: list[bool]  # per user output
     updates: list[tuple[int, str, Any]]  # (position among outputs, "buffer" | "input", where)
     num_user_outputs: int
-    programs: dict[tuple[int, ...], _Program]
+    programs: dict[tuple[_Form, tuple[int, ...]], _Program]
     preferred: tuple[int, ...]
     record: CaptureRecord
     planned: bool = False
+    # Finds the rows that a call needs, where not all of them can be seen outside.
+    rows: RowSelection | None = None
     # Which extents of the inputs are 1, where the graph depends on that; else None.
     ones: tuple[Any, ...] | None = None
     # Why it runs in PyTorch, until PyTorch has shown that it takes the call.
@@ -116,10 +124,13 @@ class _Entry:
             return False
         return self.captured.guards.holds(sizes_of(call.tensors))
 
-    def program(self, gradient_of: tuple[int, ...]) -> _Program:
-        made = self.programs.get(gradient_of)
+    def program(self, gradient_of: tuple[int, ...], form: _Form = None) -> _Program:
+        made = self.programs.get((form, gradient_of))
         if made is None:
-            made = self.programs[gradient_of] = _Program(self.graph, gradient_of)
+            graph = self.graph
+            if form is not None and self.rows is not None:
+                graph = self.rows.packed(form)
+            made = self.programs[form, gradient_of] = _Program(graph, gradient_of, form)
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made
@@ -331,6 +342,7 @@ class Engine:
             ),
         )
         entry.ones = ones
+        entry.rows = RowSelection.of(graph)
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
         return entry
@@ -457,7 +469,12 @@ class Engine:
     # --- running
 
     def _execute(self, entry: _Entry, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        program = entry.program(entry.preferred)
+        form: _Form = None
+        selected = entry.rows.select(inputs) if entry.rows is not None else None
+        if selected is not None:
+            form, derived = selected
+            inputs = [*inputs, *derived]
+        program = entry.program(entry.preferred, form)
         if not entry.planned:
             with progress.stage("plan") as timing:
                 program.session.plan([list(t.shape) for t in _with_gradients(program, inputs)])
@@ -593,7 +610,7 @@ class _Step(torch.autograd.Function):
             # seed, and expect them from now on. Zeros for the others would not do: they turn into
             # NaN where a derivative is infinite, and None into a gradient.
             entry.preferred = given
-            program = entry.program(given)
+            program = entry.program(given, program.form)
             run = _core.Run(program.session)
         else:
             _check_versions(ctx, program.late_inputs)
