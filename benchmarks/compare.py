@@ -140,7 +140,9 @@ def _figures(samples: dict[str, list[float]], flops: float, rate: float) -> dict
     for clock in ("wall", "cpu"):
         steps = samples[clock]
         # A single step is its own quartiles.
-        low, median, high = statistics.quantiles(steps if len(steps) > 1 else steps * 2, n=4)
+        low, median, high = statistics.quantiles(
+            steps if len(steps) > 1 else steps * 2, n=4, method="inclusive"
+        )
         result[clock] = {
             "median": median,
             "min": min(steps),

@@ -73,34 +73,26 @@ def _compile(model: nn.Module) -> Side:
 
 def _ortrain(model: nn.Module) -> Side:
     from ortrain import ORTModule
+    from ortrain.optim import FusedAdamW
 
     wrapped = ORTModule(model)
-    optimizer, clips = _ortrain_optimizer(wrapped)
+    optimizer = FusedAdamW(
+        wrapped.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM
+    )
 
     def describe() -> dict[str, Any]:
         report = wrapped.report()
         fallback = next((c.fallback for c in report.captures if c.fallback), "")
         return {"native_share": report.native_share, "fallback": fallback}
 
-    return Side(wrapped, optimizer, clips, describe)
-
-
-def _ortrain_optimizer(model: nn.Module) -> tuple[torch.optim.Optimizer, bool]:
-    try:
-        from ortrain.optim import FusedAdamW
-    except ImportError:
-        return _adamw(model, fused=True), False
-    optimizer = FusedAdamW(
-        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM
-    )
-    return optimizer, True
+    return Side(wrapped, optimizer, True, describe)
 
 
 PEERS: dict[str, Peer] = {
     "eager": Peer("PyTorch as it comes", _eager),
     "tuned": Peer("PyTorch, fused AdamW, malloc keeps its memory", _tuned, _KEEP_MEMORY),
     "compile": Peer("torch.compile, default mode", _compile),
-    "ortrain": Peer("ORTModule", _ortrain),
+    "ortrain": Peer("ORTModule and FusedAdamW", _ortrain),
 }
 
 
