@@ -52,7 +52,8 @@ def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bo
     if target is internals.no_grad_region():
         body = _body(owner, node)
         return all(
-            inner.op != "get_attr" and _is_harmless(body, inner, known) for inner in body.graph.nodes
+            inner.op != "get_attr" and _is_harmless(body, inner, known)
+            for inner in body.graph.nodes
         )
     if isinstance(target, torch._ops.OpOverload):
         name = target.name().partition(".")[0]
