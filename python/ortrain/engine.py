@@ -293,7 +293,8 @@ class Engine:
         with progress.stage("capture") as timing, _without_root_hooks(module):
             captured = _capture(module, args, kwargs)
             # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
-            squeezes = any("squeeze" in str(n.target) for n in captured.graph_module.graph.nodes)
+            nodes = captured.graph_module.graph.nodes
+            squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
             if squeezes and captured.dynamic and any(map(any, _extents_of_one(call))):
                 captured = _capture(module, args, kwargs, dynamic=False)
         stages["capture"] = timing.seconds

@@ -300,6 +300,8 @@ class Fingerprint:
 
     def _installed_class(self, cls: type, file: str) -> None:
         for name, value in cls.__dict__.items():
+            if name in _NOT_IN_FORWARD:  # dynamo replaces some of these
+                continue
             function = _underlying(value)
             if function is not None:
                 self.token(name)
