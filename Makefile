@@ -6,7 +6,7 @@
 #   make test     all tests; the last line counts both runners
 #   make check    the inner loop: lint and the quick tests, under three minutes
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
-#   make bench    time a training step
+#   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
 #   make clean    remove build outputs, keep .venv
@@ -87,7 +87,7 @@ demo: build
 	$(PY) examples/minilm_reuters.py $(if $(STEPS),--steps $(STEPS)) $(if $(EPOCHS),--epochs $(EPOCHS))
 
 bench: build
-	$(PY) benchmarks/train_step.py
+	$(PY) -m benchmarks.suite $(BENCH)
 
 format: setup
 	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i

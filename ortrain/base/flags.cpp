@@ -19,7 +19,8 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
     Flag{"ORTRAIN_BLAS", "auto",
          "Matrix products: auto, onednn, none (our own kernels), or the path of the plugin."},
-    Flag{"ORTRAIN_PROFILE", "0", "Time every node; read the figures with ORTModule.profile()."},
+    Flag{"ORTRAIN_PROFILE", "0",
+         "Time every node from the start; read the figures with ORTModule.profile()."},
     Flag{"ORTRAIN_CACHE_DIR", "",
          "Folder of captured graphs, which later processes load: a path, off, or empty for "
          "$XDG_CACHE_HOME/ortrain (~/.cache/ortrain)."},

@@ -34,9 +34,19 @@ struct AttentionMask {
 struct AttentionOptions {
   double scale = 1.0;
   bool causal = false;  // key j is seen by query i >= j
-  // Element ((b heads + h) queries + i) keys + j of the node's stream (ortrain/base/philox.h).
+  // What is drawn: see AttentionRowIndex and ortrain/base/philox.h.
   double dropout = 0.0;
   uint64_t seed = 0, stream = 0;
+};
+
+// Where the rows of queries stand among all rows, for logsumexp and for the numbers that dropout
+// draws: row i of head h of batch entry b is row b batch + h head + first + i, and key j draws
+// number `row * keys + first + j`, so that a sequence among others draws what it would in one
+// attention over all rows.
+struct AttentionRowIndex {
+  int64_t batch, head, keys, first = 0;
+  int64_t of(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + first + i; }
+  int64_t draw(int64_t row, int64_t j) const { return row * keys + first + j; }
 };
 
 struct AttentionForward {
@@ -50,6 +60,7 @@ struct AttentionForward {
   AttentionMask mask;
   void* out;
   AttentionStrides out_strides;
+  AttentionRowIndex rows;
   // [batch, heads, queries] log of the sum of exp(scores), float (double for kF64); may be null. A
   // query that sees no key has an output of zeros and +inf here, which makes its gradients zero.
   void* logsumexp;
@@ -83,5 +94,25 @@ void attention_blocked(const AttentionForward& attention);
 void attention_blocked(const AttentionBackward& attention);
 int64_t attention_backward_workspace(const AttentionShape& shape, const AttentionMask& mask,
                                      bool wants_dmask);
+
+// The rows of several sequences, one sequence after the other in one batch entry without a mask:
+// sequence n has the rows [offsets[n], offsets[n + 1]) and sees its own keys alone. Rows behind the
+// last sequence give zeros. `offsets`, count + 1 of them, must not fall; they begin at 0 and end at
+// no more than `shape.queries`. No workspace is needed.
+struct AttentionSequences {
+  const int64_t* offsets;
+  int64_t count;
+};
+// Throws IndexError if the offsets are not as said above.
+void check_sequences(const AttentionSequences& sequences, int64_t rows);
+// The problem of sequence n; its gradients likewise.
+AttentionForward sequence_of(const AttentionForward& all, const AttentionSequences& s, int64_t n);
+AttentionBackward sequence_of(const AttentionBackward& all, const AttentionSequences& s, int64_t n);
+// Zeros in the results of the rows behind the last sequence.
+void clear_rest(const AttentionForward& all, const AttentionSequences& sequences);
+void clear_rest(const AttentionBackward& all, const AttentionSequences& sequences);
+
+void attention_blocked(const AttentionForward& attention, const AttentionSequences& sequences);
+void attention_blocked(const AttentionBackward& attention, const AttentionSequences& sequences);
 
 }  // namespace ortrain::cpu

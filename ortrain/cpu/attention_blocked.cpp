@@ -150,18 +150,20 @@ class MaskRows {
 struct DropoutRows {
   explicit DropoutRows(const AttentionForward& a, float* buffer)
       : options(a.options),
+        rows(a.rows),
         threshold(dropout_threshold(a.options.dropout)),
         scale(static_cast<float>(dropout_scale(a.options.dropout))),
         buffer(buffer) {}
 
   bool active() const { return options.dropout > 0.0; }
-  const float* row(int64_t row_index, int64_t keys, int64_t j, int64_t n) const {
-    const int64_t begin = row_index * keys + j;
+  const float* row(int64_t row_index, int64_t j, int64_t n) const {
+    const int64_t begin = rows.draw(row_index, j);
     dropout_factors(options.seed, options.stream, threshold, scale, begin, begin + n, buffer);
     return buffer;
   }
 
   const AttentionOptions& options;
+  const AttentionRowIndex& rows;
   const uint32_t threshold;
   const float scale;
   float* const buffer;
@@ -264,8 +266,7 @@ void forward_blocks(const AttentionForward& a, const Blocking& size, int64_t b, 
         }
         total[r] += ops.exp_shifted(new_max, p, p, seen);
         if (dropout.active()) {
-          const int64_t row_index = (b * s.heads + h) * s.queries + i;
-          ops.multiply(dropout.row(row_index, s.keys, j0, seen), p, seen);
+          ops.multiply(dropout.row(a.rows.of(b, h, i), j0, seen), p, seen);
         }
       }
 
@@ -291,7 +292,7 @@ void forward_blocks(const AttentionForward& a, const Blocking& size, int64_t b, 
       ops.scale(dead ? 0.0f : 1.0f / total[r], sum, s.value_dim);
       store_row(sum, a.storage, s.value_dim, a.out, offset(a.out_strides, b, h, i));
       if (lse != nullptr) {
-        lse[(b * s.heads + h) * s.queries + i] = dead ? kInfinity : max[r] + std::log(total[r]);
+        lse[a.rows.of(b, h, i)] = dead ? kInfinity : max[r] + std::log(total[r]);
       }
     }
   }
@@ -304,6 +305,14 @@ struct BackwardPlan {
   // Units (batch, kv head) whose mask gradients overlap form one group and run one after the other.
   bool mask_per_batch, mask_per_head;
   int64_t groups, chunks, chunk_keys;
+
+  // The keys of one of many sequences are never cut.
+  explicit BackwardPlan(const AttentionShape& s)
+      : mask_per_batch(true),
+        mask_per_head(true),
+        groups(s.batch * s.kv_heads),
+        chunks(1),
+        chunk_keys(s.keys) {}
 
   BackwardPlan(const AttentionShape& s, const AttentionMask& mask, bool wants_dmask) {
     mask_per_batch = !wants_dmask || mask.batch != 0 || s.batch <= 1;
@@ -466,7 +475,7 @@ class BackwardTask {
     const DropoutRows dropout(a_, factor_row_);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t i = i0 + r;
-      const int64_t row_index = (b * s_.heads + h) * s_.queries + i;
+      const int64_t row_index = a_.rows.of(b, h, i);
       float* p = scores_ + r * kScoreStride;
       float* ds = dp_ + r * kScoreStride;
       const int64_t seen =
@@ -475,7 +484,7 @@ class BackwardTask {
       std::fill(ds + seen, ds + cols, 0.0f);
       if (seen == 0) continue;
       const float* factor =
-          dropout.active() ? dropout.row(row_index, s_.keys, begin_ + j0, seen) : nullptr;
+          dropout.active() ? dropout.row(row_index, begin_ + j0, seen) : nullptr;
       rows_ops_.gradient(p, ds, mask.row(b, h, i, begin_ + j0, seen), factor, lse[row_index],
                          delta_[r], seen);
       if (g_.dmask != nullptr) add_mask_gradient(b, h, i, begin_ + j0, seen, ds);
@@ -614,6 +623,29 @@ void attention_blocked(const AttentionBackward& g) {
     }
   });
   if (g.dq != nullptr && plan.chunks > 1) sum_partial_dq(g, plan);
+}
+
+void attention_blocked(const AttentionForward& a, const AttentionSequences& sequences) {
+  clear_rest(a, sequences);
+  const int64_t heads = a.shape.heads;
+  for_each_task(a.shape, sequences.count * heads, [&](int64_t task) {
+    const AttentionForward one = sequence_of(a, sequences, task / heads);
+    if (one.shape.queries == 0) return;
+    const Blocking size(one.shape, gemm_kernels_f32());
+    forward_blocks(one, size, 0, task % heads, 0, size.query_blocks);
+  });
+}
+
+void attention_blocked(const AttentionBackward& g, const AttentionSequences& sequences) {
+  clear_rest(g, sequences);
+  const int64_t heads = g.forward.shape.kv_heads;
+  for_each_task(g.forward.shape, sequences.count * heads, [&](int64_t task) {
+    const AttentionBackward one = sequence_of(g, sequences, task / heads);
+    if (one.forward.shape.queries == 0) return;
+    const Blocking size(one.forward.shape, gemm_kernels_f32());
+    const BackwardPlan plan(one.forward.shape);
+    BackwardTask(one, size, plan, 0).run(0, task % heads);
+  });
 }
 
 }  // namespace ortrain::cpu

@@ -30,7 +30,7 @@ class Head {
   const T* v(int64_t j) const { return row(a_.v, a_.v_strides, b_, kv_, j); }
   T* out(int64_t i) const { return const_cast<T*>(row(a_.out, a_.out_strides, b_, h_, i)); }
   int64_t kv_head() const { return kv_; }
-  int64_t lse_index(int64_t i) const { return (b_ * a_.shape.heads + h_) * a_.shape.queries + i; }
+  int64_t lse_index(int64_t i) const { return a_.rows.of(b_, h_, i); }
 
   int64_t mask_index(int64_t i, int64_t j) const {
     return b_ * a_.mask.batch + h_ * a_.mask.head + i * a_.mask.row + j * a_.mask.col;
@@ -57,7 +57,7 @@ class Head {
   double factor(int64_t i, int64_t j) const {
     const AttentionOptions& o = a_.options;
     if (o.dropout <= 0.0) return 1.0;
-    const uint64_t index = static_cast<uint64_t>(lse_index(i) * a_.shape.keys + j);
+    const uint64_t index = static_cast<uint64_t>(a_.rows.draw(lse_index(i), j));
     const bool keep = philox_word(o.seed, o.stream, index) >= dropout_threshold(o.dropout);
     return keep ? dropout_scale(o.dropout) : 0.0;
   }

@@ -105,6 +105,7 @@ struct Problem {
                mask,
                out.data(),
                strides(s.heads, s.queries, s.value_dim, sf),
+               {s.heads * s.queries, s.queries, s.keys},
                lse.data()};
     const bool wants = !mask_values.empty();
     workspace.resize(attention_backward_workspace(s, mask, wants));

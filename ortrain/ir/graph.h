@@ -27,7 +27,8 @@ inline constexpr std::string_view kOrtrainDomain = "ortrain";
 inline constexpr int kOnnxOpset = 23;
 
 enum class ValueKind { input, constant, computed };
-enum class InputRole { user, parameter, buffer, seed, gradient };
+// `derived`: the engine computes it from other inputs before it runs the graph.
+enum class InputRole { user, parameter, buffer, seed, gradient, derived };
 enum class OutputRole { user, buffer_update, input_update, gradient };
 // Forward nodes run before the user sees the outputs, backward nodes after gradients came in.
 enum class Phase { forward, backward };

@@ -162,7 +162,7 @@ class ModelLoader {
     for (const onnx::ValueInfoProto& info : proto_.input()) {
       with_context(str("input ", quoted_text(info.name()), ": "), [&] {
         const bool has_contents = initializers_.contains(info.name());
-        const InputRole role = role_of(metadata::kInputRoles, info.metadata_props());
+        const InputRole role = role_of(kInputRoles, info.metadata_props());
         // Before IR version 4 every initializer stood among the inputs as well.
         if (has_contents && role == InputRole::user) {
           if (!listed_initializers_.emplace(info.name(), &info).second) {
@@ -361,7 +361,7 @@ class ModelLoader {
         output.value = assembler_.find(info.name());
         if (output.value == kNoValue) throw InvalidModelError("nothing makes it");
         output.name = output_name(info);
-        output.role = role_of(metadata::kOutputRoles, info.metadata_props());
+        output.role = role_of(kOutputRoles, info.metadata_props());
         output.target = metadata_value(info.metadata_props(), metadata::kTarget);
         assembler_.graph().add_output(std::move(output));
       });

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ortrain/ir/graph.h"
+#include "ortrain/ir/roles.h"
 
 // The keys and words that saved models carry in metadata_props.
 namespace ortrain::onnx_metadata {
@@ -29,27 +30,5 @@ inline constexpr std::string_view kUnnamed = "ortrain.unnamed";
 
 inline constexpr std::string_view kBackward = "backward";
 inline constexpr std::string_view kTrue = "true";
-
-inline constexpr std::array<std::pair<std::string_view, InputRole>, 5> kInputRoles{{
-    {"user", InputRole::user},
-    {"parameter", InputRole::parameter},
-    {"buffer", InputRole::buffer},
-    {"seed", InputRole::seed},
-    {"gradient", InputRole::gradient},
-}};
-inline constexpr std::array<std::pair<std::string_view, OutputRole>, 4> kOutputRoles{{
-    {"user", OutputRole::user},
-    {"buffer_update", OutputRole::buffer_update},
-    {"input_update", OutputRole::input_update},
-    {"gradient", OutputRole::gradient},
-}};
-
-template <typename Table, typename Role>
-std::string_view word_of(const Table& table, Role role) {
-  for (const auto& [word, entry] : table) {
-    if (entry == role) return word;
-  }
-  return {};
-}
 
 }  // namespace ortrain::onnx_metadata

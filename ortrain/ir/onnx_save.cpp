@@ -108,7 +108,7 @@ class ModelWriter {
     write_type(value, info);
     auto& entries = *info.mutable_metadata_props();
     if (input.role != InputRole::user) {
-      add_metadata(entries, metadata::kRole, metadata::word_of(metadata::kInputRoles, input.role));
+      add_metadata(entries, metadata::kRole, std::string(name_of(input.role)));
     }
     if (!input.target.empty()) add_metadata(entries, metadata::kTarget, input.target);
     if (input.requires_grad) add_metadata(entries, metadata::kRequiresGrad, metadata::kTrue);
@@ -207,8 +207,7 @@ class ModelWriter {
     auto& entries = *info.mutable_metadata_props();
     if (name != output.name) add_metadata(entries, metadata::kOutputName, output.name);
     if (output.role != OutputRole::user) {
-      add_metadata(entries, metadata::kRole,
-                   metadata::word_of(metadata::kOutputRoles, output.role));
+      add_metadata(entries, metadata::kRole, std::string(name_of(output.role)));
     }
     if (!output.target.empty()) add_metadata(entries, metadata::kTarget, output.target);
   }

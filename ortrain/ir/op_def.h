@@ -69,6 +69,11 @@ struct OpDef {
   // returns the register of the result. Kernels and fusion derive from it; see expr_builder.h.
   std::function<int32_t(ExprEmitter&)> expression = nullptr;
 
+  // The input whose leading axes, up to attribute `axis` where there is one, are a batch: every
+  // result for a leading index comes from the same index of that input and from all of the others.
+  // -1: none. Elementwise operators need not say it.
+  int row_operand = -1;
+
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;
     return gradient ? Differentiability::rule : Differentiability::missing;

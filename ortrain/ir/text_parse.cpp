@@ -4,6 +4,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/graph_assembler.h"
+#include "ortrain/ir/roles.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/text_scanner.h"
 #include "ortrain/ir/text_values.h"
@@ -61,8 +62,8 @@ class Parser {
     return scanner_.position();
   }
 
-  template <typename Role>
-  Role parse_role(std::initializer_list<std::pair<std::string_view, Role>> roles) {
+  template <class Role, size_t kCount>
+  Role parse_role(const std::array<std::pair<std::string_view, Role>, kCount>& roles) {
     for (const auto& [word, role] : roles) {
       if (scanner_.accept_word(word)) return role;
     }
@@ -76,11 +77,7 @@ class Parser {
     const std::string name = scanner_.name();
     GraphInput input;
     if (scanner_.accept("[")) {
-      input.role = parse_role<InputRole>({{"user", InputRole::user},
-                                          {"parameter", InputRole::parameter},
-                                          {"buffer", InputRole::buffer},
-                                          {"seed", InputRole::seed},
-                                          {"gradient", InputRole::gradient}});
+      input.role = parse_role(kInputRoles);
       if (scanner_.at_name()) {
         input.target = scanner_.name();
       } else if (input.role == InputRole::parameter || input.role == InputRole::buffer) {
@@ -99,10 +96,7 @@ class Parser {
     pending.value_name = scanner_.name();
     pending.output.name = scanner_.accept_word("as") ? scanner_.name() : pending.value_name;
     if (scanner_.accept("[")) {
-      pending.output.role = parse_role<OutputRole>({{"user", OutputRole::user},
-                                                    {"buffer_update", OutputRole::buffer_update},
-                                                    {"input_update", OutputRole::input_update},
-                                                    {"gradient", OutputRole::gradient}});
+      pending.output.role = parse_role(kOutputRoles);
       if (scanner_.at_name()) pending.output.target = scanner_.name();
       scanner_.expect("]");
     }

@@ -2,42 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sstream>
 
+#include "ortrain/ir/roles.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/text_scanner.h"
 #include "ortrain/ir/text_values.h"
 
 namespace ortrain {
 namespace {
-
-std::string_view role_text(InputRole role) {
-  switch (role) {
-    case InputRole::user:
-      return "user";
-    case InputRole::parameter:
-      return "parameter";
-    case InputRole::buffer:
-      return "buffer";
-    case InputRole::seed:
-      return "seed";
-    case InputRole::gradient:
-      return "gradient";
-  }
-  return "user";
-}
-
-std::string_view role_text(OutputRole role) {
-  switch (role) {
-    case OutputRole::user:
-      return "user";
-    case OutputRole::buffer_update:
-      return "buffer_update";
-    case OutputRole::input_update:
-      return "input_update";
-    case OutputRole::gradient:
-      return "gradient";
-  }
-  return "user";
-}
 
 class Printer {
  public:
@@ -87,7 +58,7 @@ class Printer {
     if (plain_user && !input.requires_grad) return;
     // A parameter without a target would get its own name when it is read back.
     const bool needs_target = input.role == InputRole::parameter || input.role == InputRole::buffer;
-    out_ << " [" << role_text(input.role);
+    out_ << " [" << name_of(input.role);
     if (needs_target || !input.target.empty()) out_ << ' ' << name_text(input.target);
     out_ << (input.requires_grad ? " grad]" : "]");
   }
@@ -96,7 +67,7 @@ class Printer {
     out_ << value_name(output.value);
     if (output.name != graph_.value(output.value).name) out_ << " as " << name_text(output.name);
     if (output.role == OutputRole::user && output.target.empty()) return;
-    out_ << " [" << role_text(output.role);
+    out_ << " [" << name_of(output.role);
     if (!output.target.empty()) out_ << ' ' << name_text(output.target);
     out_ << "]";
   }

@@ -37,12 +37,12 @@ const std::vector<Stage>& stages() {
   return *all;
 }
 
-bool disabled(const std::string& name) {
-  const std::string names = "," + flag("ORTRAIN_DISABLE_PASSES") + ",";
-  return names.find("," + name + ",") != std::string::npos;
-}
-
 }  // namespace
+
+bool is_disabled(const std::string& pass) {
+  const std::string names = "," + flag("ORTRAIN_DISABLE_PASSES") + ",";
+  return names.find("," + pass + ",") != std::string::npos;
+}
 
 std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name) {
   using Clock = std::chrono::steady_clock;
@@ -51,7 +51,7 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name
     const bool verify_each = flag_is_on("ORTRAIN_VERIFY");
     std::vector<PassResult> results;
     for (const Pass& pass : stage.passes) {
-      if (disabled(pass.name)) continue;
+      if (is_disabled(pass.name)) continue;
       const Clock::time_point start = Clock::now();
       const size_t before = graph.order().size();
       PassResult result{.name = pass.name};
@@ -64,8 +64,8 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name
         }
       });
       result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-      log_line("passes", str(stage.name, "/", pass.name, ": ", before, " -> ",
-                             graph.order().size(), " nodes, ", result.seconds * 1e3, " ms"));
+      log_line("passes", str(stage.name, "/", pass.name, ": ", before, " -> ", graph.order().size(),
+                             " nodes, ", result.seconds * 1e3, " ms"));
       results.push_back(std::move(result));
     }
     return results;
@@ -78,6 +78,9 @@ std::vector<PassInfo> all_passes() {
   for (const Stage& stage : stages()) {
     for (const Pass& pass : stage.passes) result.push_back({pass.name, stage.name, pass.summary});
   }
+  // Makes a second graph, for the calls that it fits.
+  result.push_back({"remove_padding", "rows",
+                    "Layers compute the rows that masks and outputs need, padding goes."});
   return result;
 }
 

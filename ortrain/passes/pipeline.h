@@ -31,4 +31,7 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage);
 // Every pass once, in order.
 std::vector<PassInfo> all_passes();
 
+// Named in ORTRAIN_DISABLE_PASSES.
+bool is_disabled(const std::string& pass);
+
 }  // namespace ortrain

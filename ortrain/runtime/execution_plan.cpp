@@ -3,6 +3,7 @@
 #include "ortrain/runtime/execution_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 
@@ -10,6 +11,7 @@
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/plan/memory_planner.h"
 #include "ortrain/plan/resolve_shapes.h"
+#include "ortrain/runtime/node_cost.h"
 
 namespace ortrain {
 namespace {
@@ -33,6 +35,8 @@ class PlanMaker {
         constant_of_(graph.num_values(), -1) {}
 
   std::shared_ptr<const ExecutionPlan> make() {
+    static std::atomic<uint64_t> next_id{0};
+    plan_.id = next_id++;
     for (const GraphInput& input : graph_.inputs()) plan_.inputs.push_back(spec_of(input.value));
     for (const GraphOutput& output : graph_.outputs()) {
       plan_.outputs.push_back(spec_of(output.value));
@@ -434,6 +438,9 @@ class PlanMaker {
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
                     .num_outputs = static_cast<uint32_t>(node.outputs.size())};
+      const NodeCost cost = node_cost(*work.spec);
+      step.bytes = cost.bytes;
+      step.flops = cost.flops;
       for (ValueId id : node.inputs) {
         plan_.args.push_back(id == kNoValue ? Location{} : location_of(id));
       }
@@ -465,7 +472,8 @@ class PlanMaker {
                         },
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = 1,
-                    .num_outputs = 1};
+                    .num_outputs = 1,
+                    .bytes = 2 * static_cast<double>(bytes)};
       plan_.args.push_back(location_of(graph_.outputs()[copy.output].value));
       plan_.args.push_back({Location::Kind::output, static_cast<uint32_t>(copy.output), 0});
       plan_.args.push_back({});

@@ -30,11 +30,14 @@ struct PlanStep {
   uint32_t first_arg = 0;  // into ExecutionPlan::args: inputs, then outputs, then workspace
   uint32_t num_inputs = 0;
   uint32_t num_outputs = 0;
+  double bytes = 0;  // read and written; see NodeCost
+  double flops = 0;
 };
 
 // Everything about running a graph with one set of input shapes: order, kernels, addresses. Made
 // once, read by any number of RunContexts at a time.
 struct ExecutionPlan {
+  uint64_t id = 0;                  // no other plan of this process has it
   std::vector<TensorSpec> inputs;   // per graph input
   std::vector<TensorSpec> outputs;  // per graph output
   std::vector<PlanStep> steps;      // forward steps, then backward steps

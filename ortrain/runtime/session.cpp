@@ -6,12 +6,14 @@
 #include <chrono>
 
 #include "ortrain/base/error.h"
-#include "ortrain/base/flags.h"
 
 namespace ortrain {
 
 Session::Session(Graph graph, const KernelRegistry& kernels, Options options)
-    : graph_(std::move(graph)), kernels_(&kernels), options_(options) {
+    : graph_(std::move(graph)),
+      kernels_(&kernels),
+      options_(options),
+      profile_(make_profile(graph_.name)) {
   check(options_.max_plans > 0, "a session keeps at least one plan");
 }
 
@@ -37,36 +39,6 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
 size_t Session::num_plans() const {
   std::lock_guard lock(mutex_);
   return plans_.size();
-}
-
-void Session::record_time(const PlanStep& step, double seconds) {
-  std::lock_guard lock(profile_mutex_);
-  auto& [runs, total] = times_[{step.node, step.kernel}];
-  ++runs;
-  total += seconds;
-}
-
-std::vector<Session::NodeTime> Session::profile() const {
-  std::lock_guard lock(profile_mutex_);
-  std::vector<NodeTime> result;
-  for (const auto& [key, time] : times_) {
-    NodeTime row{.op = "copy", .layer = "", .kernel = key.second};
-    if (key.first != kNoNode) {
-      const Node& node = graph_.node(key.first);
-      row.op = node.op;
-      row.layer = node.name;
-      row.phase = node.phase;
-    }
-    row.runs = time.first;
-    row.seconds = time.second;
-    result.push_back(std::move(row));
-  }
-  return result;
-}
-
-void Session::clear_profile() {
-  std::lock_guard lock(profile_mutex_);
-  times_.clear();
 }
 
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
@@ -127,11 +99,12 @@ void RunContext::release() {
 
 void RunContext::run_steps(size_t begin, size_t end) {
   using Clock = std::chrono::steady_clock;
-  const bool profile = flag_is_on("ORTRAIN_PROFILE");
+  const bool profile = profiling();
   char* const arena = static_cast<char*>(arena_->data());
   const auto address = [&](const Location& location) -> void* {
     switch (location.kind) {
-      case Location::Kind::absent: return nullptr;
+      case Location::Kind::absent:
+        return nullptr;
       case Location::Kind::input:
         return const_cast<char*>(static_cast<const char*>(inputs_[location.index])) +
                location.offset;
@@ -139,7 +112,8 @@ void RunContext::run_steps(size_t begin, size_t end) {
         return const_cast<char*>(
                    static_cast<const char*>(plan_->constants[location.index].data())) +
                location.offset;
-      case Location::Kind::arena: return arena + location.offset;
+      case Location::Kind::arena:
+        return arena + location.offset;
       case Location::Kind::output:
         return static_cast<char*>(output_blocks_[location.index]->data()) + location.offset;
     }
@@ -151,16 +125,19 @@ void RunContext::run_steps(size_t begin, size_t end) {
     const size_t count = size_t{step.num_inputs} + step.num_outputs + 1;
     if (args.size() < count) args.resize(count);
     for (size_t i = 0; i < count; ++i) args[i] = address(plan_->args[step.first_arg + i]);
-    const KernelArgs kernel_args{.in = args.data(),
-                                 .out = args.data() + step.num_inputs,
-                                 .workspace = args[count - 1]};
+    const KernelArgs kernel_args{
+        .in = args.data(), .out = args.data() + step.num_inputs, .workspace = args[count - 1]};
     if (!profile) {
       step.run(kernel_args);
       continue;
     }
     const Clock::time_point start = Clock::now();
     step.run(kernel_args);
-    session_->record_time(step, std::chrono::duration<double>(Clock::now() - start).count());
+    const auto nanoseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+    };
+    session_->profile().record(session_->graph(), *plan_, s, nanoseconds(start.time_since_epoch()),
+                               nanoseconds(Clock::now() - start));
   }
 }
 

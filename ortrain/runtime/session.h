@@ -15,6 +15,7 @@
 #include "ortrain/runtime/block_pool.h"
 #include "ortrain/runtime/execution_plan.h"
 #include "ortrain/runtime/kernel_registry.h"
+#include "ortrain/runtime/profiler.h"
 
 namespace ortrain {
 
@@ -36,22 +37,10 @@ class Session {
                                             bool* was_planned = nullptr);
   size_t num_plans() const;
 
-  // Time per node, summed over runs, while ORTRAIN_PROFILE is on.
-  struct NodeTime {
-    std::string op;
-    std::string layer;
-    std::string kernel;
-    Phase phase = Phase::forward;
-    int64_t runs = 0;
-    double seconds = 0;
-  };
-  std::vector<NodeTime> profile() const;
-  void clear_profile();
+  // What its runs took while profiling() was on.
+  SessionProfile& profile() const { return *profile_; }
 
  private:
-  friend class RunContext;
-  void record_time(const PlanStep& step, double seconds);
-
   Graph graph_;
   const KernelRegistry* kernels_;
   Options options_;
@@ -59,8 +48,7 @@ class Session {
   using Entry = std::pair<std::vector<Dims>, std::shared_ptr<const ExecutionPlan>>;
   std::list<Entry> plans_;  // most recently used first
   std::map<std::vector<Dims>, std::list<Entry>::iterator> by_dims_;
-  mutable std::mutex profile_mutex_;
-  std::map<std::pair<NodeId, std::string>, std::pair<int64_t, double>> times_;
+  std::shared_ptr<SessionProfile> profile_;
 };
 
 // A tensor that a run made: its memory lives as long as the block is held.

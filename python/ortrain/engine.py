@@ -21,12 +21,13 @@ from ortrain.capture.cache import CacheSlot
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.dtypes import TORCH_DTYPE
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, ChangingAttributeError
 from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.report import CaptureRecord, MemoryPlan
+from ortrain.row_selection import RowSelection
 
 _log = logging.getLogger("ortrain")
 
@@ -44,11 +45,16 @@ _VIEWS = frozenset(
 )
 
 
+# Which graph of an entry: None for all rows, else the packed one with or without causal masks.
+_Form = bool | None
+
+
 class _Program:
     """A graph ready to run: forward only, or with the gradient of some of its outputs."""
 
-    def __init__(self, graph: Any, outputs: tuple[int, ...]) -> None:
+    def __init__(self, graph: Any, outputs: tuple[int, ...], form: _Form) -> None:
         self.gradient_of = outputs
+        self.form = form
         stages: dict[str, float] = {}
         graph = graph.copy()
         if outputs:
@@ -71,15 +77,22 @@ class _Program:
         ]
         late = _values_read_by_backward(graph)
         self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
+        user = [o["value"] for o in graph.outputs if o["role"] == "user"]
+        self.late_outputs = [i for i, name in enumerate(user) if name in late]
 
 
 def _values_read_by_backward(graph: Any) -> set[str]:
     """Return the names of the values whose memory backward nodes read, through views too."""
     nodes = graph.nodes()
-    late = {name for node in nodes if node["phase"] == "backward" for name in node["inputs"]}
-    for node in reversed(nodes):
-        if node["op"] in _VIEWS and not late.isdisjoint(node["outputs"]):
+    reading = [n for n in nodes if n["phase"] == "backward" and n["op"] != "Shape"]
+    late = {name for node in reading for name in node["inputs"]}
+    views = [node for node in nodes if node["op"] in _VIEWS]
+    for node in reversed(views):
+        if not late.isdisjoint(node["outputs"]):
             late.add(node["inputs"][0])
+    for node in views:
+        if node["inputs"][0] in late:
+            late.update(node["outputs"])
     return late
 
 
@@ -93,14 +106,18 @@ class _Entry:
     differentiable: list[bool]  # per user output
     updates: list[tuple[int, str, Any]]  # (position among outputs, "buffer" | "input", where)
     num_user_outputs: int
-    programs: dict[tuple[int, ...], _Program]
+    programs: dict[tuple[_Form, tuple[int, ...]], _Program]
     preferred: tuple[int, ...]
     record: CaptureRecord
     planned: bool = False
+    # Finds the rows that a call needs, where not all of them can be seen outside.
+    rows: RowSelection | None = None
     # Which extents of the inputs are 1, where the graph depends on that; else None.
     ones: tuple[Any, ...] | None = None
     # Why it runs in PyTorch, until PyTorch has shown that it takes the call.
     refusal: Exception | None = None
+    # What the plan of some shapes was refused for; those calls run in PyTorch.
+    refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     def fits(self, call: FlatCall) -> bool:
         if self.captured is None:
@@ -109,10 +126,13 @@ class _Entry:
             return False
         return self.captured.guards.holds(sizes_of(call.tensors))
 
-    def program(self, gradient_of: tuple[int, ...]) -> _Program:
-        made = self.programs.get(gradient_of)
+    def program(self, gradient_of: tuple[int, ...], form: _Form = None) -> _Program:
+        made = self.programs.get((form, gradient_of))
         if made is None:
-            made = self.programs[gradient_of] = _Program(self.graph, gradient_of)
+            graph = self.graph
+            if form is not None and self.rows is not None:
+                graph = self.rows.packed(form)
+            made = self.programs[form, gradient_of] = _Program(graph, gradient_of, form)
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made
@@ -131,16 +151,23 @@ class Engine:
         self.max_graphs = max_graphs
         self.records: list[CaptureRecord] = []
         self.last_plan: MemoryPlan | None = None
-        self.last_program: _Program | None = None
         self._signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[Hashable, list[_Entry]] = collections.OrderedDict()
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._structure: Hashable = None
+        # Number and layers of each structure seen; holding the layers keeps their ids unique.
+        self._structures: collections.OrderedDict[Hashable, tuple[int, list[nn.Module]]] = (
+            collections.OrderedDict()
+        )
+        self._structures_seen = 0
         self._captured_once = False
+        self._changes_attributes = False
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward on the engine; the result is what the module would return."""
         module = self.module
+        if self._changes_attributes and not _strict():
+            return module.forward(*args, **kwargs)
         try:
             call = self._signature.flatten(args, kwargs)
         except CaptureError as error:
@@ -155,22 +182,51 @@ class Engine:
         self._check_devices(call)
         self._refresh_slots()
         tensors = [table[name] for table, name in self._slots]
-        first: dict[int, int] = {}  # tied tensors are one input of the graph
-        kinds = tuple(
-            None if t is None else (t.requires_grad, t.dtype, t.shape, first.setdefault(id(t), i))
-            for i, t in enumerate(tensors)
-        )
-        key = (call.key, environment_key(module), self._structure, kinds)
+        key = self._key(call, tensors)
         entry = self._find(key, call)
         if entry is None:
             entry = self._make_entry(key, call, args, kwargs)
         if entry.captured is None:
             return self._run_in_pytorch(entry, key, call, args, kwargs)
         inputs = [self._input(source, call, tensors) for source in entry.tensors]
-        outputs = self._execute(entry, inputs)
+        try:
+            outputs = self._execute(entry, inputs)
+        except _core.UnsupportedError as error:
+            if _strict():
+                raise
+            if str(error) not in entry.refused_plans:
+                entry.refused_plans.add(str(error))
+                self._warn(error)
+                training = torch.is_grad_enabled()
+                reason = "shapes that no kernel takes"
+                self.records.append(CaptureRecord(reason, training, 0, str(error), 0, {}))
+            return module.forward(*args, **kwargs)
         return entry.captured.output_tree.rebuild(outputs)
 
+    def profiles(self) -> list[dict[str, Any]]:
+        """Return what was recorded of each graph that is kept, while profiling was on."""
+        return [program.session.profile() for program in self._programs()]
+
+    def clear_profiles(self) -> None:
+        """Drop what was recorded so far."""
+        for program in self._programs():
+            program.session.clear_profile()
+
+    def _programs(self) -> Iterator[_Program]:
+        for entries in self._entries.values():
+            for entry in entries:
+                yield from entry.programs.values()
+
     # --- looking up and capturing
+
+    def _key(self, call: FlatCall, tensors: list[Any]) -> Hashable:
+        """Return what a captured graph depends on, sizes of the arguments aside."""
+        first: dict[int, int] = {}  # tied tensors are one input of the graph
+        kinds = tuple(
+            None if t is None else (t.requires_grad, t.dtype, t.shape, first.setdefault(id(t), i))
+            for i, t in enumerate(tensors)
+        )
+        return (call.key, environment_key(self.module), self._structure, kinds)
 
     def _find(self, key: Hashable, call: FlatCall) -> _Entry | None:
         entries = self._entries.get(key)
@@ -194,9 +250,12 @@ class Engine:
         try:
             entry = self._capture(call, args, kwargs, reason)
         except (CaptureError, _core.UnsupportedError) as error:
-            return self._fallback(error, reason)
+            fallback = self._fallback(error, reason)
+            self._changes_attributes = isinstance(error, ChangingAttributeError)
+            return fallback
         self._captured_once = True
-        self._keep(key, entry)
+        # Tracing may have added attributes that a layer makes at its first call.
+        self._keep(self._key(call, [table[name] for table, name in self._slots]), entry)
         return entry
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
@@ -277,6 +336,7 @@ class Engine:
             ),
         )
         entry.ones = _extents_of_one(call) if prepared.squeezes else None
+        entry.rows = RowSelection.of(graph)
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
         return entry
@@ -395,12 +455,17 @@ class Engine:
 
     def _refresh_slots(self) -> None:
         """Find the parameters and buffers again if the module's structure has changed."""
-        structure = tuple(
-            (id(part), len(part._parameters), len(part._buffers)) for part in self.module.modules()
-        )
-        if structure == self._structure:
+        parts = list(self.module.modules())
+        layout = tuple((id(part), *part._parameters, None, *part._buffers) for part in parts)
+        known = self._structures.get(layout)
+        if known is not None and known[0] == self._structure:
             return
-        self._structure = structure
+        if known is None:
+            self._structures_seen += 1
+            known = self._structures[layout] = (self._structures_seen, parts)
+            if len(self._structures) > self.max_graphs:
+                self._structures.popitem(last=False)
+        self._structure = known[0]
         self._slots = []
         for part in self.module.modules():
             for table in (part._parameters, part._buffers):
@@ -430,8 +495,12 @@ class Engine:
     # --- running
 
     def _execute(self, entry: _Entry, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        program = entry.program(entry.preferred)
-        self.last_program = program
+        form: _Form = None
+        selected = entry.rows.select(inputs) if entry.rows is not None else None
+        if selected is not None:
+            form, derived = selected
+            inputs = [*inputs, *derived]
+        program = entry.program(entry.preferred, form)
         if not entry.planned:
             with progress.stage("plan") as timing:
                 program.session.plan([list(t.shape) for t in _with_gradients(program, inputs)])
@@ -506,6 +575,9 @@ def _strict() -> bool:
     return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
 
 
+_ANCHOR = torch.empty(0)
+
+
 class _Step(torch.autograd.Function):
     """One forward and backward of a program as a node of PyTorch's autograd graph."""
 
@@ -528,6 +600,7 @@ class _Step(torch.autograd.Function):
         engine._remember_plan(run)
         engine._apply_updates(entry, list(tensors), outputs)
         ctx.entry, ctx.program, ctx.run, ctx.inputs = entry, program, run, inputs
+        ctx.save_for_backward(_ANCHOR)  # PyTorch frees it, and refuses a second backward then
         ctx.versions = [t._version for t in inputs]
         user = outputs[: entry.num_user_outputs]
         # Aliases share the version counter but not the history: no reference cycle.
@@ -540,6 +613,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
         with torch.no_grad():
             result = _Step._gradients(ctx, gradients)
         if torch.is_grad_enabled():  # create_graph=True
@@ -552,8 +626,6 @@ class _Step(torch.autograd.Function):
     def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
         """Run the backward; one gradient, or None, per input."""
         entry, program, run = ctx.entry, ctx.program, ctx.run
-        _check_versions(ctx, program.late_inputs)
-        _check_output_versions(ctx)
         given = tuple(
             i
             for i, gradient in enumerate(gradients[: entry.num_user_outputs])
@@ -564,8 +636,11 @@ class _Step(torch.autograd.Function):
             # seed, and expect them from now on. Zeros for the others would not do: they turn into
             # NaN where a derivative is infinite, and None into a gradient.
             entry.preferred = given
-            program = entry.program(given)
+            program = entry.program(given, program.form)
             run = _core.Run(program.session)
+        else:
+            _check_versions(ctx, program.late_inputs)
+            _check_output_versions(ctx, program.late_outputs)
         if not run.can_run_backward:
             _check_versions(ctx, range(len(ctx.inputs)))
             run.forward(ctx.inputs)
@@ -605,9 +680,10 @@ def _check_versions(ctx: Any, positions: Iterable[int]) -> None:
             )
 
 
-def _check_output_versions(ctx: Any) -> None:
-    """Refuse outputs that were written to: backward may read them where they are."""
-    for i, (tensor, version) in enumerate(zip(ctx.outputs, ctx.output_versions, strict=True)):
+def _check_output_versions(ctx: Any, positions: Iterable[int]) -> None:
+    """Refuse outputs that were written to: backward reads them where they are."""
+    for i in positions:
+        tensor, version = ctx.outputs[i], ctx.output_versions[i]
         if tensor._version != version:
             raise RuntimeError(
                 f"output {i} is needed for the gradient and was modified by an inplace operation: "

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ortrain.engine import Engine
 from ortrain.report import MemoryPlan, ModuleReport
+
+if TYPE_CHECKING:
+    from ortrain.profile import NodeTime
 
 __all__ = ["ORTModule"]
 
@@ -71,15 +74,15 @@ class ORTModule(nn.Module):
         """Return the memory plan of the latest forward; None before the first."""
         return self.__dict__["_ortrain_engine"].last_plan
 
-    def profile(self) -> list[dict[str, Any]]:
-        """Return time per node of the latest kind of call, slowest first.
+    def profile(self) -> list[NodeTime]:
+        """Return the time of each node of all captured graphs, slowest first.
 
-        Rows have op, layer, kernel, phase, runs and seconds. Empty unless ORTRAIN_PROFILE=1 was set
-        while it ran.
+        Empty unless they ran inside of ``with ortrain.profile.profile():``, which also gives tables
+        and a trace, or with ORTRAIN_PROFILE=1.
         """
-        program = self.__dict__["_ortrain_engine"].last_program
-        rows = [] if program is None else program.session.profile()
-        return sorted(rows, key=lambda row: -row["seconds"])
+        from ortrain.profile import Profile
+
+        return Profile(self.__dict__["_ortrain_engine"].profiles()).nodes
 
     # --- being the wrapped module
 

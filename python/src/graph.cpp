@@ -17,6 +17,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/roles.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
@@ -87,42 +88,14 @@ Attribute attribute_from(nb::handle value, const FormalAttribute* formal, const 
   return copy_to_tensor_data(value, str("attribute '", name, "'"));
 }
 
-InputRole input_role(const std::string& role) {
-  if (role == "user") return InputRole::user;
-  if (role == "parameter") return InputRole::parameter;
-  if (role == "buffer") return InputRole::buffer;
-  if (role == "seed") return InputRole::seed;
-  if (role == "gradient") return InputRole::gradient;
-  throw InvalidModelError(str("'", role, "' is no role of an input"));
+InputRole input_role(const std::string& name) {
+  if (const auto role = role_in(kInputRoles, name)) return *role;
+  throw InvalidModelError(str("'", name, "' is no role of an input"));
 }
 
-const char* name_of_role(InputRole role) {
-  switch (role) {
-    case InputRole::user: return "user";
-    case InputRole::parameter: return "parameter";
-    case InputRole::buffer: return "buffer";
-    case InputRole::seed: return "seed";
-    case InputRole::gradient: return "gradient";
-  }
-  return "";
-}
-
-OutputRole output_role(const std::string& role) {
-  if (role == "user") return OutputRole::user;
-  if (role == "buffer_update") return OutputRole::buffer_update;
-  if (role == "input_update") return OutputRole::input_update;
-  if (role == "gradient") return OutputRole::gradient;
-  throw InvalidModelError(str("'", role, "' is no role of an output"));
-}
-
-const char* name_of_role(OutputRole role) {
-  switch (role) {
-    case OutputRole::user: return "user";
-    case OutputRole::buffer_update: return "buffer_update";
-    case OutputRole::input_update: return "input_update";
-    case OutputRole::gradient: return "gradient";
-  }
-  return "";
+OutputRole output_role(const std::string& name) {
+  if (const auto role = role_in(kOutputRoles, name)) return *role;
+  throw InvalidModelError(str("'", name, "' is no role of an output"));
 }
 
 // Builds a graph node by node; see capture/builder.py for the contract.
@@ -206,7 +179,7 @@ nb::list describe_inputs(const Graph& graph) {
     const Value& value = graph.value(input.value);
     nb::dict row;
     row["name"] = value.name;
-    row["role"] = name_of_role(input.role);
+    row["role"] = std::string(name_of(input.role));
     row["target"] = input.target;
     row["dtype"] = static_cast<int>(value.dtype);
     row["shape"] = shape_list(value.shape);
@@ -222,8 +195,9 @@ nb::list describe_outputs(const Graph& graph) {
     const Value& value = graph.value(output.value);
     nb::dict row;
     row["name"] = output.name;
-    row["role"] = name_of_role(output.role);
+    row["role"] = std::string(name_of(output.role));
     row["target"] = output.target;
+    row["value"] = graph.value(output.value).name;
     row["dtype"] = static_cast<int>(value.dtype);
     row["shape"] = shape_list(value.shape);
     result.append(row);

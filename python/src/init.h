@@ -9,8 +9,10 @@ namespace ortrain::python {
 void init_errors(nanobind::module_& module);
 void init_graph(nanobind::module_& module);
 void init_session(nanobind::module_& module);
+void init_packing(nanobind::module_& module);
 void init_registry(nanobind::module_& module);
 void init_onnx_io(nanobind::module_& module);  // after init_graph
 void init_environment(nanobind::module_& module);
+void init_optimizer(nanobind::module_& module);
 
 }  // namespace ortrain::python

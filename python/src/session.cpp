@@ -132,6 +132,31 @@ class Run {
   bool planned_ = false;
 };
 
+nb::dict to_dict(const SessionProfile::Snapshot& snapshot) {
+  nb::list steps;
+  for (const ProfiledStep& step : snapshot.steps) {
+    nb::dict row;
+    row["op"] = step.op;
+    row["layer"] = step.layer;
+    row["kernel"] = step.kernel;
+    row["phase"] = step.phase == Phase::forward ? "forward" : "backward";
+    row["bytes"] = step.bytes;
+    row["flops"] = step.flops;
+    row["runs"] = step.runs;
+    row["seconds"] = static_cast<double>(step.nanoseconds) * 1e-9;
+    steps.append(row);
+  }
+  nb::list events;
+  for (const ProfiledEvent& event : snapshot.events) {
+    events.append(nb::make_tuple(event.step, event.thread, event.start, event.duration));
+  }
+  nb::dict result;
+  result["graph"] = snapshot.graph;
+  result["steps"] = steps;
+  result["events"] = events;
+  return result;
+}
+
 }  // namespace
 
 void init_session(nb::module_& module) {
@@ -168,22 +193,8 @@ void init_session(nb::module_& module) {
              return result;
            },
            nb::arg("input_dims"))
-      .def("profile",
-           [](const Session& session) {
-             nb::list rows;
-             for (const Session::NodeTime& time : session.profile()) {
-               nb::dict row;
-               row["op"] = time.op;
-               row["layer"] = time.layer;
-               row["kernel"] = time.kernel;
-               row["phase"] = time.phase == Phase::forward ? "forward" : "backward";
-               row["runs"] = time.runs;
-               row["seconds"] = time.seconds;
-               rows.append(row);
-             }
-             return rows;
-           })
-      .def("clear_profile", &Session::clear_profile);
+      .def("profile", [](const Session& session) { return to_dict(session.profile().snapshot()); })
+      .def("clear_profile", [](const Session& session) { session.profile().clear(); });
 
   nb::class_<Run>(module, "Run")
       .def(nb::init<std::shared_ptr<Session>>())
@@ -193,6 +204,16 @@ void init_session(nb::module_& module) {
       .def_prop_ro("planned", &Run::planned)
       .def_prop_ro("memory_plan", &Run::memory_plan);
 
+  module.def("profiling", &profiling);
+  module.def("set_profiling", &set_profiling, nb::arg("on"));
+  module.def("clear_profiles", &clear_profiles);
+  module.def("profiles", [] {
+    nb::list result;
+    for (const SessionProfile::Snapshot& snapshot : all_profiles()) {
+      result.append(to_dict(snapshot));
+    }
+    return result;
+  });
   module.def("memory_stats", [] {
     const BlockPool::Stats stats = BlockPool::host()->stats();
     nb::dict result;

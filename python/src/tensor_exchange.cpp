@@ -16,7 +16,8 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-DType dtype_of(uint8_t code, uint8_t bits, uint16_t lanes, const std::string& what) {
+template <class What>
+DType dtype_of(uint8_t code, uint8_t bits, uint16_t lanes, const What& what) {
   using dlpack::TypeCode;
   if (lanes == 1) {
     switch (static_cast<TypeCode>(code)) {
@@ -97,19 +98,56 @@ bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
 nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
 
 [[noreturn]] void refuse_device(const std::string& what, nb::handle tensor) {
-  throw DeviceError(str(what, " is on device '", nb::str(tensor.attr("device")).c_str(),
-                        "', expected 'cpu'"));
+  throw DeviceError(
+      str(what, " is on device '", text_of(tensor.attr("device")), "', expected 'cpu'"));
+}
+
+// For a Python error that is set.
+[[noreturn]] void refuse_unreadable(const std::string& what, nb::handle tensor) {
+  nb::python_error error;
+  if (nb::hasattr(tensor, "is_cpu") && !nb::cast<bool>(tensor.attr("is_cpu"))) {
+    refuse_device(what, tensor);
+  }
+  throw DTypeError(str(what, " cannot be read: ", error.what()));
 }
 
 }  // namespace
 
+std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
+
+TensorView view_of(nb::handle tensor, const char* what) {
+  if (const dlpack::ExchangeTable* table = exchange_table()) {
+    dlpack::Tensor view{};
+    if (table->borrow_from_object(tensor.ptr(), &view) != 0) refuse_unreadable(what, tensor);
+    if (view.device.type != dlpack::kCpu) refuse_device(what, tensor);
+    return {.data = static_cast<char*>(view.data) + view.byte_offset,
+            .dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what),
+            .rank = view.ndim,
+            .dims = view.shape,
+            .strides = view.strides};
+  }
+  nb::ndarray<> array;
+  if (!nb::try_cast(tensor.attr("detach")(), array)) throw DTypeError(str(what, " is no tensor"));
+  if (array.device_type() != nb::device::cpu::value) refuse_device(what, tensor);
+  const auto type = array.dtype();
+  const int rank = static_cast<int>(array.ndim());
+  auto own = std::make_shared<std::vector<int64_t>>();
+  for (int i = 0; i < rank; ++i) own->push_back(static_cast<int64_t>(array.shape(i)));
+  for (int i = 0; i < rank; ++i) own->push_back(array.stride(i));
+  return {.data = array.data(),
+          .dtype = dtype_of(type.code, type.bits, type.lanes, what),
+          .rank = rank,
+          .dims = own->data(),
+          .strides = own->data() + rank,
+          .own = own};
+}
+
+bool is_row_major(const TensorView& view) { return is_dense(view.dims, view.strides, view.rank); }
+
 BorrowedTensor borrow(nb::handle tensor, const std::string& what) {
   if (const dlpack::ExchangeTable* table = exchange_table()) {
     dlpack::Tensor view{};
-    if (table->borrow_from_object(tensor.ptr(), &view) != 0) {
-      nb::python_error error;
-      throw DTypeError(str(what, " cannot be read: ", error.what()));
-    }
+    if (table->borrow_from_object(tensor.ptr(), &view) != 0) refuse_unreadable(what, tensor);
     if (view.device.type != dlpack::kCpu) refuse_device(what, tensor);
     const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
     if (!is_dense(view.shape, view.strides, view.ndim)) return borrow(contiguous(tensor), what);
@@ -179,7 +217,8 @@ nb::object to_torch(const RunOutput& output) {
     return nb::steal(static_cast<PyObject*>(object));
   }
   auto* held = new std::shared_ptr<Block>(output.block);
-  nb::capsule keeper(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
+  nb::capsule keeper(held,
+                     [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
   const dlpack::DataType type = dlpack_type(output.spec.dtype);
   std::vector<size_t> shape(output.spec.dims.begin(), output.spec.dims.end());
   nb::ndarray<nb::pytorch> array(output.block->data(), shape.size(), shape.data(), keeper, nullptr,

@@ -4,7 +4,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "ortrain/base/dim.h"
 #include "ortrain/base/dtype.h"
@@ -26,6 +28,26 @@ struct BorrowedTensor {
 // DeviceError for other devices than the CPU, DTypeError for types the engine does not hold, each
 // naming `what`.
 BorrowedTensor borrow(nanobind::handle tensor, const std::string& what);
+
+// Where a torch tensor lies, as it is: nothing copied, nothing kept alive. `dims` and `strides`
+// hold as long as the tensor is not changed.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::undefined;
+  int rank = 0;
+  const int64_t* dims = nullptr;
+  const int64_t* strides = nullptr;           // in elements; null for dense row-major
+  std::shared_ptr<std::vector<int64_t>> own;  // what they point to where torch has no table
+};
+
+// Looks at a torch tensor on the CPU. Throws as `borrow` does.
+TensorView view_of(nanobind::handle tensor, const char* what);
+
+// Python's str(). An attribute is taken as a handle: nb::str(x.attr("y")) would only cast it.
+std::string text_of(nanobind::handle object);
+
+// Whether the elements lie without gaps in row-major order.
+bool is_row_major(const TensorView& view);
 
 // A torch tensor over the memory of `output`, which it keeps alive.
 nanobind::object to_torch(const RunOutput& output);

@@ -11,7 +11,7 @@ namespace {
 
 DType logsumexp_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
-// Checks mask and seed at inputs `mask` and `mask + 1`.
+// Checks mask, seed and offsets at inputs `mask` and the two behind it.
 void check_options(const InferContext& context, const AttentionExtents& extents, size_t mask) {
   const double dropout = context.attrs().float_("dropout");
   if (!(dropout >= 0.0 && dropout <= 1.0)) {
@@ -22,6 +22,17 @@ void check_options(const InferContext& context, const AttentionExtents& extents,
   }
   if (context.has_input(mask + 1) && context.rank(mask + 1) != 0) {
     throw ShapeError(str("'seed' is a scalar, has the shape ", shape_str(context.shape(mask + 1))));
+  }
+  if (context.has_input(mask + 2)) {
+    const bool one_entry = extents.packed && extents.batch.is(1) && extents.queries == extents.keys;
+    if (!one_entry || context.has_input(mask)) {
+      throw InvalidModelError(
+          "'offsets' needs q, k and v of shape [1, rows, heads * dim], the same rows and no mask");
+    }
+    if (context.rank(mask + 2) != 1 || context.shape(mask + 2)[0].is(0)) {
+      throw ShapeError(str("'offsets' has the shape ", shape_str(context.shape(mask + 2)),
+                           ", expected one entry more than there are sequences"));
+    }
   }
   if (!context.has_input(mask)) return;
   if (context.dtype(mask) != DType::boolean && context.dtype(mask) != context.dtype(0)) {
@@ -70,7 +81,7 @@ void attention_gradient(GradContext& g) {
   const std::vector<ValueId> grads =
       g.GraphBuilder::node(kOrtrainDomain, "AttentionGrad",
                            {g.output_grad(0), g.input(0), g.input(1), g.input(2), g.output(0),
-                            g.output(1), g.input(3), g.input(4)},
+                            g.output(1), g.input(3), g.input(4), g.input(5)},
                            options_of(g.attrs()), wanted);
   for (size_t i = 0; i < grads.size(); ++i) {
     if (wanted[i]) g.set_input_grad(i, grads[i]);
@@ -118,12 +129,15 @@ void register_attention(OpRegistry& registry) {
        .summary = "dropout(softmax(scale q k^T + mask)) v per head, and the logarithm of the "
                   "softmax's denominator. [b, h, s, d], or [b, s, h * d] with q_num_heads. A bool "
                   "mask is true where a key is seen; is_causal hides keys j > i; a query that sees "
-                  "no key gives zeros.",
+                  "no key gives zeros. With `offsets` the rows are those of several sequences, "
+                  "[offsets[n], offsets[n + 1]) of sequence n, and see their own keys alone; rows "
+                  "behind the last give zeros.",
        .inputs = {{"q", "T"},
                   {"k", "T"},
                   {"v", "T"},
                   {"mask", "M", Arity::optional},
-                  {"seed", "int64", Arity::optional}},
+                  {"seed", "int64", Arity::optional},
+                  {"offsets", "int64", Arity::optional}},
        .outputs = {{"out", "T"}, {"logsumexp", "U", Arity::optional}},
        .attrs = kOptions,
        .types = kTypes,
@@ -142,7 +156,8 @@ void register_attention(OpRegistry& registry) {
                            {"out", "T"},
                            {"logsumexp", "U"},
                            {"mask", "M", Arity::optional},
-                           {"seed", "int64", Arity::optional}},
+                           {"seed", "int64", Arity::optional},
+                           {"offsets", "int64", Arity::optional}},
                 .outputs = {{"dq", "T", Arity::optional},
                             {"dk", "T", Arity::optional},
                             {"dv", "T", Arity::optional},

@@ -11,6 +11,7 @@ struct Form {
   Attributes attributes = {};
   CaseInput mask = CaseInput::none();
   bool dropout = false;
+  std::vector<double> offsets = {};
 };
 
 CaseInput seed() { return CaseInput::literal(DType::i64, {}, {1234567}); }
@@ -64,6 +65,30 @@ std::vector<Form> forms() {
        {{"dropout", 0.2}, {"is_causal", int64_t{1}}},
        CaseInput::normal({1, 2, 9, 9}),
        true});
+  const Dims rows{1, 17, 12};
+  const Attributes heads{{"q_num_heads", int64_t{3}}};
+  add({"sequences", rows, rows, rows, heads, CaseInput::none(), false, {0, 5, 5, 6, 17}});
+  add({"sequences_rest", rows, rows, rows, heads, CaseInput::none(), false, {0, 9, 13}});
+  add({"sequences_none", rows, rows, rows, heads, CaseInput::none(), false, {0}});
+  add({"sequences_grouped_causal_dropout",
+       {1, 9, 16},
+       {1, 9, 8},
+       {1, 9, 8},
+       {{"q_num_heads", int64_t{4}},
+        {"kv_num_heads", int64_t{2}},
+        {"is_causal", int64_t{1}},
+        {"dropout", 0.2}},
+       CaseInput::none(),
+       true,
+       {0, 3, 7}});
+  add({"sequences_blocks",
+       {1, 700, 48},
+       {1, 700, 48},
+       {1, 700, 48},
+       {{"q_num_heads", int64_t{2}}, {"dropout", 0.1}},
+       CaseInput::none(),
+       true,
+       {0, 90, 400, 690}});
   add({"blocks",
        {1, 2, 150, 32},
        {1, 2, 300, 32},
@@ -92,6 +117,15 @@ std::pair<Dims, Dims> results_of(const Form& f) {
   return {{f.q[0], f.q[1], f.v[2] / kv_heads * heads}, {f.q[0], heads, f.q[1]}};
 }
 
+// Seed and offsets, behind the mask.
+void append_options(const Form& f, std::vector<CaseInput>& inputs) {
+  if (!f.dropout && f.offsets.empty()) return;
+  inputs.push_back(f.dropout ? seed() : CaseInput::none());
+  if (f.offsets.empty()) return;
+  const Dims dims{static_cast<int64_t>(f.offsets.size())};
+  inputs.push_back(CaseInput::literal(DType::i64, dims, f.offsets));
+}
+
 }  // namespace
 
 void register_attention(CaseRegistry& cases) {
@@ -99,7 +133,7 @@ void register_attention(CaseRegistry& cases) {
     const bool small = num_elements(f.k) < 200;
     std::vector<CaseInput> inputs{CaseInput::normal(f.q), CaseInput::normal(f.k),
                                   CaseInput::normal(f.v), f.mask};
-    if (f.dropout) inputs.push_back(seed());
+    append_options(f, inputs);
     cases.add({.op = "ortrain::Attention",
                .name = f.name,
                .inputs = inputs,
@@ -116,7 +150,7 @@ void register_attention(CaseRegistry& cases) {
       logsumexp.dtype = type;
       std::vector<CaseInput> grad_inputs{CaseInput::normal(out), inputs[0], inputs[1], inputs[2],
                                          CaseInput::normal(out), logsumexp, f.mask};
-      if (f.dropout) grad_inputs.push_back(seed());
+      append_options(f, grad_inputs);
       cases.add({.op = "ortrain::AttentionGrad",
                  .name = f.name + "_" + std::string(name_of(type)),
                  .inputs = grad_inputs,
@@ -146,6 +180,20 @@ void register_attention(CaseRegistry& cases) {
   refuse("seedless_dropout", {x, x, x}, {{"dropout", 0.5}}, "needs the input 'seed'");
   const CaseInput packed = CaseInput::normal({1, 3, 8});
   refuse("packed_without_heads", {packed, packed, packed}, {}, "need the attribute q_num_heads");
+  const Attributes two{{"q_num_heads", int64_t{2}}};
+  auto offsets = [](std::vector<double> values) {
+    const Dims dims{static_cast<int64_t>(values.size())};
+    return CaseInput::literal(DType::i64, dims, std::move(values));
+  };
+  const CaseInput none = CaseInput::none();
+  refuse("falling_offsets", {packed, packed, packed, none, none, offsets({0, 2, 1})}, two,
+         "'offsets' has 1 at 2");
+  refuse("offsets_behind_rows", {packed, packed, packed, none, none, offsets({0, 4})}, two,
+         "'offsets' has 4 at 1");
+  refuse("offsets_with_mask", {packed, packed, packed, bool_mask({3, 3}), none, offsets({0, 3})},
+         two, "and no mask");
+  refuse("offsets_of_nothing", {packed, packed, packed, none, none, offsets({})}, two,
+         "one entry more");
   refuse("uneven_heads", {packed, packed, packed}, {{"q_num_heads", int64_t{3}}}, "no multiple of");
 }
 

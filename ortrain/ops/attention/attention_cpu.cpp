@@ -26,6 +26,7 @@ AttentionForward problem_of(const NodeSpec& spec, size_t first, size_t mask) {
                .causal = attrs.int_("is_causal") != 0,
                .dropout = attrs.float_("dropout"),
                .stream = static_cast<uint64_t>(attrs.int_("stream"))};
+  a.rows = {s.heads * s.queries, s.queries, s.keys};
   a.storage = storage_of(spec.input(first).dtype);
   auto strides = [&](int64_t heads, int64_t rows, int64_t dim) {
     return e.packed ? AttentionStrides{rows * heads * dim, dim, heads * dim}
@@ -60,19 +61,42 @@ void bind(AttentionForward& a, const KernelArgs& args, size_t first, size_t mask
   }
 }
 
+// Number of sequences that share the rows; -1 without the input 'offsets'.
+int64_t sequences_of(const NodeSpec& spec, size_t offsets) {
+  return spec.has_input(offsets) ? spec.input(offsets).numel() - 1 : -1;
+}
+
+template <bool kBlocked, class Problem>
+void run(const Problem& problem, const AttentionForward& forward, const KernelArgs& args,
+         int64_t sequences, size_t offsets) {
+  if (sequences < 0) {
+    if constexpr (kBlocked) {
+      attention_blocked(problem);
+    } else {
+      attention_reference(problem);
+    }
+    return;
+  }
+  const AttentionSequences rows{args.input<int64_t>(offsets), sequences};
+  check_sequences(rows, forward.shape.queries);
+  if constexpr (kBlocked) {
+    attention_blocked(problem, rows);
+  } else {
+    clear_rest(problem, rows);
+    for (int64_t n = 0; n < sequences; ++n) attention_reference(sequence_of(problem, rows, n));
+  }
+}
+
 template <bool kBlocked>
 KernelFn make_forward(NodeSpec& spec) {
   const bool has_lse = spec.has_output(1);
-  return [problem = problem_of(spec, 0, 3), has_lse](const KernelArgs& args) {
+  return [problem = problem_of(spec, 0, 3), has_lse,
+          sequences = sequences_of(spec, 5)](const KernelArgs& args) {
     AttentionForward a = problem;
     bind(a, args, 0, 3);
     a.out = args.out[0];
     a.logsumexp = has_lse ? args.out[1] : nullptr;
-    if constexpr (kBlocked) {
-      attention_blocked(a);
-    } else {
-      attention_reference(a);
-    }
+    run<kBlocked>(a, a, args, sequences, 5);
   };
 }
 
@@ -94,10 +118,11 @@ KernelFn make_backward(NodeSpec& spec) {
 
   // The gradient of a 16-bit mask is summed in float first.
   const bool narrow_mask = wants_dmask && storage_size(a.storage) == 2;
+  const int64_t sequences = sequences_of(spec, 8);
   const int64_t own =
-      kBlocked ? (attention_backward_workspace(a.shape, a.mask, wants_dmask) + 63) / 64 * 64 : 0;
+      kBlocked && sequences < 0 ? (attention_backward_workspace(a.shape, a.mask, wants_dmask) + 63) / 64 * 64 : 0;
   spec.request_workspace(static_cast<size_t>(own + (narrow_mask ? 4 * problem.mask_size : 0)));
-  return [problem, wanted, narrow_mask, own](const KernelArgs& args) {
+  return [problem, wanted, narrow_mask, own, sequences](const KernelArgs& args) {
     AttentionBackward g = problem;
     bind(g.forward, args, 1, 6);
     g.dout = args.in[0];
@@ -110,11 +135,7 @@ KernelFn make_backward(NodeSpec& spec) {
     g.workspace = args.workspace;
     float* sums = reinterpret_cast<float*>(static_cast<char*>(args.workspace) + own);
     g.dmask = !wanted[kDmask] ? nullptr : narrow_mask ? sums : args.out[kDmask];
-    if constexpr (kBlocked) {
-      attention_blocked(g);
-    } else {
-      attention_reference(g);
-    }
+    run<kBlocked>(g, g.forward, args, sequences, 8);
     if (narrow_mask) {
       narrow(g.forward.storage, sums, static_cast<uint16_t*>(args.out[kDmask]), g.mask_size);
     }

@@ -78,7 +78,8 @@ void register_embedding(OpRegistry& registry) {
                 .attrs = {{"padding_idx", int64_t{-1}}},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
                 .infer = infer_embedding,
-                .gradient = embedding_gradient});
+                .gradient = embedding_gradient,
+                .row_operand = 1});
   registry.add(
       {.name = "EmbeddingGrad",
        .domain = std::string(kOrtrainDomain),

@@ -27,11 +27,11 @@ void layer_norm_gradient(GradContext& g) {
   }
   if (!g.has_output_grad(0)) return;
   const bool needs_bias = g.needs_grad(2);
-  const auto grads =
-      g.GraphBuilder::node(kOrtrainDomain, "LayerNormalizationGrad",
-             {g.output_grad(0), g.input(0), g.output(1), g.output(2), g.input(1),
-              needs_bias ? g.input(2) : kNoValue},
-             {{"axis", g.attrs().int_("axis")}}, {g.needs_grad(0), g.needs_grad(1), needs_bias});
+  const auto grads = g.GraphBuilder::node(kOrtrainDomain, "LayerNormalizationGrad",
+                                          {g.output_grad(0), g.input(0), g.output(1), g.output(2),
+                                           g.input(1), needs_bias ? g.input(2) : kNoValue},
+                                          {{"axis", g.attrs().int_("axis")}},
+                                          {g.needs_grad(0), g.needs_grad(1), needs_bias});
   for (size_t i = 0; i < grads.size(); ++i) {
     if (g.needs_grad(i)) g.set_input_grad(i, grads[i]);
   }
@@ -64,7 +64,8 @@ void register_layer_norm(OpRegistry& registry) {
        .attrs = {{"axis", int64_t{-1}}, {"epsilon", 1e-5}, {"stash_type", int64_t{1}}},
        .types = {{"T", kFloatTypes}, {"U", kFullFloatTypes}},
        .infer = infer_layer_norm,
-       .gradient = layer_norm_gradient});
+       .gradient = layer_norm_gradient,
+       .row_operand = 0});
   registry.add({.name = "LayerNormalizationGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary =

@@ -16,10 +16,10 @@ void infer_rms_norm(InferContext& context) {
 
 // The statistic is recomputed: one more pass over x is cheaper than keeping it.
 void rms_norm_gradient(GradContext& g) {
-  const auto grads =
-      g.GraphBuilder::node(kOrtrainDomain, "RMSNormalizationGrad", {g.output_grad(0), g.input(0), g.input(1)},
-             {{"axis", g.attrs().int_("axis")}, {"epsilon", g.attrs().float_("epsilon")}},
-             {g.needs_grad(0), g.needs_grad(1)});
+  const auto grads = g.GraphBuilder::node(
+      kOrtrainDomain, "RMSNormalizationGrad", {g.output_grad(0), g.input(0), g.input(1)},
+      {{"axis", g.attrs().int_("axis")}, {"epsilon", g.attrs().float_("epsilon")}},
+      {g.needs_grad(0), g.needs_grad(1)});
   for (size_t i = 0; i < grads.size(); ++i) {
     if (g.needs_grad(i)) g.set_input_grad(i, grads[i]);
   }
@@ -47,7 +47,8 @@ void register_rms_norm(OpRegistry& registry) {
        .attrs = {{"axis", int64_t{-1}}, {"epsilon", 1e-5}, {"stash_type", int64_t{1}}},
        .types = {{"T", kFloatTypes}},
        .infer = infer_rms_norm,
-       .gradient = rms_norm_gradient});
+       .gradient = rms_norm_gradient,
+       .row_operand = 0});
   registry.add({.name = "RMSNormalizationGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary =

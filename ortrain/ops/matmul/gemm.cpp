@@ -63,7 +63,8 @@ void register_gemm(OpRegistry& registry) {
        .attrs = {{"alpha", 1.0}, {"beta", 1.0}, {"transA", int64_t{0}}, {"transB", int64_t{0}}},
        .types = {{"T", kFloatTypes}},
        .infer = infer_gemm,
-       .gradient = gemm_gradient});
+       .gradient = gemm_gradient,
+       .row_operand = 0});
 }
 
 }  // namespace ortrain::ops

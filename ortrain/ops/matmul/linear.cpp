@@ -107,7 +107,8 @@ void register_linear(OpRegistry& registry) {
                 .outputs = {{"y", "T"}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_linear,
-                .gradient = linear_gradient});
+                .gradient = linear_gradient,
+                .row_operand = 0});
   registry.add({.name = "LinearInputGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "base + dy weight over the last dimension: dy[..., N], weight[N, K] to "

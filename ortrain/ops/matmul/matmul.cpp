@@ -95,7 +95,8 @@ void register_matmul(OpRegistry& registry) {
                 .outputs = {{"Y", "T"}},
                 .types = {{"T", kFloatTypes | kMatMulIntegers}},
                 .infer = infer_matmul,
-                .gradient = matmul_gradient});
+                .gradient = matmul_gradient,
+                .row_operand = 0});
   registry.add({.name = "FusedMatMul",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "alpha op(A) op(B), op transposing the last two dimensions where asked; "

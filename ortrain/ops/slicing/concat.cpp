@@ -18,8 +18,8 @@ void infer_concat(InferContext& context) {
   for (size_t i = 0; i < context.num_inputs(); ++i) {
     const Shape& part = context.shape(i);
     if (part.size() != shape.size()) {
-      throw ShapeError(str("input ", i, " has the shape ", shape_str(part),
-                           ", the first one has ", shape_str(context.shape(0))));
+      throw ShapeError(str("input ", i, " has the shape ", shape_str(part), ", the first one has ",
+                           shape_str(context.shape(0))));
     }
     for (size_t k = 0; k < shape.size(); ++k) {
       if (i == 0) continue;
@@ -29,8 +29,8 @@ void infer_concat(InferContext& context) {
       }
       if (shape[k].is_constant() && part[k].is_constant() && !(shape[k] == part[k])) {
         throw ShapeError(str("input ", i, " has the shape ", shape_str(part),
-                             ", which does not fit ", shape_str(context.shape(0)),
-                             " beside axis ", axis));
+                             ", which does not fit ", shape_str(context.shape(0)), " beside axis ",
+                             axis));
       }
       shape[k] = same_extent(shape[k], part[k]);
     }
@@ -104,8 +104,7 @@ void infer_split(InferContext& context) {
   }
   // Outputs that nobody wants may be missing at the end.
   if (sizes.size() < context.num_outputs()) {
-    throw InvalidModelError(
-        str(sizes.size(), " parts for ", context.num_outputs(), " outputs"));
+    throw InvalidModelError(str(sizes.size(), " parts for ", context.num_outputs(), " outputs"));
   }
   size_t offset = 0;
   for (size_t i = 0; i < context.num_outputs(); ++i) {
@@ -136,8 +135,8 @@ void split_gradient(GradContext& g) {
   }
   std::vector<ValueId> gradients;
   for (size_t i = 0; i < parts; ++i) gradients.push_back(g.output_grad_or_zeros(i));
-  g.set_input_grad(0, gradients.size() == 1 ? gradients[0]
-                                            : g.op("Concat", gradients, {{"axis", axis}}));
+  g.set_input_grad(
+      0, gradients.size() == 1 ? gradients[0] : g.op("Concat", gradients, {{"axis", axis}}));
 }
 
 }  // namespace
@@ -161,7 +160,8 @@ void register_concat(OpRegistry& registry) {
                 .attrs = {{"axis", int64_t{0}}, {"num_outputs", AttributeKind::int_}},
                 .types = {{"T", kAllTypes}},
                 .infer = infer_split,
-                .gradient = split_gradient});
+                .gradient = split_gradient,
+                .row_operand = 0});
 }
 
 }  // namespace ortrain::ops

@@ -73,7 +73,8 @@ void register_softmax(OpRegistry& registry) {
                 .attrs = {{"axis", int64_t{-1}}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_along_axis,
-                .gradient = softmax_gradient});
+                .gradient = softmax_gradient,
+                .row_operand = 0});
   registry.add({.name = "LogSoftmax",
                 .since = 13,
                 .summary = "x - max - log(sum(exp(x - max))) along one axis.",
@@ -82,7 +83,8 @@ void register_softmax(OpRegistry& registry) {
                 .attrs = {{"axis", int64_t{-1}}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_along_axis,
-                .gradient = log_softmax_gradient});
+                .gradient = log_softmax_gradient,
+                .row_operand = 0});
   registry.add({.name = "SoftmaxGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "y (dy - sum(dy y)) along one axis, y = softmax(x).",

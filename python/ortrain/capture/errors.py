@@ -42,5 +42,9 @@ class AutogradFunctionError(CaptureError):
     """The module calls a torch.autograd.Function, whose own backward a capture would lose."""
 
 
+class ChangingAttributeError(CaptureError):
+    """The forward assigns to attributes of its layers, which no graph does; every call differs."""
+
+
 class ConversionError(RuntimeError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""

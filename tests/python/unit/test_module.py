@@ -291,6 +291,111 @@ def test_changed_parameter_before_backward_is_refused() -> None:
     ours(**batch())["loss"].backward()
 
 
+class AttributeScaled(nn.Module):
+    """Multiplies by attributes that a capture bakes in; counts its calls if told to."""
+
+    def __init__(self, count: bool = False) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+        self.times = 1
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "offset"):
+            self.offset = 1
+        if self.count:
+            self.times += 1
+        return x * self.w * self.times + self.offset
+
+
+def test_integer_attributes_are_part_of_the_graph() -> None:
+    plain, ours = AttributeScaled(), ORTModule(AttributeScaled())
+    x = torch.arange(3.0)
+    for times in (1, 2, 2, 1):
+        plain.times = ours.module.times = times
+        torch.testing.assert_close(ours(x), plain(x))
+    assert ours.report().native_share == 1.0
+    # The attribute made at the first call is no reason to capture again.
+    assert len(ours.report().captures) == 2
+
+
+def test_counting_calls_in_forward_runs_in_pytorch() -> None:
+    plain, ours = AttributeScaled(count=True), ORTModule(AttributeScaled(count=True))
+    x = torch.arange(3.0)
+    with pytest.warns(RuntimeWarning, match=r"changes 'times'"):
+        torch.testing.assert_close(ours(x), plain(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        for _ in range(3):
+            torch.testing.assert_close(ours(x), plain(x))
+    assert ours.module.times == plain.times == 5
+
+
+def test_output_changed_in_place_counts_only_where_backward_reads_it() -> None:
+    class TwoOutputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = x @ self.w
+            return y, y.square().sum()
+
+    x = torch.randn(3, 2)
+    plain, ours = TwoOutputs(), ORTModule(TwoOutputs())
+    for model in (plain, ours):
+        _, total = model(x)
+        total.add_(1)
+        total.backward()
+    assert_same_gradients(ours, plain)
+    y, total = ours(x)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="output 0.*modified by an inplace operation"):
+        total.backward()
+
+
+def test_shapes_that_no_kernel_takes_run_in_pytorch() -> None:
+    class Flipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.flip(0) * self.w).sum()
+
+    plain, ours = Flipped(), ORTModule(Flipped())
+    for rows in (4, 0, 2):
+        x = torch.randn(rows, 3)
+        results = [model(x) for model in (ours, plain)]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.backward()
+        assert_same_gradients(ours, plain)
+
+
+def test_second_backward_without_retain_graph_is_refused() -> None:
+    ours, _ = pair()
+    loss = ours(**batch())["loss"]
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_default_dtype_is_part_of_the_graph() -> None:
+    class Ones(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ones(x.shape[0]) + 1
+
+    ours = ORTModule(Ones())
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert ours(torch.zeros(2)).dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_double_backward_is_refused() -> None:
     ours, _ = pair()
     loss = ours(**batch())["loss"]

@@ -1,0 +1,174 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Time the same training step on several sides, one at a time, in rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import PEERS
+from benchmarks.worker import Worker, WorkerError
+from benchmarks.workloads import Workload
+
+TURN_SECONDS = 0.3  # a side does at least this much work before the next one has its turn
+GEMM_REPEAT = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """How to compare.
+
+    Attributes:
+      peers: Names in ``PEERS``.
+      threads: Threads of each side; None leaves the choice to PyTorch.
+      dtype: "f32", or "bf16" for autocast.
+      rounds: Turns of each side.
+      cold_compile: Give torch.compile and Ortrain empty caches instead of those kept between runs.
+    """
+
+    peers: Sequence[str] = tuple(PEERS)
+    threads: int | None = None
+    dtype: str = "f32"
+    rounds: int = 7
+    cold_compile: bool = False
+
+    def __post_init__(self) -> None:
+        for peer in self.peers:
+            if peer not in PEERS:
+                raise ValueError(f"unknown peer {peer!r}; there are {', '.join(PEERS)}")
+        if not self.peers or len(set(self.peers)) != len(self.peers):
+            raise ValueError("name each peer once, at least one")
+        if self.dtype not in ("f32", "bf16"):
+            raise ValueError(f"dtype is f32 or bf16, not {self.dtype!r}")
+        if self.rounds < 1:
+            raise ValueError("rounds must be positive")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError("threads must be positive")
+
+
+def compare(
+    workload: Workload, settings: Settings, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Return the figures of every side.
+
+    Each side lives in a process of its own and does a few steps per turn while the others sleep.
+    A side that fails is reported with the reason, and the others go on.
+
+    Args:
+      workload: What to train.
+      settings: How to compare.
+      say: Called with what is being done.
+
+    Returns:
+      A dict for JSON with "workload", "settings", "flops", "gemm" (FLOP/s by library) and "sides".
+      A side has "error", or: seconds "wall" and "cpu" (median, min and all steps), "first_step",
+      page faults per step, memory, and "eta", the share of the best matrix rate.
+    """
+    plain = dataclasses.asdict(workload)
+    sides: dict[str, dict[str, Any]] = {}
+    samples: dict[str, dict[str, list[float]]] = {}
+    with contextlib.ExitStack() as stack:
+        reference = stack.enter_context(Worker({}, settings.threads))
+        flops = reference.ask("flops", workload=plain)
+        gemm = reference.ask("gemm", repeat=GEMM_REPEAT)
+        workers: dict[str, Worker] = {}
+        turn: dict[str, int] = {}
+        for name in settings.peers:
+            say(f"{workload.name}: {name}, first step")
+            environment = dict(PEERS[name].environment)
+            environment |= _caches(stack, settings.cold_compile)
+            worker = stack.enter_context(Worker(environment, settings.threads))
+            try:
+                sides[name] = worker.ask("build", workload=plain, peer=name, dtype=settings.dtype)
+                sides[name]["first_step"] = worker.ask("first_step")
+                step = worker.ask("warm_up")
+            except WorkerError as error:
+                _drop(name, error, sides, workers, worker)
+                continue
+            workers[name] = worker
+            turn[name] = max(1, min(1000, math.ceil(TURN_SECONDS / step)))
+            samples[name] = {"wall": [], "cpu": [], "faults": [], "loss": []}
+        for number in range(settings.rounds):
+            say(f"{workload.name}: round {number + 1} of {settings.rounds}")
+            for library, rate in reference.ask("gemm", repeat=GEMM_REPEAT).items():
+                gemm[library] = max(gemm[library], rate)
+            for name in list(workers) if number % 2 == 0 else list(reversed(workers)):
+                try:
+                    done = workers[name].ask("steps", count=turn[name])
+                except WorkerError as error:
+                    _drop(name, error, sides, workers, workers[name])
+                    continue
+                samples[name]["wall"] += done["wall"]
+                samples[name]["cpu"] += done["cpu"]
+                samples[name]["faults"].append(done["faults"] / turn[name])
+                samples[name]["loss"].append(done["loss"])
+        for name in list(workers):
+            try:
+                facts = workers[name].ask("finish")
+            except WorkerError as error:
+                _drop(name, error, sides, workers, workers[name])
+                continue
+            sides[name] |= facts | _figures(samples[name], flops, max(gemm.values()))
+    return {
+        "workload": {"name": workload.name, **plain},
+        "settings": dataclasses.asdict(settings),
+        "load": os.getloadavg()[0],
+        "flops": flops,
+        "gemm": gemm,
+        "sides": sides,
+    }
+
+
+def ratio(result: dict[str, Any], of: str, to: str, clock: str = "wall") -> float | None:
+    """Return how many times as long a step of ``of`` takes as one of ``to``; None if one failed."""
+    slow, quick = (result["sides"].get(name, {}).get(clock) for name in (of, to))
+    if slow is None or quick is None:
+        return None
+    return slow["median"] / quick["median"]
+
+
+def _figures(samples: dict[str, list[float]], flops: float, rate: float) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for clock in ("wall", "cpu"):
+        steps = samples[clock]
+        result[clock] = {"median": statistics.median(steps), "min": min(steps), "steps": steps}
+    result["faults_per_step"] = statistics.median(samples["faults"])
+    result["loss"] = samples["loss"][-1]
+    result["eta"] = flops / rate / result["wall"]["median"]
+    result["eta_best"] = flops / rate / result["wall"]["min"]
+    return result
+
+
+def _drop(
+    name: str,
+    error: WorkerError,
+    sides: dict[str, dict[str, Any]],
+    workers: dict[str, Worker],
+    worker: Worker,
+) -> None:
+    sides[name] = {**sides.get(name, {}), "error": str(error)}
+    workers.pop(name, None)
+    worker.close()
+
+
+def _caches(stack: contextlib.ExitStack, cold: bool) -> dict[str, str]:
+    """Return where torch.compile and Ortrain keep what they have compiled."""
+    if cold:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ortrain-bench-"))
+    else:
+        folder = str(Path(tempfile.gettempdir()) / f"ortrain-bench-{os.getuid()}")
+        Path(folder).mkdir(mode=0o700, exist_ok=True)
+        if Path(folder).stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user")
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "ORTRAIN_CACHE_DIR": f"{folder}/ortrain",
+    }

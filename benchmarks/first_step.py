@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Time until training runs: ``python -m benchmarks.first_step``.
+
+Every row is the first training step of a fresh process, the model being built already, and what a
+batch of another shape costs after that: its first step less a repeated one. CPU time includes child
+processes, such as compilers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.peers import PEERS
+from benchmarks.table import add_columns, make_console, seconds
+from benchmarks.train_step import write_json
+from benchmarks.worker import Worker, WorkerError
+from benchmarks.workloads import MODELS, Workload
+from ortrain import env
+
+CACHE_FLAG = "ORTRAIN_CACHE_DIR"
+
+
+def rows(peers: list[str], folder: str) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+    """Return name, peer and environment of each process, in order.
+
+    Args:
+      peers: Names of ``PEERS``.
+      folder: An empty folder for caches.
+    """
+    kept = {CACHE_FLAG: f"{folder}/ortrain"}
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    for peer in peers:
+        if peer == "ortrain":
+            yield "ortrain, nothing cached", peer, kept
+            yield "ortrain, second process", peer, kept
+        elif peer == "compile":
+            yield "compile, nothing cached", peer, compiled
+            yield "compile, second process", peer, compiled
+        else:
+            yield peer, peer, PEERS[peer].environment
+
+
+def measure(
+    workload: Workload, other: Workload, peer: str, environment: Mapping[str, str], threads: int
+) -> dict[str, Any]:
+    """Return the figures of one fresh process; "error" where it failed."""
+    with Worker(environment, threads) as worker:
+        try:
+            built = worker.ask(
+                "build", workload=dataclasses.asdict(workload), peer=peer, dtype="f32"
+            )
+            first = worker.ask("first_step")
+            steady = worker.ask("steps", count=3)
+            worker.ask("rebatch", workload=dataclasses.asdict(other), dtype="f32")
+            changed = worker.ask("first_step")
+            repeated = worker.ask("steps", count=5)
+        except WorkerError as error:
+            return {"error": str(error)}
+    return {
+        "optimizer": built["optimizer"],
+        "first": first,
+        "steady": min(steady["wall"]),
+        "shape_first": changed["wall"],
+        "shape_steady": min(repeated["wall"]),
+        "shape_cost": changed["wall"] - statistics.median(repeated["wall"]),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 1 if a side failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="bert-mlm")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seq", type=int, default=64)
+    parser.add_argument("--peers", default="eager,ortrain", help="sides, separated by commas")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    peers = options.peers.split(",")
+    if unknown := set(peers) - set(PEERS):
+        parser.error(f"unknown peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    try:
+        workload = Workload(options.model, options.batch, options.seq)
+    except ValueError as error:
+        parser.error(str(error))
+    if MODELS[options.model].kind in ("image", "vector"):
+        other = dataclasses.replace(workload, batch=options.batch + 1)
+    else:
+        other = dataclasses.replace(workload, batch=options.batch + 1, seq=options.seq + 32)
+    console = make_console()
+    table = Table(title=f"First step, {workload.name}; then {other.name}")
+    add_columns(table, "process", "wall", "CPU", "steady step", "new shape costs", "peak")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="ortrain-bench-") as folder:
+        for name, peer, environment in rows(peers, folder):
+            with console.status(name):
+                row = measure(workload, other, peer, environment, options.threads)
+            results[name] = row
+            if "error" in row:
+                table.add_row(name, f"failed: {row['error']}")
+                continue
+            table.add_row(
+                name,
+                seconds(row["first"]["wall"]),
+                seconds(row["first"]["cpu"]),
+                seconds(row["steady"]),
+                seconds(max(row["shape_cost"], 0.0)),
+                f"{row['first']['peak_bytes'] / 2**20:.0f} MiB",
+            )
+    console.print(table)
+    if options.json:
+        document = {"environment": env.collect(), "rows": results}
+        write_json(options.json, document | {"workload": dataclasses.asdict(workload)})
+    return 1 if any("error" in row for row in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a step: planned against measured, and against PyTorch: ``python -m benchmarks.memory``.
+
+Measured is how far the resident memory of a fresh process rises above its state between two steps:
+in a forward and backward, and in a whole step with clipping and optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import gc
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from benchmarks.peers import PEERS, Side, make_step
+from benchmarks.resources import peak_bytes, reset_peak, resident_bytes
+from benchmarks.table import add_columns, make_console, mib
+from benchmarks.train_step import write_json
+from benchmarks.workloads import MODELS, Workload
+from ortrain import env
+
+if TYPE_CHECKING:
+    import torch
+
+FULL = 4096  # tokens from which on the share of eager's memory counts
+SHARE_TARGET = 0.45
+PREDICTION_TARGET = 0.03
+ARENA_TARGET = 1.03
+
+
+def probe(side: Side, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Measure one side in this process; called in a worker."""
+    step = make_step(side, batch, "f32")
+    step()  # makes the optimizer's state, the graph and what libraries keep
+    before = _settle()
+    loss = side.model(**batch).loss
+    loss.backward()
+    del loss
+    rise = peak_bytes() - before
+    side.optimizer.zero_grad(set_to_none=True)
+    before = _settle()
+    step()
+    result: dict[str, Any] = {
+        "forward_backward": rise,
+        "step": peak_bytes() - before,
+        "resident_before": before,
+        "peak": peak_bytes(),
+    }
+    if hasattr(side.model, "memory_plan"):
+        plan = side.model.memory_plan()
+        result["plan"] = None if plan is None else dataclasses.asdict(plan)
+    return result
+
+
+def _settle() -> int:
+    """Give back what is free, start a new peak, return what is resident."""
+    from ortrain import _core
+
+    gc.collect()
+    _core.trim_memory()
+    ctypes.CDLL(None).malloc_trim(0)
+    reset_peak()
+    return resident_bytes()
+
+
+def measure(workload: Workload, peer: str, threads: int | None) -> dict[str, Any]:
+    """Measure one side in a fresh process; "error" where it failed."""
+    from benchmarks.worker import Worker, WorkerError
+
+    with Worker(PEERS[peer].environment, threads) as worker:
+        try:
+            plain = dataclasses.asdict(workload)
+            worker.ask("build", workload=plain, peer=peer, dtype="f32")
+            return worker.ask("memory", workload=plain)
+        except WorkerError as error:
+            return {"error": str(error)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 1 if a side failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--seq", type=int, default=1024)
+    parser.add_argument("--peers", default="eager,ortrain", help="sides, separated by commas")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    peers = options.peers.split(",")
+    if unknown := set(peers) - set(PEERS):
+        parser.error(f"unknown peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    try:
+        workload = Workload(options.model, options.batch, options.seq)
+    except ValueError as error:
+        parser.error(str(error))
+    console = make_console()
+    sides: dict[str, dict[str, Any]] = {}
+    for peer in peers:
+        with console.status(f"{workload.name}: {peer}"):
+            sides[peer] = measure(workload, peer, options.threads)
+    table = Table(title=f"Memory of a step, {workload.name}")
+    add_columns(table, "side", "forward + backward", "whole step", "peak of the process", "share")
+    base = sides[peers[0]]
+    for name, side in sides.items():
+        if "error" in side:
+            table.add_row(name, f"failed: {side['error']}")
+            continue
+        share = side["step"] / base["step"] if base.get("step") else float("nan")
+        table.add_row(
+            name,
+            *(mib(side[k]) for k in ("forward_backward", "step", "peak")),
+            f"{share:.2f}",
+        )
+    console.print(table)
+    for name, side in sides.items():
+        if plan := side.get("plan"):
+            error = side["forward_backward"] / plan["total_bytes"] - 1
+            bound = plan["arena_bytes"] / max(plan["arena_lower_bound"], 1)
+            console.print(
+                f"{name}: planned {mib(plan['total_bytes'])}, measured {error:+.1%} "
+                f"(aim ±{PREDICTION_TARGET:.0%}); arena {mib(plan['arena_bytes'])}, {bound:.3f} of "
+                f"its lower bound (aim {ARENA_TARGET})",
+                highlight=False,
+            )
+    tokens = workload.batch * workload.seq
+    if tokens >= FULL:
+        console.print(f"{tokens} tokens: aim {SHARE_TARGET} of eager's memory", highlight=False)
+    if options.json:
+        document = {"environment": env.collect(), "workload": dataclasses.asdict(workload)}
+        write_json(options.json, document | {"sides": sides})
+    return 1 if any("error" in side for side in sides.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

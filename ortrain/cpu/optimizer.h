@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ortrain/cpu/simd/optimizer_rows.h"
+#include "ortrain/cpu/storage.h"
+#include "ortrain/cpu/threads.h"
+
+namespace ortrain::cpu {
+
+struct OptimizerOperand {
+  void* data = nullptr;
+  Storage storage = Storage::kF32;
+};
+
+// One parameter of a multi-tensor step: `size` elements in a row of each operand. A double
+// parameter has double operands; all others are computed in float and may mix float and 16-bit
+// formats. The states are those of the optimizer: Adam and LAMB exp_avg, exp_avg_sq, and for
+// AMSGrad max_exp_avg_sq; SGD the momentum buffer, or null.
+struct OptimizerTensor {
+  int64_t size = 0;
+  OptimizerOperand param;
+  OptimizerOperand grad;  // not written
+  std::array<OptimizerOperand, 3> states;
+};
+
+// All elements of a list of tensors as one index space, cut into blocks of equal size for the
+// threads. The cuts depend on the sizes alone, so sums over pieces are the same for any number of
+// threads.
+class TensorBlocks {
+ public:
+  static constexpr int64_t kBlockSize = 32768;
+
+  struct Piece {
+    int64_t tensor, begin, size;
+  };
+
+  // Does nothing where the sizes are those of the last call.
+  void assign(std::span<const OptimizerTensor> tensors);
+
+  std::span<const Piece> pieces() const { return pieces_; }
+  int64_t block_count() const { return static_cast<int64_t>(starts_.size()) - 1; }
+
+  // fn(index of the piece, piece) for all pieces, blocks in parallel.
+  template <class Fn>
+  void for_pieces(const Fn& fn) const {
+    parallel_blocks(block_count(), [&](int64_t block) {
+      const size_t end = starts_[static_cast<size_t>(block) + 1];
+      for (size_t i = starts_[static_cast<size_t>(block)]; i < end; ++i) fn(i, pieces_[i]);
+    });
+  }
+
+ private:
+  std::vector<int64_t> sizes_;
+  std::vector<Piece> pieces_;
+  std::vector<size_t> starts_ = {0};  // of the blocks in pieces_, and their end
+};
+
+// The bias-corrected coefficients of PyTorch's AdamW at its step number `step` >= 1.
+AdamCoefficients adamw_coefficients(double lr, double beta1, double beta2, double epsilon,
+                                    double weight_decay, double step);
+
+// The 2-norm of all gradients together, added up in double. NaN and infinity show.
+double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks);
+
+// What gradients of norm `norm` are multiplied by so that it is at most `max_norm`; NaN for NaN.
+// torch.nn.utils.clip_grad_norm_'s formula: min(1, max_norm / (norm + 1e-6)).
+double clip_factor(double norm, double max_norm);
+
+// One step on all tensors, each with its coefficients. `blocks` is made from `tensors`.
+void adam_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+               std::span<const AdamCoefficients> coefficients);
+void sgd_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+              std::span<const SgdCoefficients> coefficients);
+void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+               std::span<const LambCoefficients> coefficients);
+
+}  // namespace ortrain::cpu

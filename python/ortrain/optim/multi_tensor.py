@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What the multi-tensor optimizers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ortrain._core import MultiTensorStep
+from ortrain.capture.torch_internals import outside_compiled_code
+from ortrain.errors import UnsupportedError
+
+Group = dict[str, Any]
+State = dict[str, torch.Tensor]
+
+
+def zeros_like(param: torch.Tensor) -> torch.Tensor:
+    """Return zeros in the shape, type and memory order of a parameter."""
+    return torch.zeros_like(param, memory_format=torch.preserve_format)
+
+
+def init_moments(param: torch.Tensor, group: Group, state: State) -> None:
+    """Fill an empty entry of the state as torch.optim.AdamW does."""
+    wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
+    dtype = torch.float64 if wide else torch.float32
+    state["step"] = torch.zeros((), dtype=dtype, device="cpu")
+    state["exp_avg"] = zeros_like(param)
+    state["exp_avg_sq"] = zeros_like(param)
+    if group.get("amsgrad"):
+        state["max_exp_avg_sq"] = zeros_like(param)
+
+
+def init_buffer(param: torch.Tensor, group: Group, state: State) -> None:
+    """Add a momentum buffer to an entry of the state."""
+    del group
+    state["momentum_buffer"] = zeros_like(param)
+
+
+class MultiTensorOptimizer(torch.optim.Optimizer):
+    """One native pass over all parameters in place of a kernel per parameter.
+
+    A subclass also inherits its constructor and its state_dict from a class of torch.optim. With
+    ``max_grad_norm`` the step clips: parameters and state become what they become after
+    ``torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)``, over the parameters of all groups.
+    Gradients themselves stay as they are. torch.amp.GradScaler leaves unscaling to the step.
+
+    A step raises DeviceError for tensors outside the CPU, DTypeError for complex or integer ones,
+    UnsupportedError for sparse gradients and ShapeError for a state that does not fit, each naming
+    the parameter. Nothing is changed then.
+    """
+
+    _kind: ClassVar[str]
+    _init_state: ClassVar[Callable[[torch.Tensor, Group, State], None]]
+    _step_supports_amp_scaling = True
+
+    max_grad_norm: float | None = None
+    _native: MultiTensorStep | None = None
+    _norm: float | None = None
+
+    def _set_max_grad_norm(self, max_grad_norm: float | None) -> None:
+        if max_grad_norm is not None and not max_grad_norm >= 0:
+            raise ValueError(f"Invalid max_grad_norm value: {max_grad_norm}")
+        self.max_grad_norm = max_grad_norm
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group as torch.optim.Optimizer does.
+
+        The options of compiled steps are refused, and a parameter that is twice in the group.
+        """
+        for option in ("capturable", "differentiable"):
+            if param_group.get(option, self.defaults.get(option)):
+                raise UnsupportedError(f"{type(self).__name__} has no {option}=True")
+        super().add_param_group(param_group)
+        params = self.param_groups[-1]["params"]
+        if len({id(param) for param in params}) != len(params):
+            del self.param_groups[-1]
+            raise ValueError("a parameter is twice in the same group")
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The norm of the gradients in the last step, before clipping, as a scalar tensor.
+
+        None before the first step, after a step that was skipped, and without ``max_grad_norm``.
+        """
+        return None if self._norm is None else torch.tensor(self._norm)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: Evaluates the model again and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @outside_compiled_code
+    def _update(self) -> None:
+        self._norm = None
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf) != 0:
+            return
+        grad_scale = getattr(self, "grad_scale", None)
+        if self._native is None:
+            self._native = MultiTensorStep(self._kind, type(self)._init_state, increment_version)
+        self._norm = self._native.step(
+            self.param_groups,
+            self.state,
+            1.0 if grad_scale is None else 1.0 / float(grad_scale),
+            self.max_grad_norm,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._native = None  # lets go of the state that is replaced
+        super().__setstate__(state)

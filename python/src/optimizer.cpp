@@ -1,0 +1,549 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/cpu/optimizer.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ortrain/base/error.h"
+#include "python/src/init.h"
+#include "python/src/tensor_exchange.h"
+#include "python/src/tensor_order.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+using cpu::OptimizerOperand;
+using cpu::OptimizerTensor;
+
+[[noreturn]] void refuse_dtype(nb::handle tensor, const char* what) {
+  throw DTypeError(str("the ", what, " is ", text_of(tensor.attr("dtype")),
+                       ", expected torch.float32, float64, bfloat16 or float16"));
+}
+
+cpu::Storage storage_of(DType dtype, nb::handle tensor, const char* what) {
+  switch (dtype) {
+    case DType::f32:
+      return cpu::Storage::kF32;
+    case DType::f64:
+      return cpu::Storage::kF64;
+    case DType::bf16:
+      return cpu::Storage::kBF16;
+    case DType::f16:
+      return cpu::Storage::kF16;
+    default:
+      refuse_dtype(tensor, what);
+  }
+}
+
+double number(nb::handle group, const char* key) {
+  nb::object value = group[key];
+  const double result = PyFloat_AsDouble(value.ptr());
+  if (result == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return result;
+}
+
+bool truth(nb::handle group, const char* key) {
+  nb::object value = group[key];
+  const int result = PyObject_IsTrue(value.ptr());
+  if (result < 0) throw nb::python_error();
+  return result == 1;
+}
+
+// A key that is looked up for every parameter in every step.
+class Key {
+ public:
+  explicit Key(const char* literal)
+      : text_(literal), object_(nb::steal(PyUnicode_InternFromString(literal))) {}
+  PyObject* ptr() const { return object_.ptr(); }
+  const char* text() const { return text_; }
+
+ private:
+  const char* text_;
+  nb::object object_;
+};
+
+// What a group of parameters asks for, read anew in every step.
+struct Group {
+  nb::object dict;
+  nb::object params;  // a list
+  size_t state_count = 0;
+  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  double momentum = 0, dampening = 0;
+  double ratio_min = 0, ratio_max = 0;
+  bool nesterov = false, bias_correction = true;
+  double sign = 1;
+};
+
+// A parameter with its entry of the optimizer's state.
+struct Member {
+  nb::object param;
+  nb::object state;  // a dict, or none yet
+};
+
+// A parameter that takes part in the step under way.
+struct Item {
+  size_t group = 0;
+  nb::object grad;
+  void* step = nullptr;  // the step number, float or double
+  bool wide_step = false;
+  bool first = false;  // SGD: the buffer was made in this step
+};
+
+// An operand in another order than its parameter works on a copy; `original`, where there is one,
+// gets the result.
+struct Copy {
+  nb::object original, copy;
+};
+
+// One multi-tensor step of a torch optimizer over its param_groups and state, whose layout is that
+// of torch.optim. Tensors are looked at in every step, so any of them may be replaced between
+// steps; entries of the state are found by identity. Nothing is written before all is checked.
+class MultiTensorStep {
+ public:
+  MultiTensorStep(const std::string& kind, nb::object init_state, nb::object mark_written)
+      : kind_(kind == "adamw"  ? Kind::adamw
+              : kind == "lamb" ? Kind::lamb
+                               : Kind::sgd),
+        init_state_(std::move(init_state)),
+        mark_written_(std::move(mark_written)) {
+    if (kind_ == Kind::sgd) {
+      keys_.emplace_back("momentum_buffer");
+      return;
+    }
+    for (const char* key : {"exp_avg", "exp_avg_sq"}) keys_.emplace_back(key);
+    if (kind_ == Kind::adamw) keys_.emplace_back("max_exp_avg_sq");
+  }
+
+  // Returns the norm of the gradients, multiplied by `gradient_factor`, or None where `max_norm` is
+  // None. The gradients are not written.
+  nb::object step(nb::list groups, nb::dict state, double gradient_factor, nb::object max_norm) {
+    if (running_) throw InternalError("the optimizer is already taking a step in another thread");
+    running_ = true;
+    struct Guard {
+      MultiTensorStep& self;
+      ~Guard() { self.finish(); }
+    } guard{*this};
+    try {
+      read_groups(groups);
+      collect(state);
+    } catch (...) {
+      drop_new_buffers();
+      throw;
+    }
+    blocks_.assign(tensors_);
+    nb::object result = nb::none();
+    double factor = gradient_factor;
+    if (!max_norm.is_none()) {
+      const double most = nb::cast<double>(max_norm);
+      double norm = 0;
+      {
+        nb::gil_scoped_release release;
+        norm = std::abs(gradient_factor) * cpu::gradient_norm(tensors_, blocks_);
+      }
+      factor *= cpu::clip_factor(norm, most);
+      result = nb::float_(norm);
+    }
+    run(factor);
+    for (const Copy& copy : copies_) {
+      if (copy.original.is_valid()) copy.original.attr("detach")().attr("copy_")(copy.copy);
+    }
+    if (nb::len(written_) > 0) mark_written_(written_);
+    return result;
+  }
+
+  // What the garbage collector asks for: a parameter may lead back to its optimizer.
+  int traverse(visitproc visit, void* arg) {
+    Py_VISIT(init_state_.ptr());
+    Py_VISIT(mark_written_.ptr());
+    Py_VISIT(written_.ptr());
+    for (const std::vector<Member>* list : {&members_, &entries_}) {
+      for (const Member& member : *list) {
+        Py_VISIT(member.param.ptr());
+        Py_VISIT(member.state.ptr());
+      }
+    }
+    return 0;
+  }
+  void clear() {
+    members_.clear();
+    entries_.clear();
+    written_ = nb::list();
+  }
+
+ private:
+  enum class Kind { adamw, sgd, lamb };
+
+  void finish() {
+    for (Item& item : items_) item.grad.reset();
+    items_.clear();
+    tensors_.clear();
+    copies_.clear();
+    new_buffers_.clear();
+    groups_.clear();
+    running_ = false;
+  }
+
+  void drop_new_buffers() {
+    nb::error_scope keep;
+    for (const nb::object& state : new_buffers_) {
+      if (PyDict_DelItem(state.ptr(), keys_[0].ptr()) != 0) PyErr_Clear();
+    }
+  }
+
+  void read_groups(nb::list groups) {
+    for (nb::handle dict : groups) {
+      Group group;
+      group.dict = nb::borrow(dict);
+      group.params = dict["params"];
+      if (!PyList_Check(group.params.ptr())) throw nb::type_error("params of a group is no list");
+      group.lr = number(dict, "lr");
+      group.weight_decay = number(dict, "weight_decay");
+      group.sign = truth(dict, "maximize") ? -1 : 1;
+      if (kind_ == Kind::sgd) {
+        group.momentum = number(dict, "momentum");
+        group.dampening = number(dict, "dampening");
+        group.nesterov = truth(dict, "nesterov");
+        group.state_count = group.momentum != 0 ? 1 : 0;
+      } else {
+        nb::object betas = dict["betas"];
+        group.beta1 = nb::cast<double>(nb::float_(betas[0]));
+        group.beta2 = nb::cast<double>(nb::float_(betas[1]));
+        group.epsilon = number(dict, "eps");
+        group.state_count = 2;
+      }
+      if (kind_ == Kind::adamw && truth(dict, "amsgrad")) group.state_count = 3;
+      if (kind_ == Kind::lamb) {
+        group.ratio_min = number(dict, "ratio_min");
+        group.ratio_max = number(dict, "ratio_max");
+        group.bias_correction = truth(dict, "bias_correction");
+      }
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  // Forgets the entries of the state when one was added, removed or replaced.
+  void refresh(nb::dict state) {
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    size_t i = 0;
+    bool same = static_cast<size_t>(PyDict_Size(state.ptr())) == entries_.size();
+    while (same && PyDict_Next(state.ptr(), &position, &key, &value)) {
+      same = entries_[i].param.ptr() == key && entries_[i].state.ptr() == value;
+      ++i;
+    }
+    if (same) return;
+    members_.clear();
+    entries_.clear();
+    for (position = 0; PyDict_Next(state.ptr(), &position, &key, &value);) {
+      entries_.push_back({nb::borrow(key), nb::borrow(value)});
+    }
+  }
+
+  void collect(nb::dict state) {
+    refresh(state);
+    size_t at = 0;
+    Py_ssize_t written = 0;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      PyObject* params = groups_[g].params.ptr();
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); ++i, ++at) {
+        nb::handle param = PyList_GET_ITEM(params, i);
+        nb::object grad = nb::steal(PyObject_GetAttr(param.ptr(), grad_.ptr()));
+        if (!grad.is_valid()) throw nb::python_error();
+        if (grad.is_none()) continue;
+        if (at >= members_.size()) members_.resize(at + 1);
+        Member& member = members_[at];
+        if (member.param.ptr() != param.ptr()) member = {nb::borrow(param), {}};
+        Item item{.group = g, .grad = std::move(grad)};
+        try {
+          add(state, member, std::move(item));
+        } catch (const Error&) {
+          rethrow_with_context(describe(g, i));
+        }
+        note_written(written++, param);
+      }
+    }
+    if (PyList_SetSlice(written_.ptr(), written, PY_SSIZE_T_MAX, nullptr) != 0) {
+      throw nb::python_error();
+    }
+  }
+
+  std::string describe(size_t g, Py_ssize_t i) const {
+    nb::dict dict = nb::borrow<nb::dict>(groups_[g].dict);
+    std::string name = str("parameter ", i);
+    if (dict.contains("param_names")) {
+      name += str(" '", text_of(dict["param_names"][i]), "'");
+    }
+    if (groups_.size() > 1) name += str(" of group ", g);
+    return str("[optimizer, ", name, "] ");
+  }
+
+  // The list of parameters written is kept from step to step.
+  void note_written(Py_ssize_t i, nb::handle param) {
+    if (i >= PyList_GET_SIZE(written_.ptr())) {
+      written_.append(param);
+    } else if (PyList_GET_ITEM(written_.ptr(), i) != param.ptr()) {
+      written_[i] = param;
+    }
+  }
+
+  void add(nb::dict all_states, Member& member, Item item) {
+    const Group& group = groups_[item.group];
+    OptimizerTensor tensor;
+    const TensorView param = look(member.param, "parameter");
+    tensor.size = numel(param);
+    tensor.param = {param.data, storage_of(param.dtype, member.param, "parameter")};
+    const TensorView grad = look(item.grad, "gradient");
+    tensor.grad = operand(param, tensor.param, item.grad, grad, "gradient");
+    bool flat = is_row_major(param) && is_row_major(grad);
+    const bool has_state = kind_ != Kind::sgd || group.state_count > 0;
+    std::array<PyObject*, 3> state_tensors{};
+    std::array<TensorView, 3> views;
+    if (has_state) {
+      find_state(all_states, member, group, item);
+      if (kind_ != Kind::sgd) find_step(member, item);
+      for (size_t k = 0; k < group.state_count; ++k) {
+        state_tensors[k] = get(member, keys_[k]);
+        views[k] = look(state_tensors[k], keys_[k].text());
+        tensor.states[k] =
+            operand(param, tensor.param, state_tensors[k], views[k], keys_[k].text());
+        flat = flat && is_row_major(views[k]);
+      }
+    }
+    if (!flat && tensor.size > 0) {
+      align(param, member.param, tensor.param, param, true);
+      align(param, item.grad, tensor.grad, grad, false);
+      for (size_t k = 0; k < group.state_count; ++k) {
+        align(param, state_tensors[k], tensor.states[k], views[k], true);
+      }
+    }
+    items_.push_back(std::move(item));
+    tensors_.push_back(tensor);
+  }
+
+  TensorView look(nb::handle tensor, const char* what) const {
+    try {
+      const TensorView view = view_of(tensor, what);
+      if (view.data == nullptr && numel(view) > 0) {
+        throw UnsupportedError(
+            str("the ", what, " is a ", text_of(tensor.type()), " without memory of its own"));
+      }
+      return view;
+    } catch (const DTypeError&) {
+      if (!nb::hasattr(tensor, "layout")) throw;
+      if (text_of(tensor.attr("layout")) != "torch.strided") {
+        throw UnsupportedError(str("the ", what, " is sparse (", text_of(tensor.attr("layout")),
+                                   "), expected a dense tensor"));
+      }
+      if (!nb::cast<bool>(tensor.attr("is_floating_point")())) refuse_dtype(tensor, what);
+      throw;
+    }
+  }
+
+  static OptimizerOperand operand(const TensorView& param, const OptimizerOperand& param_operand,
+                                  nb::handle tensor, const TensorView& view, const char* what) {
+    if (!same_dims(param, view)) {
+      throw ShapeError(str("the ", what, " has shape ", dims_str(dims_of(view)),
+                           ", the parameter has shape ", dims_str(dims_of(param))));
+    }
+    const cpu::Storage storage = storage_of(view.dtype, tensor, what);
+    if ((storage == cpu::Storage::kF64) != (param_operand.storage == cpu::Storage::kF64)) {
+      throw DTypeError(str("the ", what, " is ", name_of(view.dtype), ", the parameter is ",
+                           name_of(param.dtype)));
+    }
+    return {view.data, storage};
+  }
+
+  // Points `target` to a copy in the order of the parameter where the tensor's is another one. A
+  // parameter with gaps or overlaps is itself worked on as a row-major copy.
+  void align(const TensorView& param, nb::handle tensor, OptimizerOperand& target,
+             const TensorView& view, bool write_back) {
+    const bool dense = is_dense(param);
+    if (dense ? same_order(param, view) : is_row_major(view)) return;
+    nb::object copy = copy_in_order(tensor, param);
+    target.data = view_of(copy, "copy").data;
+    copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});
+  }
+
+  PyObject* get(const Member& member, const Key& key) const {
+    PyObject* tensor = PyDict_GetItemWithError(member.state.ptr(), key.ptr());
+    if (tensor == nullptr) {
+      if (PyErr_Occurred() != nullptr) throw nb::python_error();
+      throw InvalidModelError(str("the optimizer state has no '", key.text(), "'"));
+    }
+    return tensor;
+  }
+
+  // SGD makes a buffer where there is none yet, the others an empty entry's tensors.
+  void find_state(nb::dict all_states, Member& member, const Group& group, Item& item) {
+    if (!member.state.is_valid()) {
+      member.state = nb::steal(PyObject_GetItem(all_states.ptr(), member.param.ptr()));
+      if (!member.state.is_valid()) throw nb::python_error();
+    }
+    if (!PyDict_Check(member.state.ptr())) {
+      throw InvalidModelError("the optimizer state of the parameter is no dict");
+    }
+    if (kind_ != Kind::sgd) {
+      if (PyDict_Size(member.state.ptr()) == 0) {
+        init_state_(member.param, group.dict, member.state);
+      }
+      return;
+    }
+    PyObject* buffer = PyDict_GetItemWithError(member.state.ptr(), keys_[0].ptr());
+    if (buffer == nullptr || buffer == Py_None) {
+      init_state_(member.param, group.dict, member.state);
+      new_buffers_.push_back(member.state);
+      item.first = true;
+    }
+  }
+
+  void find_step(const Member& member, Item& item) const {
+    PyObject* tensor = get(member, step_);
+    const TensorView step = look(tensor, "step");
+    if (numel(step) != 1 || (step.dtype != DType::f32 && step.dtype != DType::f64)) {
+      throw InvalidModelError(str("'step' of the optimizer state is ", name_of(step.dtype),
+                                  dims_str(dims_of(step)), ", expected one float32 number"));
+    }
+    item.step = step.data;
+    item.wide_step = step.dtype == DType::f64;
+  }
+
+  static double increment(const Item& item) {
+    if (item.wide_step) return *static_cast<double*>(item.step) += 1;
+    return *static_cast<float*>(item.step) += 1;
+  }
+
+  // Increments all step numbers. Calls make(group, step number) where one of them is not that of
+  // the parameter before.
+  template <class Coefficients, class Make>
+  std::vector<Coefficients> coefficients(Make make) {
+    std::vector<Coefficients> all;
+    all.reserve(items_.size());
+    size_t group = 0;
+    double step = -1;
+    for (const Item& item : items_) {
+      const double next = increment(item);
+      if (all.empty() || item.group != group || next != step) {
+        group = item.group;
+        step = next;
+        all.push_back(make(groups_[group], step));
+      } else {
+        all.push_back(all.back());
+      }
+    }
+    return all;
+  }
+
+  void run(double factor) {
+    switch (kind_) {
+      case Kind::adamw: {
+        const auto make = [&](const Group& g, double step) {
+          cpu::AdamCoefficients c =
+              cpu::adamw_coefficients(g.lr, g.beta1, g.beta2, g.epsilon, g.weight_decay, step);
+          c.gradient_factor = factor * g.sign;
+          return c;
+        };
+        const auto all = coefficients<cpu::AdamCoefficients>(make);
+        nb::gil_scoped_release release;
+        cpu::adam_step(tensors_, blocks_, all);
+        return;
+      }
+      case Kind::lamb: {
+        const auto make = [&](const Group& g, double step) {
+          return lamb_coefficients(g, step, factor);
+        };
+        const auto all = coefficients<cpu::LambCoefficients>(make);
+        nb::gil_scoped_release release;
+        cpu::lamb_step(tensors_, blocks_, all);
+        return;
+      }
+      case Kind::sgd: {
+        std::vector<cpu::SgdCoefficients> all;
+        all.reserve(items_.size());
+        for (const Item& item : items_) all.push_back(sgd_coefficients(item, factor));
+        nb::gil_scoped_release release;
+        cpu::sgd_step(tensors_, blocks_, all);
+        return;
+      }
+    }
+  }
+
+  static cpu::LambCoefficients lamb_coefficients(const Group& g, double step, double factor) {
+    const bool correct = g.bias_correction;
+    return {.beta1 = g.beta1,
+            .beta2 = g.beta2,
+            .epsilon = g.epsilon,
+            .lr = g.lr,
+            .mean_scale = correct ? 1 / (1 - std::pow(g.beta1, step)) : 1,
+            .root_scale = correct ? 1 / std::sqrt(1 - std::pow(g.beta2, step)) : 1,
+            .weight_decay = g.weight_decay,
+            .ratio_min = g.ratio_min,
+            .ratio_max = g.ratio_max,
+            .gradient_factor = factor * g.sign};
+  }
+
+  cpu::SgdCoefficients sgd_coefficients(const Item& item, double factor) const {
+    const Group& g = groups_[item.group];
+    return {.lr = g.lr,
+            .momentum = g.momentum,
+            .buffer_keep = item.first ? 0 : g.momentum,
+            .buffer_gain = item.first ? 1 : 1 - g.dampening,
+            .l2 = g.weight_decay,
+            .gradient_factor = factor * g.sign,
+            .nesterov = g.nesterov};
+  }
+
+  Kind kind_;
+  nb::object init_state_;    // called with a parameter, its group and its entry of the state
+  nb::object mark_written_;  // called with the parameters written
+  std::vector<Key> keys_;    // of the states, in the order of OptimizerTensor::states
+  Key grad_{"grad"};
+  Key step_{"step"};
+  std::vector<Member> members_;  // by position in the groups
+  std::vector<Member> entries_;  // the state as it was last seen
+  nb::list written_;
+  cpu::TensorBlocks blocks_;
+  bool running_ = false;
+  // Of the step under way.
+  std::vector<Group> groups_;
+  std::vector<Item> items_;
+  std::vector<OptimizerTensor> tensors_;
+  std::vector<Copy> copies_;
+  std::vector<nb::object> new_buffers_;
+};
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<MultiTensorStep>(self)->traverse(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<MultiTensorStep>(self)->clear();
+  return 0;
+}
+
+PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                        {0, nullptr}};
+
+}  // namespace
+
+void init_optimizer(nb::module_& module) {
+  nb::class_<MultiTensorStep>(module, "MultiTensorStep", nb::type_slots(kSlots))
+      .def(nb::init<const std::string&, nb::object, nb::object>(), nb::arg("kind"),
+           nb::arg("init_state"), nb::arg("mark_written"))
+      .def("step", &MultiTensorStep::step, nb::arg("groups"), nb::arg("state"),
+           nb::arg("gradient_factor"), nb::arg("max_norm").none());
+}
+
+}  // namespace ortrain::python
