@@ -31,6 +31,7 @@ from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import FlatCall
+from ortrain.errors import InvalidModelError
 
 _log = logging.getLogger("ortrain.cache")
 
@@ -91,8 +92,8 @@ class CacheSlot:
         except Unkeyable as reason:
             _log.debug("%s is not cached: %s", type(module).__name__, reason)
             return
-        except RecursionError:
-            _log.debug("%s is not cached: its attributes nest too deep", type(module).__name__)
+        except Exception as error:  # attributes may run any code when they are looked at
+            _log.debug("%s is not cached: %r", type(module).__name__, error)
             return
         # A graph may hold for some sizes only: those that it refuses get a place of their own.
         sizes = hashlib.sha256(repr(_sizes(call)).encode()).hexdigest()[:16]
@@ -130,7 +131,7 @@ class CacheSlot:
             assignments = _assignments(self._attributes, _attributes(self._module))
             sources = source_files.loaded_files()
             graph = prepared.to_bytes()
-        except (source_files.ChangingFileError, NotStorableError) as reason:
+        except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:
             _log.debug("the graph is not kept: %s", reason)
             return
         head = json.dumps(

@@ -441,6 +441,17 @@ def test_what_cannot_be_described_is_not_cached(
     assert not folder.exists()
 
 
+def test_attributes_that_cannot_be_looked_at_do_no_harm(folder: Path) -> None:
+    class Hostile:
+        def __getattr__(self, name: str) -> Any:
+            raise ValueError(name)
+
+    net = holding(Hostile())
+    assert slot_of(net).load({}) is None
+    assert from_disk_after(net, torch.ones(3, 4)) == [False]
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("name", ["Popen", "missing", "list"])
 def test_only_classes_of_containers_are_made_again(name: str) -> None:
     engine, args = Engine(Net()), (torch.zeros(3, 4),)
