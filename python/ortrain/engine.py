@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from ortrain import _core, progress
+from ortrain.capture.cache import CacheSlot
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.errors import CaptureError, ChangingAttributeError
 from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.row_selection import RowSelection
@@ -98,7 +100,7 @@ def _values_read_by_backward(graph: Any) -> set[str]:
 class _Entry:
     """One captured graph with the programs made of it, or a signature that runs in PyTorch."""
 
-    captured: CapturedModule | None
+    captured: PreparedGraph | None
     graph: Any
     tensors: list[tuple[str, Any]]  # per graph input: ("user", index), ("module", slot), ("seed",)
     differentiable: list[bool]  # per user output
@@ -273,23 +275,14 @@ class Engine:
             if path and any(getattr(part, table, None) for table in _HOOK_TABLES):
                 raise CaptureError("the layer has hooks, which a graph would lose", module=path)
         stages: dict[str, float] = {}
-        ones = None
-        with progress.stage("capture") as timing, _without_root_hooks(module):
-            captured = _capture(module, args, kwargs)
-            if any("squeeze" in str(n.target) for n in captured.graph_module.graph.nodes):
-                # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
-                ones = _extents_of_one(call)
-                if captured.dynamic and any(map(any, ones)):
-                    captured = _capture(module, args, kwargs, dynamic=False)
-        stages["capture"] = timing.seconds
-        with progress.stage("convert") as timing:
-            builder = _core.GraphBuilder(type(module).__name__)
-            converted = convert(captured, builder)
-            graph = converted.graph
-            graph.run_passes("simplify")
-        stages["convert"] = timing.seconds
+        slot = CacheSlot(module, call)
+        prepared = slot.load(stages)
+        if prepared is None:
+            prepared = self._prepare(call, args, kwargs, stages)
+            slot.save(prepared)
+        graph = prepared.graph
 
-        index_of_user = dict(converted.user_inputs)
+        index_of_user = dict(prepared.user_inputs)
         sources: list[tuple[str, Any]] = []
         requires_grad: dict[str, bool] = {}
         by_name = self._module_tensors()
@@ -322,9 +315,9 @@ class Engine:
                         module=type(module).__name__,
                     )
                 updates.append((position, "user", target))
-        training = captured.grad_enabled and any(differentiable)
+        training = prepared.grad_enabled and any(differentiable)
         entry = _Entry(
-            captured=captured,
+            captured=prepared,
             graph=graph,
             tensors=sources,
             differentiable=differentiable if training else [False] * len(user),
@@ -337,15 +330,48 @@ class Engine:
                 training=training,
                 native_nodes=0,
                 fallback="",
-                aten_nodes=converted.nodes,
+                aten_nodes=prepared.aten_nodes,
                 stages=stages,
+                from_disk="load" in stages,
             ),
         )
-        entry.ones = ones
+        entry.ones = _extents_of_one(call) if prepared.squeezes else None
         entry.rows = RowSelection.of(graph)
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
         return entry
+
+    def _prepare(
+        self,
+        call: FlatCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        stages: dict[str, float],
+    ) -> PreparedGraph:
+        """Capture the module and convert it."""
+        module = self.module
+        with progress.stage("capture") as timing, _without_root_hooks(module):
+            captured = _capture(module, args, kwargs)
+            # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
+            nodes = captured.graph_module.graph.nodes
+            squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
+            if squeezes and captured.dynamic and any(map(any, _extents_of_one(call))):
+                captured = _capture(module, args, kwargs, dynamic=False)
+        stages["capture"] = timing.seconds
+        with progress.stage("convert") as timing:
+            converted = convert(captured, _core.GraphBuilder(type(module).__name__))
+            converted.graph.run_passes("simplify")
+        stages["convert"] = timing.seconds
+        return PreparedGraph(
+            graph=converted.graph,
+            user_inputs=converted.user_inputs,
+            aten_nodes=converted.nodes,
+            guards=captured.guards,
+            input_names=captured.input_names,
+            output_tree=captured.output_tree,
+            grad_enabled=captured.grad_enabled,
+            squeezes=squeezes,
+        )
 
     def _fallback(self, error: Exception, reason: str) -> _Entry:
         """Return an entry that runs in PyTorch."""

@@ -17,7 +17,8 @@ class CaptureRecord:
       native_nodes: Nodes of the optimized graph, all of which Ortrain runs.
       fallback: Why it runs in PyTorch instead; empty where it is native.
       aten_nodes: ATen operators in the captured graph; 0 where none was captured.
-      stages: Seconds per stage: capture, convert, autodiff, passes, plan.
+      stages: Seconds per stage: capture and convert, or load, then autodiff, passes, plan.
+      from_disk: Whether the graph of an earlier process was used (ORTRAIN_CACHE_DIR).
     """
 
     reason: str
@@ -26,6 +27,7 @@ class CaptureRecord:
     fallback: str
     aten_nodes: int
     stages: dict[str, float]
+    from_disk: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class ModuleReport:
         for record in self.captures:
             kind = "training" if record.training else "inference"
             what = record.fallback or f"{record.native_nodes} nodes"
+            if record.from_disk:
+                what += " from disk cache"
             times = ", ".join(f"{k} {v:.2f} s" for k, v in record.stages.items())
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
         return "\n".join(lines)

@@ -24,6 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.errors import CaptureError, ChangingAttributeError
+from ortrain.capture.functional import inline_regions, is_functional
 from ortrain.capture.guards import Guards, compile_guards, sizes_of
 from ortrain.capture.signature import (
     CallSignature,
@@ -487,11 +488,14 @@ def _capture(
         start = time.perf_counter()
         conditions = internals.guards_code(program)
         _detach_no_grad_regions(program)
-        program = program.run_decompositions({})
-        if known is not None:
-            program = _decompose_unknown(program, known)
-        # Functionalizing traces once more, which may add conditions.
-        conditions += internals.guards_code(program)
+        if known is not None and is_functional(program, known):
+            inline_regions(program)
+        else:
+            program = program.run_decompositions({})
+            if known is not None:
+                program = _decompose_unknown(program, known)
+            # Functionalizing traces once more, which may add conditions.
+            conditions += internals.guards_code(program)
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()

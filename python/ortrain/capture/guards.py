@@ -27,10 +27,12 @@ class Guards:
     Attributes:
       text: The conditions, readable; ``x.size()[0]`` is dimension 0 of input x.
       terms: The same, compiled.
+      conditions: The same as ``compile_guards`` takes them.
     """
 
     text: tuple[str, ...]
     terms: tuple[Term, ...]
+    conditions: tuple[str, ...] = ()
 
     def holds(self, sizes: Sizes) -> bool:
         """Tell whether the graph is right for inputs of these sizes (one list per input)."""
@@ -56,11 +58,12 @@ def compile_guards(
     """
     index = {name: i for i, name in enumerate(names)}
     fixed = [f"L['{names[i]}'].size()[{axis}] == {size}" for i, axis, size in static]
+    every = tuple(dict.fromkeys([*fixed, *conditions]))
     terms: dict[str, Term] = {}
-    for condition in dict.fromkeys([*fixed, *conditions]):
+    for condition in every:
         text = re.sub(r"L\['(\w+)'\]", r"\1", condition)
         terms[text] = _Compiler(index, condition).compile()
-    return Guards(tuple(terms), tuple(terms.values()))
+    return Guards(tuple(terms), tuple(terms.values()), every)
 
 
 def sizes_of(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:

@@ -60,7 +60,7 @@ class Constant:
 class Container:
     """A container with its children; ``build`` makes it again from the children's values."""
 
-    build: Callable[[list[Any]], Any]
+    build: Builder
     children: tuple[Tree, ...]
 
 
@@ -128,38 +128,72 @@ class CallSignature:
         return bound.args, bound.kwargs
 
 
-def _sequence_builder(value: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    kind = type(value)
-    if hasattr(value, "_fields"):
-        return lambda items: kind(*items)
-    if kind in (list, tuple):
-        return kind
-    return lambda items: kind(items)  # type: ignore[call-arg]
+class Form(enum.Enum):
+    """How a container is made again from its children."""
+
+    SEQUENCE = "sequence"  # kind(items)
+    ARGUMENTS = "arguments"  # kind(*items): named tuples
+    MAPPING = "mapping"  # kind(dict)
+    FACTORY = "factory"  # kind(default factory, dict)
+    KEYWORDS = "keywords"  # kind(**dict): ModelOutput and the like
+    FIELDS = "fields"  # dataclasses, without running their __init__
 
 
-def _mapping_builder(value: Mapping[Any, Any]) -> Callable[[list[Any]], Any]:
-    kind, keys = type(value), tuple(value)
-    if kind is dict:
-        return lambda items: dict(zip(keys, items, strict=True))
-    if isinstance(value, collections.defaultdict):
-        factory = value.default_factory
-        return lambda items: kind(factory, zip(keys, items, strict=True))  # type: ignore[call-arg]
-    if dataclasses.is_dataclass(value) or _is_model_output(value):
-        return lambda items: kind(**dict(zip(keys, items, strict=True)))
-    return lambda items: kind(dict(zip(keys, items, strict=True)))  # type: ignore[call-arg]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Builder:
+    """Makes a container of a class from the values of its children.
 
+    Attributes:
+      kind: The class.
+      form: How it takes the values.
+      keys: Keys of a mapping, or names of fields.
+      factory: Of a defaultdict.
+    """
 
-def _dataclass_builder(value: Any) -> tuple[tuple[str, ...], Callable[[list[Any]], Any]]:
-    kind = type(value)
-    names = tuple(field.name for field in dataclasses.fields(value))
+    kind: type
+    form: Form
+    keys: tuple[Any, ...] = ()
+    factory: Callable[[], Any] | None = None
 
-    def build(items: list[Any]) -> Any:
+    def __call__(self, items: list[Any]) -> Any:
+        """Return the container."""
+        kind: Any = self.kind
+        if self.form is Form.SEQUENCE:
+            return kind(items)
+        if self.form is Form.ARGUMENTS:
+            return kind(*items)
+        named = dict(zip(self.keys, items, strict=True))
+        if self.form is Form.MAPPING:
+            return named if kind is dict else kind(named)
+        if self.form is Form.FACTORY:
+            return kind(self.factory, named)
+        if self.form is Form.KEYWORDS:
+            return kind(**named)
         made = object.__new__(kind)
-        for name, item in zip(names, items, strict=True):
+        for name, item in named.items():
             object.__setattr__(made, name, item)
         return made
 
-    return names, build
+
+def _sequence_builder(value: Sequence[Any]) -> Builder:
+    form = Form.ARGUMENTS if hasattr(value, "_fields") else Form.SEQUENCE
+    return Builder(type(value), form)
+
+
+def _mapping_builder(value: Mapping[Any, Any]) -> Builder:
+    kind, keys = type(value), tuple(value)
+    if kind is dict:
+        return Builder(kind, Form.MAPPING, keys)
+    if isinstance(value, collections.defaultdict):
+        return Builder(kind, Form.FACTORY, keys, value.default_factory)
+    if dataclasses.is_dataclass(value) or _is_model_output(value):
+        return Builder(kind, Form.KEYWORDS, keys)
+    return Builder(kind, Form.MAPPING, keys)
+
+
+def _dataclass_builder(value: Any) -> Builder:
+    names = tuple(field.name for field in dataclasses.fields(value))
+    return Builder(type(value), Form.FIELDS, names)
 
 
 def _is_model_output(value: Any) -> bool:
@@ -215,8 +249,8 @@ class _Flattener:
             if isinstance(value, Mapping):
                 keys, items, build = tuple(value), list(value.values()), _mapping_builder(value)
             else:
-                names, build = _dataclass_builder(value)
-                keys, items = names, [getattr(value, n) for n in names]
+                build = _dataclass_builder(value)
+                keys, items = build.keys, [getattr(value, n) for n in build.keys]
             children = [
                 self.visit(v, f"{path}.{k}" if path else str(k))
                 for k, v in zip(keys, items, strict=False)
@@ -307,8 +341,9 @@ def flatten_outputs(result: Any) -> tuple[list[torch.Tensor], OutputTree]:
             children = tuple(visit(v, f"{dot}{k}") for k, v in value.items())
             return Container(_mapping_builder(value), children)
         if _is_dataclass_instance(value):
-            names, build = _dataclass_builder(value)
-            return Container(build, tuple(visit(getattr(value, n), f"{dot}{n}") for n in names))
+            build = _dataclass_builder(value)
+            fields = tuple(visit(getattr(value, n), f"{dot}{n}") for n in build.keys)
+            return Container(build, fields)
         if isinstance(value, (list, tuple)):
             labels = getattr(value, "_fields", range(len(value)))
             prefix = dot or ("" if hasattr(value, "_fields") else "output.")

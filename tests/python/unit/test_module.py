@@ -745,6 +745,13 @@ def test_changed_attributes_ties_and_shapes_are_seen() -> None:
     torch.testing.assert_close(wrapped(x), x @ tied[0].weight.T)
 
 
+def test_unsqueeze_takes_any_extent() -> None:
+    ours = ORTModule(Scaled(lambda m, x: (x.unsqueeze(1) * m.w).sum(1)))
+    for rows, columns in ((3, 2), (1, 2), (1, 5), (4, 1)):
+        ours(torch.ones(rows, columns, 3))
+    assert len(ours.report().captures) == 1
+
+
 def test_squeeze_of_an_extent_that_becomes_one() -> None:
     ours = ORTModule(Scaled(lambda m, x: (x * m.w).squeeze(0)))
     assert ours(torch.ones(4, 3)).shape == (4, 3)

@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs on disk, so that the next process need not capture again.
+
+A graph is found by a digest of the module, the call and the versions (`fingerprint.py`). It is used
+only if the loaded source files are those of the capture (`source_files.py`), and if its guards hold.
+Where something has no digest, nothing is read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ortrain
+from ortrain import progress
+from ortrain.capture import source_files
+from ortrain.capture.export import AutocastState
+from ortrain.capture.fingerprint import Fingerprint, Unkeyable
+from ortrain.capture.graph_files import GraphFiles
+from ortrain.capture.guards import sizes_of
+from ortrain.capture.prepared import NotStorableError, PreparedGraph
+from ortrain.capture.signature import FlatCall
+from ortrain.errors import InvalidModelError
+
+_log = logging.getLogger("ortrain.cache")
+
+# Environment variables that libraries read when they build a graph.
+_ENVIRONMENT = ("ACCELERATE_", "HF_", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
+_NOT_READ_BY_GRAPHS = ("HF_HOME", "HF_TOKEN", "HF_HUB", "HF_DATASETS", "TORCH_HOME", "TORCH_LOGS")
+
+
+def folder() -> Path | None:
+    """Return the folder of the cache, or None where it is switched off."""
+    value = os.environ.get("ORTRAIN_CACHE_DIR", "")
+    if value.lower() in ("off", "0", "none"):
+        return None
+    if value:
+        return Path(value)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "ortrain"
+    except RuntimeError:  # there is no home
+        return None
+
+
+def size_limit() -> int:
+    """Return the bytes that the cache may take."""
+    value = os.environ.get("ORTRAIN_CACHE_SIZE", "")
+    try:
+        return int(value or 512) << 20
+    except ValueError:
+        _log.warning("ORTRAIN_CACHE_SIZE is '%s', expected a number of MiB", value)
+        return 512 << 20
+
+
+# Plain attributes by (path of a layer, "" or "config").
+Attributes = dict[tuple[str, str], dict[str, Any]]
+Assignment = list[Any]  # path of a layer, "" or "config", name, value
+_OTHER = object()
+
+
+class CacheSlot:
+    """The place in the cache of the graph for one call of a module.
+
+    Args:
+      module: The module, as it is before the capture.
+      call: The call, flattened.
+    """
+
+    def __init__(self, module: nn.Module, call: FlatCall) -> None:
+        self._files: GraphFiles | None = None
+        self._names: tuple[str, str] = ("", "")
+        self._module = module
+        self._call = call
+        where = folder()
+        if where is None:
+            return
+        self._started = time.perf_counter()
+        try:
+            key = _key(module, call)
+        except Unkeyable as reason:
+            _log.debug("%s is not cached: %s", type(module).__name__, reason)
+            return
+        except Exception as error:  # attributes may run any code when they are looked at
+            _log.debug("%s is not cached: %r", type(module).__name__, error)
+            return
+        # A graph may hold for some sizes only: those that it refuses get a place of their own.
+        sizes = hashlib.sha256(repr(_sizes(call)).encode()).hexdigest()[:16]
+        self._names = (key, f"{key}-{sizes}")
+        self._files = GraphFiles(where, size_limit())
+        self._attributes = _attributes(module)
+
+    def load(self, stages: dict[str, float]) -> PreparedGraph | None:
+        """Return the graph if it is there, belongs to the code that is loaded, and takes the call.
+
+        Its time goes into ``stages`` then, the search included.
+        """
+        if self._files is None:
+            return None
+        for name in self._names:
+            content = self._files.read(name)
+            if content is None:
+                continue
+            with progress.stage("load"):
+                kept = self._parsed(self._files, name, content)
+            if kept is None:
+                continue
+            prepared, assignments = kept
+            if prepared.guards.holds(sizes_of(self._call.tensors)):
+                _assign(self._module, assignments)
+                stages["load"] = time.perf_counter() - self._started
+                return prepared
+        return None
+
+    def save(self, prepared: PreparedGraph) -> None:
+        """Keep a graph for the next process."""
+        if self._files is None:
+            return
+        try:
+            assignments = _assignments(self._attributes, _attributes(self._module))
+            sources = source_files.loaded_files()
+            graph = prepared.to_bytes()
+        except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:
+            _log.debug("the graph is not kept: %s", reason)
+            return
+        head = json.dumps(
+            {"key": self._names[0], "sources": sources, "assignments": assignments}
+        ).encode()
+        content = len(head).to_bytes(8, "little") + head + graph
+        general, special = self._names
+        taken = self._files.read(general)
+        if taken is not None and self._parsed(self._files, general, taken) is not None:
+            self._files.write(special, content)
+        else:
+            self._files.write(general, content)
+
+    def _parsed(
+        self, files: GraphFiles, name: str, content: bytes
+    ) -> tuple[PreparedGraph, list[Assignment]] | None:
+        try:
+            end = 8 + int.from_bytes(content[:8], "little")
+            head = json.loads(content[8:end])
+            if head["key"] != self._names[0]:
+                raise NotStorableError("it belongs to another module")
+            changed = source_files.changed_file(head["sources"])
+            if changed is None:
+                return PreparedGraph.from_bytes(content[end:]), head["assignments"]
+            reason = f"{changed} has changed"
+        except (NotStorableError, ValueError, TypeError, KeyError, IndexError) as error:
+            reason = str(error)
+        _log.info("the kept graph %s is not used: %s", name, reason)
+        files.remove(name)
+        return None
+
+
+def _attributes(module: nn.Module) -> Attributes:
+    """Return the attributes of the layers, and of their configurations, as far as they are plain."""
+    found: Attributes = {}
+    for path, part in module.named_modules():
+        found[path, ""] = _plain_values(part)
+        config = part.__dict__.get("config")
+        if hasattr(config, "__dict__"):
+            found[path, "config"] = _plain_values(config)
+    return found
+
+
+def _plain_values(owner: Any) -> dict[str, Any]:
+    kept = (type(None), bool, int, float, str)
+    return {n: v if type(v) in kept else _OTHER for n, v in vars(owner).items()}
+
+
+def _assignments(before: Attributes, after: Attributes) -> list[Assignment]:
+    """Return what a capture's run of the forward has assigned, as eager PyTorch's first run would.
+
+    Raises:
+      NotStorableError: It has made or deleted an attribute that is no plain value.
+    """
+    result: list[Assignment] = []
+    for place, values in after.items():
+        held = before.get(place, {})
+        if held.keys() - values.keys():
+            raise NotStorableError("the forward deletes attributes")
+        for name, value in values.items():
+            if name in held and held[name] is value:
+                continue
+            if name in held and type(held[name]) is type(value) and held[name] == value:
+                continue
+            if value is _OTHER:
+                raise NotStorableError(f"the forward assigns to '{name}'")
+            result.append([*place, name, value])
+    return result
+
+
+def _assign(module: nn.Module, assignments: list[Assignment]) -> None:
+    for path, attribute, name, value in assignments:
+        owner: Any = module.get_submodule(path)
+        setattr(getattr(owner, attribute) if attribute else owner, name, value)
+
+
+def _sizes(call: FlatCall) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in call.tensors]
+
+
+def _pattern(call: FlatCall) -> list[list[int]]:
+    """Return which sizes are 0 or 1 and which are equal, since a capture looks at that."""
+    first: dict[tuple[int, int], int] = {}
+    return [
+        [size if size < 2 else first.setdefault((axis, size), 2 + len(first)) for axis, size in row]
+        for row in (enumerate(sizes) for sizes in _sizes(call))
+    ]
+
+
+def _key(module: nn.Module, call: FlatCall) -> str:
+    """Return the digest of everything that a graph depends on, sizes and source files aside."""
+    print_of = Fingerprint(module)
+    print_of.token(ortrain.__version__, source_files.own_sources(), sys.version, platform.machine())
+    print_of.token(torch.__version__, getattr(torch.version, "git_version", ""), sys.prefix)
+    print_of.token(os.environ.get("ORTRAIN_DISABLE_PASSES", ""))
+    for name in sorted(os.environ):
+        if name.startswith(_ENVIRONMENT) and not name.startswith(_NOT_READ_BY_GRAPHS):
+            print_of.token(name, os.environ[name])
+    print_of.token(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device())
+    print_of.token(torch.is_inference_mode_enabled())
+    print_of.token(torch.are_deterministic_algorithms_enabled())
+    print_of.token(*AutocastState.current().enabled, _pattern(call))
+    print_of.add_module()
+    print_of.add(_plain(call.key), "the call")
+    return print_of.digest()
+
+
+def _plain(key: Any) -> Any:
+    """Return the key of a call with types in it, as the fingerprint takes them."""
+    return tuple(_plain(part) for part in key) if isinstance(key, tuple) else key

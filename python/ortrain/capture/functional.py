@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Exported programs that are functional as they are, so that PyTorch need not trace them again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ortrain.capture import torch_internals as internals
+
+# Operators that write to their running statistics without a word of it in their schema.
+_HIDDEN_WRITES = frozenset(
+    {
+        "aten::batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::instance_norm",
+        "aten::miopen_batch_norm",
+        "aten::native_batch_norm",
+        "aten::_native_batch_norm_legit",
+        "aten::fused_moving_avg_obs_fake_quant",
+        "aten::_fused_moving_avg_obs_fq_helper",
+    }
+)
+_CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::sym_size"})
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+
+def is_functional(program: torch.export.ExportedProgram, known: Callable[[Any], bool]) -> bool:
+    """Tell whether a program writes to no tensor and consists of known operators only.
+
+    Functionalizing and decomposing would change nothing that matters then: aliases are as good as
+    copies where nothing is written.
+    """
+    nodes = program.graph.nodes
+    return all(_is_harmless(program.graph_module, node, known) for node in nodes)
+
+
+def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool]) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "get_attr":
+        # Bodies of regions, which are looked at where they are called.
+        return isinstance(getattr(owner, str(node.target), None), fx.GraphModule)
+    if node.op != "call_function":
+        return False
+    target = node.target
+    if target is internals.no_grad_region():
+        body = _body(owner, node)
+        return all(
+            inner.op != "get_attr" and _is_harmless(body, inner, known)
+            for inner in body.graph.nodes
+        )
+    if isinstance(target, torch._ops.OpOverload):
+        name = target.name().partition(".")[0]
+        if name in _CHECKS:
+            return True
+        return not target._schema.is_mutable and name not in _HIDDEN_WRITES and known(target)
+    return target is operator.getitem or isinstance(node.meta.get("val"), _SIZES)
+
+
+def _body(owner: fx.GraphModule, call: fx.Node) -> fx.GraphModule:
+    return getattr(owner, call.args[1].target)
+
+
+def inline_regions(program: torch.export.ExportedProgram) -> None:
+    """Put the nodes of regions with a grad mode of their own in the place of the region's call."""
+    owner = program.graph_module
+    regions = [n for n in owner.graph.nodes if n.target is internals.no_grad_region()]
+    for call in regions:
+        _inline(owner, call)
+    if regions:
+        owner.recompile()
+
+
+def _inline(owner: fx.GraphModule, call: fx.Node) -> None:
+    body = _body(owner, call)
+    arguments = iter(call.args[2:])
+    held: dict[fx.Node, Any] = {}
+    with owner.graph.inserting_before(call):
+        for node in body.graph.nodes:
+            if node.op == "placeholder":
+                held[node] = next(arguments)
+            elif node.op != "output":
+                held[node] = owner.graph.node_copy(node, held.__getitem__)
+    (results,) = next(n for n in body.graph.nodes if n.op == "output").args
+    for user, index in list(_parts(call)):
+        user.replace_all_uses_with(held[results[index]])
+        owner.graph.erase_node(user)
+    name = call.args[1]
+    owner.graph.erase_node(call)
+    if not name.users:
+        owner.graph.erase_node(name)
+
+
+def _parts(call: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    for user in call.users:
+        if user.target is not operator.getitem:
+            raise TypeError(f"{user.format_node()} uses a region as a whole")
+        yield user, user.args[1]

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The files behind the Python code that is loaded, and whether they still are what was loaded."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TORCH_ROOT = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_imported_at = time.time()
+
+# [path, size, time of change] of an installed file, [path, digest] of the user's own.
+FileState = list[Any]
+
+
+class ChangingFileError(Exception):
+    """A loaded file is gone, or younger than the process: what was loaded is not known."""
+
+
+def _roots() -> tuple[str, ...]:
+    paths = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib", "platstdlib")}
+    paths.update(site.getsitepackages())
+    paths.add(site.getusersitepackages())
+    paths.add(TORCH_ROOT)
+    return tuple(sorted(os.path.realpath(p) + os.sep for p in paths if p))
+
+
+_ROOTS = _roots()
+_PACKAGES = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+_STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+
+
+@functools.cache
+def is_installed(file: str) -> bool:
+    """Tell whether a file belongs to the standard library, or to a package that was installed."""
+    if file.startswith("<frozen"):
+        return True
+    real = os.path.realpath(file)
+    return real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)
+
+
+def _is_keyed_elsewhere(real: str) -> bool:
+    """Tell whether versions in the key stand for a file: the standard library and PyTorch."""
+    standard = real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
+    return standard or real.startswith(TORCH_ROOT)
+
+
+def process_start() -> float:
+    """Return the time since which loaded files must not have changed."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return _imported_at
+    # A forked process is younger than what it has loaded.
+    return min(time.time() - age, _imported_at) if age > 0 else _imported_at
+
+
+def loaded_files() -> list[FileState]:
+    """Return the state of each loaded source or extension file, standard library aside.
+
+    Raises:
+      ChangingFileError: A file is gone or has changed since the process started.
+    """
+    start = process_start()
+    result: dict[str, FileState] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str) or file.startswith("<"):
+            continue
+        path = os.path.realpath(file)
+        if path in result or _is_keyed_elsewhere(path):
+            continue
+        try:
+            status = os.stat(path)
+            if max(status.st_mtime, status.st_ctime) > start:
+                raise ChangingFileError(f"{path} has changed since the process started")
+            result[path] = _state(path, status)
+        except OSError as error:
+            raise ChangingFileError(f"{path}: {error.strerror}") from error
+    return list(result.values())
+
+
+def _state(path: str, status: os.stat_result) -> FileState:
+    if is_installed(path) or not path.endswith(".py"):
+        return [path, status.st_size, status.st_mtime_ns]
+    return [path, hashlib.sha256(Path(path).read_bytes()).hexdigest()]
+
+
+def changed_file(states: Sequence[FileState]) -> str | None:
+    """Return the first file that is not as it was, or None."""
+    for state in states:
+        path = state[0]
+        try:
+            if _state(path, os.stat(path)) != state:
+                return path
+        except OSError:
+            return path
+    return None
+
+
+@functools.cache
+def own_sources() -> str:
+    """Return a digest of what turns modules into graphs: our sources and the extension."""
+    digest = hashlib.sha256()
+    for path in sorted([*Path(_OWN_ROOT, "capture").rglob("*.py"), Path(_OWN_ROOT, "engine.py")]):
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode())
+        digest.update(data)
+    for path in sorted(Path(_OWN_ROOT).glob("_core*.so")):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
