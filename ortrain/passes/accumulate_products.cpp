@@ -7,13 +7,14 @@
 namespace ortrain {
 namespace {
 
-// A product without a base yet, whose result one node reads and nothing else.
+// A product, or sum of rows, without a base yet, whose result one node reads and nothing else.
 bool can_take_base(const Graph& graph, ValueId value, const std::vector<int>& uses) {
   const NodeId id = graph.value(value).producer;
   if (id == kNoNode || uses[static_cast<size_t>(value)] != 1) return false;
   const Node& node = graph.node(id);
-  return node.domain == kOrtrainDomain && node.inputs.size() == 2 &&
-         (node.op == "LinearInputGrad" || node.op == "LinearWeightGrad");
+  if (node.domain != kOrtrainDomain) return false;
+  if (node.op == "EmbeddingGrad") return node.inputs.size() == 3;
+  return node.inputs.size() == 2 && (node.op == "LinearInputGrad" || node.op == "LinearWeightGrad");
 }
 
 bool run(Graph& graph) {
@@ -39,7 +40,8 @@ bool run(Graph& graph) {
     const ValueId sum = add.outputs[0];
     // The later of the two takes the other as its base: neither has to wait.
     std::vector<ValueId> products = add.inputs;
-    std::ranges::stable_sort(products, [&](ValueId a, ValueId b) { return made_at(a) > made_at(b); });
+    std::ranges::stable_sort(products,
+                             [&](ValueId a, ValueId b) { return made_at(a) > made_at(b); });
     for (ValueId product : products) {
       const ValueId base = product == add.inputs[0] ? add.inputs[1] : add.inputs[0];
       if (base == product || !can_take_base(graph, product, uses)) continue;
@@ -63,7 +65,9 @@ bool run(Graph& graph) {
 
 Pass accumulate_products() {
   return {.name = "accumulate_products",
-          .summary = "Matrix products that are added to something start from it (beta = 1).",
+          .summary =
+              "Matrix products and embedding gradients that are added to something start from "
+              "it (beta = 1).",
           .run = run};
 }
 

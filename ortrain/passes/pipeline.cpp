@@ -11,6 +11,7 @@
 #include "ortrain/passes/accumulate_products.h"
 #include "ortrain/passes/eliminate_identity.h"
 #include "ortrain/passes/fold_known_shapes.h"
+#include "ortrain/passes/fuse_classifier_loss.h"
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
@@ -32,7 +33,7 @@ const std::vector<Stage>& stages() {
         eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
-        accumulate_products(), fuse_elementwise()}},
+        accumulate_products(), fuse_classifier_loss(), fuse_elementwise()}},
   };
   return *all;
 }

@@ -56,6 +56,9 @@ const std::map<std::string, Rule>& flop_rules() {
       {"LinearInputGrad", [](const NodeSpec& s) { return product_flops(s, nullptr); }},
       {"LinearWeightGrad",
        [](const NodeSpec& s) { return 2 * numel(s.input(0)) * extent(s.input(1), 1); }},
+      // All rows; those without a label are skipped.
+      {"ClassifierLossGrad",
+       [](const NodeSpec& s) { return 4 * numel(s.input(1)) * extent(s.input(5), 1); }},
       {"GroupedMatMul", [](const NodeSpec& s) { return product_flops(s, nullptr); }},
       {"GroupedMatMulWeightGrad",
        [](const NodeSpec& s) { return 2 * numel(s.input(0)) * extent(s.input(1), 1); }},

@@ -6,25 +6,20 @@
 
 #include "ortrain/cpu/simd/row_ops.h"
 #include "ortrain/cpu/threads.h"
-#include "ortrain/ops/loss/label_rows.h"
+#include "ortrain/ops/loss/cross_entropy_rows.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::cpu {
 namespace {
 
+using Config = CrossEntropyConfig;
+using Workspace = CrossEntropyWorkspace;
+template <class T>
+using GradRun = CrossEntropyGradRun<T>;
 using ops::LabelRows;
-using ops::Reduction;
 
 template <class T>
 using Compute = ComputeType<T>;
-
-// loss = (1 - s) w[y] (lse - x[y]) + s / C sum_c w[c] (lse - x[c]), s = label smoothing; the mean
-// divides by the sum of w[y].
-struct Config {
-  LabelRows rows;
-  double smoothing;
-  bool has_weight;
-};
 
 // The weighted sum over classes that smoothing needs, times s / C: sum_c w[c] (lse - x[c]).
 template <class T, class Score>
@@ -46,16 +41,6 @@ double loss_of(const Config& c, int64_t label, double lse, const T* weight, Scor
   if (c.smoothing > 0.0) loss += smooth_term(c, lse, weight, score);
   return loss;
 }
-
-struct Workspace {
-  int64_t* labels;
-  double* losses;
-  static size_t bytes(int64_t count) {
-    return static_cast<size_t>(count) * (sizeof(int64_t) + sizeof(double));
-  }
-  Workspace(void* memory, int64_t count)
-      : labels(static_cast<int64_t*>(memory)), losses(reinterpret_cast<double*>(labels + count)) {}
-};
 
 // Outputs: loss, then either the log-sum-exp per label or the log-probabilities.
 enum class Second { kNone, kLogsumexp, kLogProbabilities };
@@ -149,48 +134,7 @@ KernelFn make_forward(NodeSpec& spec) {
   });
 }
 
-// --- gradient: dx[k] = d (p[k] ((1 - s) w[y] + s W / C) - s w[k] / C - (1 - s) w[y] [k = y]),
-// W = sum of all class weights, d = dloss, over the sum of w[y] for the mean.
-
-template <class T>
-struct GradRun {
-  const Config& c;
-  const KernelArgs& args;
-  const int64_t* labels;
-  const T* weight;
-  double total_weight;  // W
-  double normalizer;
-  bool has_lse;
-
-  GradRun(const Config& c, const KernelArgs& args, bool has_lse)
-      : c(c), args(args), has_lse(has_lse) {
-    const Workspace work(args.workspace, c.rows.count());
-    c.rows.read_labels(args.in[2], work.labels);
-    labels = work.labels;
-    weight = c.has_weight ? args.input<T>(4) : nullptr;
-    const int64_t classes = c.rows.split.size;
-    total_weight = static_cast<double>(classes);
-    if (weight != nullptr) {
-      total_weight = 0;
-      for (int64_t k = 0; k < classes; ++k) total_weight += static_cast<double>(weight[k]);
-    }
-    normalizer =
-        c.rows.reduction == Reduction::mean ? ops::weight_sum(c.rows, labels, weight) : 1.0;
-  }
-
-  double upstream(int64_t i) const {
-    const int64_t at = c.rows.reduction == Reduction::none ? i : 0;
-    return static_cast<double>(args.input<T>(0)[at]) / normalizer;
-  }
-  double hit(int64_t i) const {
-    const double w = weight == nullptr ? 1.0 : static_cast<double>(weight[labels[i]]);
-    return (1.0 - c.smoothing) * w * upstream(i);
-  }
-  // s / C of the upstream gradient.
-  double spread(int64_t i) const {
-    return c.smoothing / static_cast<double>(c.rows.split.size) * upstream(i);
-  }
-};
+// --- gradient
 
 template <class T>
 void backward_rows(const Config& c, bool has_lse, const KernelArgs& args) {
@@ -200,8 +144,7 @@ void backward_rows(const Config& c, bool has_lse, const KernelArgs& args) {
   const auto ops = row_ops<C>();
   parallel_for(c.rows.count(), row_grain(n), [&](int64_t begin, int64_t end) {
     RowAccess<T, 3> access(n);
-    const C* weight =
-        c.smoothing > 0.0 && run.weight != nullptr ? access.read(2, run.weight) : nullptr;
+    const C* weight = run.smooths_by_weight() ? access.read(2, run.weight) : nullptr;
     for (int64_t i = begin; i < end; ++i) {
       T* out = args.output<T>(0) + i * n;
       if (run.labels[i] < 0) {
@@ -209,20 +152,7 @@ void backward_rows(const Config& c, bool has_lse, const KernelArgs& args) {
         continue;
       }
       const C* x = access.read(0, args.input<T>(1) + i * n);
-      C* dx = access.target(1, out);
-      C lse;
-      if (run.has_lse) {
-        lse = args.input<C>(3)[i];
-      } else {
-        const C max = ops.max(x, n);
-        lse = max + std::log(ops.sum_exp_shifted(max, x, n));
-      }
-      const double hit = run.hit(i);
-      const double spread = run.spread(i);
-      ops.exp_affine(static_cast<C>(hit + spread * run.total_weight), lse,
-                     weight == nullptr ? static_cast<C>(-spread) : C{0}, x, dx, n);
-      if (weight != nullptr) ops.axpy(static_cast<C>(-spread), weight, dx, n);
-      dx[run.labels[i]] -= static_cast<C>(hit);
+      run.row(ops, i, x, weight, access.target(1, out));
       access.write(1, out);
     }
   });

@@ -27,6 +27,69 @@ CaseInput with_type(CaseInput input, DType type) {
   return input;
 }
 
+void add_classifier(CaseRegistry& cases, std::string name, Dims x, int64_t classes,
+                    Attributes attributes, bool with_base, size_t outputs) {
+  const int64_t rows = num_elements(Dims(x.begin(), x.end() - 1));
+  const std::string reduction = std::get<std::string>(attributes.at("reduction"));
+  for (const DType type : {DType::f32, DType::f64}) {
+    std::vector<CaseInput> inputs{CaseInput::normal(reduction == "none" ? Dims{rows} : Dims{}),
+                                  CaseInput::normal({rows, classes}),
+                                  CaseInput::integers(DType::i64, {rows}, 0, classes),
+                                  with_type(CaseInput::uniform({rows}, 5, 6), type),
+                                  CaseInput::normal(x),
+                                  CaseInput::normal({classes, x.back()})};
+    if (with_base) inputs.push_back(CaseInput::normal({classes, x.back()}));
+    cases.add({.op = "ortrain::ClassifierLossGrad",
+               .name = name + "_" + std::string(name_of(type)),
+               .inputs = inputs,
+               .attributes = attributes,
+               .outputs = outputs,
+               .types = type == DType::f64 ? DTypeSet{DType::f64}
+                                           : DTypeSet{DType::f32, DType::f16, DType::bf16},
+               .tolerance = 5e-5});
+  }
+}
+
+void add_classifiers(CaseRegistry& cases) {
+  const Attributes mean{{"reduction", std::string("mean")}};
+  Attributes ignoring = mean;
+  ignoring["ignore_index"] = int64_t{1};
+  Attributes smooth = ignoring;
+  smooth["label_smoothing"] = 0.2;
+  add_classifier(cases, "mean", {7, 5}, 9, mean, false, 3);
+  add_classifier(cases, "base", {2, 3, 5}, 9, mean, true, 3);
+  add_classifier(cases, "no_bias", {7, 5}, 9, mean, true, 2);
+  add_classifier(cases, "ignoring", {17, 8}, 3, ignoring, false, 3);
+  add_classifier(cases, "ignoring_smooth", {17, 8}, 3, smooth, true, 3);
+  add_classifier(cases, "none", {9, 4}, 2, {{"reduction", std::string("none")}}, false, 3);
+  add_classifier(cases, "sum", {9, 1}, 2, {{"reduction", std::string("sum")}}, false, 3);
+  Attributes all = mean;
+  all["ignore_index"] = int64_t{0};
+  add_classifier(cases, "all_ignored", {6, 4}, 1, all, false, 3);
+  add_classifier(cases, "all_ignored_base", {6, 4}, 1, all, true, 3);
+  add_classifier(cases, "no_rows", {0, 4}, 3, mean, false, 3);
+  add_classifier(cases, "chunks", {1100, 6}, 5, ignoring, true, 3);
+  add_classifier(cases, "chunks_all", {1100, 6}, 5, mean, false, 3);
+  const auto refuse = [&](std::string name, Dims x, Dims weight, CaseInput labels,
+                          std::string why) {
+    cases.add({.op = "ortrain::ClassifierLossGrad",
+               .name = "refuses_" + name,
+               .inputs = {CaseInput::normal({}), CaseInput::normal({3, 5}), std::move(labels),
+                          CaseInput::normal({3}), CaseInput::normal(std::move(x)),
+                          CaseInput::normal(std::move(weight))},
+               .attributes = mean,
+               .outputs = 3,
+               .types = {DType::f32},
+               .refusal = std::move(why)});
+  };
+  const CaseInput labels = CaseInput::literal(DType::i64, {3}, {0, 1, 2});
+  refuse("rows", {4, 2}, {5, 2}, labels, "do not make logits");
+  refuse("classes", {3, 2}, {6, 2}, labels, "do not make logits");
+  refuse("features", {3, 2}, {5, 3}, labels, "do not make logits");
+  refuse("label", {3, 2}, {5, 2}, CaseInput::literal(DType::i64, {3}, {0, 5, 2}),
+         "label 5 at position 1");
+}
+
 void add_form(CaseRegistry& cases, const Form& f) {
   const Dims labels = labels_of(f.scores);
   const int64_t classes = classes_of(f.scores);
@@ -101,6 +164,7 @@ void add_form(CaseRegistry& cases, const Form& f) {
 }  // namespace
 
 void register_loss(CaseRegistry& cases) {
+  add_classifiers(cases);
   for (const Form& form : kForms) add_form(cases, form);
 
   const CaseInput x = CaseInput::normal({3, 5});

@@ -74,6 +74,15 @@ def cross_entropy_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.
     return [(dlog_p - p * dlog_p.sum(axis, keepdim=True)).numpy()]
 
 
+@reference("ortrain::ClassifierLossGrad")
+def classifier_loss_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    dlogits = cross_entropy_grad(inputs[:4], attrs)[0]
+    x, weight, base = tensors(inputs[4:], 3)
+    rows = x.reshape(-1, x.shape[-1]).numpy()
+    dweight = dlogits.T @ rows + (0 if base is None else base.numpy())
+    return [(dlogits @ weight.numpy()).reshape(x.shape), dweight, dlogits.sum(0)]
+
+
 @reference("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     x, labels, weight = tensors(inputs, 3)

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/passes/fuse_classifier_loss.h"
+
+#include <algorithm>
+#include <set>
+
+#include "ortrain/ir/attribute_reader.h"
+#include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/op_registry.h"
+
+namespace ortrain {
+namespace {
+
+class Fusion {
+ public:
+  explicit Fusion(Graph& graph) : graph_(graph), users_(graph.users()) {
+    for (const GraphOutput& output : graph.outputs()) visible_.insert(output.value);
+  }
+
+  bool run() {
+    bool changed = false;
+    const std::vector<NodeId> order = graph_.order();
+    for (NodeId id : order) {
+      const Node& node = graph_.node(id);
+      if (node.op == "CrossEntropyGrad" && node.domain == kOrtrainDomain) {
+        changed = fuse(id) || changed;
+      }
+    }
+    return changed;
+  }
+
+ private:
+  struct Readers {
+    NodeId input_grad = kNoNode;
+    NodeId weight_grad = kNoNode;
+    NodeId bias_grad = kNoNode;
+  };
+
+  bool fuse(NodeId id) {
+    const Node loss = graph_.node(id);
+    if (graph_.value(loss.inputs[1]).shape.size() != 2) return false;
+    if (loss.inputs.size() < 4 || loss.inputs[3] == kNoValue) return false;
+    if (loss.inputs.size() > 4 && loss.inputs[4] != kNoValue) return false;
+    Readers found;
+    if (!find_readers(loss.outputs[0], found)) return false;
+    if (found.input_grad == kNoNode || found.weight_grad == kNoNode) return false;
+    const Node input_grad = graph_.node(found.input_grad);
+    const Node weight_grad = graph_.node(found.weight_grad);
+    const ValueId x = weight_grad.inputs[1];
+    if (!(graph_.value(x).shape == graph_.value(input_grad.outputs[0]).shape)) return false;
+
+    GraphBuilder builder(graph_);
+    builder.set_phase(loss.phase);
+    builder.set_layer(input_grad.name);
+    std::vector<ValueId> inputs{
+        loss.inputs[0], loss.inputs[1], loss.inputs[2], loss.inputs[3], x, input_grad.inputs[1]};
+    if (weight_grad.inputs.size() > 2) inputs.push_back(weight_grad.inputs[2]);
+    const bool has_bias = found.bias_grad != kNoNode;
+    const std::vector<ValueId> made =
+        builder.node(kOrtrainDomain, "ClassifierLossGrad", std::move(inputs), loss.attributes,
+                     {true, true, has_bias});
+    graph_.replace_uses(input_grad.outputs[0], made[0]);
+    graph_.replace_uses(weight_grad.outputs[0], made[1]);
+    if (has_bias) graph_.replace_uses(graph_.node(found.bias_grad).outputs[0], made[2]);
+    return true;
+  }
+
+  // Whether nobody but the three products, one of each, reads the gradient of the logits, as it is
+  // or with the rows in more dimensions.
+  bool find_readers(ValueId dlogits, Readers& found) const {
+    if (visible_.count(dlogits) != 0) return false;
+    const Shape& shape = graph_.value(dlogits).shape;
+    for (NodeId user : users_[static_cast<size_t>(dlogits)]) {
+      const Node& node = graph_.node(user);
+      NodeId* place = nullptr;
+      if (node.op == "Reshape" && node.inputs[0] == dlogits &&
+          graph_.value(node.outputs[0]).shape.back() == shape.back()) {
+        if (!find_readers(node.outputs[0], found)) return false;
+        continue;
+      }
+      if (node.op == "LinearInputGrad" && node.inputs[0] == dlogits && node.inputs.size() == 2) {
+        place = &found.input_grad;
+      } else if (node.op == "LinearWeightGrad" && node.inputs[0] == dlogits &&
+                 node.inputs[1] != dlogits) {
+        place = &found.weight_grad;
+      } else if (sums_rows(node, shape.size())) {
+        place = &found.bias_grad;
+      }
+      if (place == nullptr || *place != kNoNode) return false;
+      *place = user;
+    }
+    return true;
+  }
+
+  // ReduceSum over all axes but the last.
+  bool sums_rows(const Node& node, size_t rank) const {
+    if (node.op != "ReduceSum" || !node.domain.empty() || node.inputs.size() != 2) return false;
+    const AttributeReader attrs(op_registry().get(node.domain, node.op), node);
+    const Value& axes = graph_.value(node.inputs[1]);
+    if (attrs.int_("keepdims") != 0 || axes.kind != ValueKind::constant) return false;
+    std::set<int64_t> summed;
+    for (int64_t axis : axes.constant.to_int64s()) summed.insert(normalize_axis(axis, rank));
+    return summed.size() + 1 == rank && summed.count(static_cast<int64_t>(rank) - 1) == 0;
+  }
+
+  Graph& graph_;
+  const std::vector<std::vector<NodeId>> users_;
+  std::set<ValueId> visible_;
+};
+
+}  // namespace
+
+Pass fuse_classifier_loss() {
+  return {.name = "fuse_classifier_loss",
+          .summary = "The backward of a linear classifier and its loss skips rows without label.",
+          .run = [](Graph& graph) { return Fusion(graph).run(); }};
+}
+
+}  // namespace ortrain

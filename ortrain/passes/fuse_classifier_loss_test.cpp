@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/passes/fuse_classifier_loss.h"
+
+#include <gtest/gtest.h>
+
+#include "ortrain/ir/text.h"
+#include "ortrain/ir/verifier.h"
+
+namespace ortrain {
+namespace {
+
+// `middle` makes d2, the gradient of the logits that the products read; `end` may add nodes.
+std::string classifier(const std::string& middle, const std::string& outputs = "dx, dw, db",
+                       const std::string& end = "") {
+  return "graph classifier (float32[] dloss, float32[r, 9] logits, int64[r] labels,\n"
+         "    float32[r] lse, float32[r, 4] x, float32[9, 4] w, float32[9, 4] base) => (" +
+         outputs + ") {\n" +
+         "  const rows = int64[1] {0}\n"
+         "  d = ortrain::CrossEntropyGrad <reduction = \"mean\"> (dloss, logits, labels, lse)\n" +
+         middle +
+         "  dx = ortrain::LinearInputGrad (d2, w)\n"
+         "  dw = ortrain::LinearWeightGrad (d2, x, base)\n"
+         "  db = ReduceSum <keepdims = 0> (d2, rows)\n" +
+         end + "}";
+}
+
+int count(const Graph& graph, std::string_view op) {
+  int found = 0;
+  for (NodeId id : graph.order()) found += graph.node(id).op == op;
+  return found;
+}
+
+bool fuse(Graph& graph) {
+  const bool changed = fuse_classifier_loss().run(graph);
+  graph.sort();
+  graph.remove_dead_nodes();
+  verify(graph);
+  return changed;
+}
+
+TEST(FuseClassifierLoss, JoinsTheThreeProducts) {
+  const std::string same = "  const flat = int64[2] {-1, 9}\n  d2 = Reshape (d, flat)\n";
+  for (const std::string& outputs : {std::string("dx, dw, db"), std::string("dx, dw")}) {
+    Graph graph = parse_graph(classifier(same, outputs));
+    graph.remove_dead_nodes();
+    EXPECT_TRUE(fuse(graph));
+    EXPECT_EQ(count(graph, "ClassifierLossGrad"), 1);
+    EXPECT_EQ(graph.order().size(), 1U) << print_graph(graph);
+  }
+}
+
+TEST(FuseClassifierLoss, LeavesGradientsThatOthersRead) {
+  const std::string same = "  const flat = int64[2] {-1, 9}\n  d2 = Reshape (d, flat)\n";
+  for (const std::string& outputs : {std::string("dx, dw, db, d"), std::string("dx, dw, db, d2")}) {
+    Graph graph = parse_graph(classifier(same, outputs));
+    EXPECT_FALSE(fuse(graph));
+  }
+  Graph scaled = parse_graph(classifier("  const two = float32[] {2}\n  d2 = Mul (d, two)\n"));
+  EXPECT_FALSE(fuse(scaled));
+  Graph other = parse_graph(classifier(same, "dx, dw, db, e", "  e = Exp (d)\n"));
+  EXPECT_FALSE(fuse(other));
+  Graph twice =
+      parse_graph(classifier(same, "dx, dw, db, e", "  e = ortrain::LinearInputGrad (d2, base)\n"));
+  EXPECT_FALSE(fuse(twice));
+  Graph frozen = parse_graph(classifier(same, "dx"));
+  frozen.remove_dead_nodes();
+  EXPECT_FALSE(fuse(frozen)) << "nothing to share";
+}
+
+}  // namespace
+}  // namespace ortrain
