@@ -22,7 +22,7 @@ from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.errors import CaptureError, ChangingAttributeError
-from ortrain.capture.export import CapturedModule, capture, environment_key
+from ortrain.capture.export import CapturedModule, attribute_key, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
@@ -160,6 +160,13 @@ class Engine:
             collections.OrderedDict()
         )
         self._structures_seen = 0
+        # What of the module graphs depend on: a number for each state seen, the present one, and
+        # what tells cheaply that it still holds.
+        self._states: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
+        self._states_seen = 0
+        self._state = 0
+        self._tensors: list[Any] = []
+        self._guard: Any = None
         self._captured_once = False
         self._changes_attributes = False
 
@@ -180,9 +187,10 @@ class Engine:
                 )
             return module.forward(*args, **kwargs)
         self._check_devices(call)
-        self._refresh_slots()
-        tensors = [table[name] for table, name in self._slots]
-        key = self._key(call, tensors)
+        if self._guard is None or not self._guard_holds():
+            self._refresh_state()
+        tensors = self._tensors
+        key = self._key(call)
         entry = self._find(key, call)
         if entry is None:
             entry = self._make_entry(key, call, args, kwargs)
@@ -219,14 +227,40 @@ class Engine:
 
     # --- looking up and capturing
 
-    def _key(self, call: FlatCall, tensors: list[Any]) -> Hashable:
+    def _key(self, call: FlatCall) -> Hashable:
         """Return what a captured graph depends on, sizes of the arguments aside."""
+        return (call.key, self._state, environment_key())
+
+    def _guard_holds(self) -> bool:
+        try:
+            return self._guard.holds()
+        except (_core.DeviceError, _core.DTypeError):
+            return False  # a tensor that is now of a kind the engine does not hold
+
+    def _refresh_state(self) -> None:
+        """Look at the whole module: its structure, attributes, hooks and tensors."""
+        module = self.module
+        self._guard = None
+        self._refresh_slots()
+        tensors = self._tensors = [table[name] for table, name in self._slots]
         first: dict[int, int] = {}  # tied tensors are one input of the graph
         kinds = tuple(
             None if t is None else (t.requires_grad, t.dtype, t.shape, first.setdefault(id(t), i))
             for i, t in enumerate(tensors)
         )
-        return (call.key, environment_key(self.module), self._structure, kinds)
+        hooked = tuple(_has_hooks(part) for part in module.modules() if part is not module)
+        key = (attribute_key(module), self._structure, kinds, hooked)
+        if key not in self._states:
+            self._states_seen += 1
+            self._states[key] = self._states_seen
+            if len(self._states) > 4 * self.max_graphs:
+                self._states.popitem(last=False)
+        self._state = self._states[key]
+        # Parameters elsewhere are for the capture to refuse.
+        if all(t is None or t.device.type in _SUPPORTED_DEVICES for t in tensors):
+            attributes = [part.__dict__ for part in module.modules()]
+            with contextlib.suppress(_core.DTypeError):  # no guard for types the engine has not
+                self._guard = _core.ModuleGuard(attributes, tensors)
 
     def _find(self, key: Hashable, call: FlatCall) -> _Entry | None:
         entries = self._entries.get(key)
@@ -255,7 +289,8 @@ class Engine:
             return fallback
         self._captured_once = True
         # Tracing may have added attributes that a layer makes at its first call.
-        self._keep(self._key(call, [table[name] for table, name in self._slots]), entry)
+        self._refresh_state()
+        self._keep(self._key(call), entry)
         return entry
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
@@ -272,7 +307,7 @@ class Engine:
     ) -> _Entry:
         module = self.module
         for path, part in module.named_modules():
-            if path and any(getattr(part, table, None) for table in _HOOK_TABLES):
+            if path and _has_hooks(part):
                 raise CaptureError("the layer has hooks, which a graph would lose", module=path)
         stages: dict[str, float] = {}
         slot = CacheSlot(module, call)
@@ -527,6 +562,10 @@ class Engine:
         with torch.no_grad():
             for position, kind, where in entry.updates:
                 inputs[entry.tensors.index((kind, where))].copy_(outputs[position])
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return any(getattr(part, table, None) for table in _HOOK_TABLES)
 
 
 def _capture(

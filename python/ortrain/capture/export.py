@@ -226,10 +226,9 @@ def _changed_attributes(module: nn.Module, before: tuple[tuple[Any, ...], ...]) 
     return ", ".join(names)
 
 
-def environment_key(module: nn.Module) -> Hashable:
-    """Return what a captured graph depends on besides the call: flags, autocast, grad mode."""
+def environment_key() -> Hashable:
+    """Return what a captured graph depends on besides the call and the module."""
     return (
-        attribute_key(module),
         AutocastState.current(),
         torch.is_grad_enabled(),
         torch.get_default_dtype(),

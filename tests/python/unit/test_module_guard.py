@@ -1,0 +1,145 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a captured graph depends on is noticed when it changes, and nothing else is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule, _core
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.0)
+        self.norm = nn.BatchNorm1d(3)
+        self.scale = 2.0
+        self.times = 1
+        self.mode = "sum"
+        self.cache: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.first(x))) * self.scale * self.times
+
+
+def guard_of(model: nn.Module) -> Any:
+    return _core.ModuleGuard(
+        [part.__dict__ for part in model.modules()],
+        [*model.parameters(), *model.buffers()],
+    )
+
+
+def replace_weight(model: Layers) -> None:
+    model.first.weight = nn.Parameter(torch.zeros(3, 3))
+
+
+def replace_data(model: Layers) -> None:
+    model.first.weight.data = torch.zeros(3, 4)
+
+
+def delete_bias(model: Layers) -> None:
+    model.first.bias = None
+
+
+CHANGES: dict[str, Callable[[Layers], object]] = {
+    "float": lambda m: setattr(m, "scale", 3.0),
+    "int": lambda m: setattr(m, "times", 2),
+    "type of a number": lambda m: setattr(m, "times", 1.0),
+    "text": lambda m: setattr(m, "mode", "mean"),
+    "object becomes a number": lambda m: setattr(m, "cache", 1),
+    "added attribute": lambda m: setattr(m, "more", 1),
+    "removed attribute": lambda m: delattr(m, "mode"),
+    "eval": lambda m: m.drop.eval(),
+    "rate of a layer": lambda m: setattr(m.drop, "p", 0.5),
+    "layer": lambda m: setattr(m, "drop", nn.Identity()),
+    "added layer": lambda m: m.add_module("last", nn.Linear(3, 3)),
+    "parameter": replace_weight,
+    "no parameter": delete_bias,
+    "buffer": lambda m: setattr(m.norm, "running_mean", torch.ones(3)),
+    "shape": replace_data,
+    "type": lambda m: m.double(),
+    "frozen": lambda m: m.first.weight.requires_grad_(False),
+    "hook": lambda m: m.first.register_forward_hook(lambda *args: None),
+    "hook before": lambda m: m.first.register_forward_pre_hook(lambda *args: None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_noticed(name: str) -> None:
+    model = Layers()
+    guard = guard_of(model)
+    assert guard.holds()
+    CHANGES[name](model)
+    assert not guard.holds()
+    if name != "added layer":
+        assert guard_of(model).holds()
+
+
+def test_what_no_graph_depends_on_may_change() -> None:
+    model = Layers()
+    guard = guard_of(model)
+    model.scale = float("2.0")  # another object of the same value
+    model.cache = [1, 2]
+    model.cache.append(3)
+    with torch.no_grad():
+        model.first.weight.add_(1.0)
+        model.norm.running_mean.add_(1.0)
+        model.first.weight.data = torch.zeros(3, 3)
+    model.first.weight.grad = torch.zeros(3, 3)
+    assert guard.holds()
+    assert guard.holds()
+
+
+def test_nan_attributes_never_hold() -> None:
+    model = Layers()
+    model.scale = float("nan")
+    guard = guard_of(model)
+    assert guard.holds()
+    model.scale = float("nan")
+    assert not guard.holds()
+
+
+def test_guard_takes_part_in_garbage_collection() -> None:
+    model = Layers()
+    model.guard_of_itself = guard_of(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_hook_added_after_the_first_call_runs() -> None:
+    model = Layers()
+    ours = ORTModule(model)
+    x = torch.randn(4, 3)
+    ours(x)
+    seen: list[torch.Tensor] = []
+    handle = model.first.register_forward_hook(lambda module, args, output: seen.append(output))
+    with pytest.warns(RuntimeWarning, match="hooks"):
+        ours(x)
+    assert len(seen) == 1
+    handle.remove()
+    ours(x)
+    assert len(seen) == 1
+    assert len([c for c in ours.report().captures if not c.fallback]) == 1
+
+
+def test_a_state_seen_before_needs_no_new_capture() -> None:
+    model = Layers()
+    ours = ORTModule(model)
+    plain = Layers()
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(4, 3)
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        model.scale = plain.scale = scale
+        torch.testing.assert_close(ours(x), plain(x))
+    assert len(ours.report().captures) == 2
