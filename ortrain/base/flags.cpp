@@ -21,9 +21,10 @@ constexpr std::array kFlags{
          "Matrix products: auto, onednn, none (our own kernels), or the path of the plugin."},
     Flag{"ORTRAIN_PROFILE", "0",
          "Time every node from the start; read the figures with ORTModule.profile()."},
-    Flag{"ORTRAIN_CACHE_DIR", "",
-         "Folder of captured graphs, which later processes load: a path, off, or empty for "
-         "$XDG_CACHE_HOME/ortrain (~/.cache/ortrain)."},
+    Flag{"ORTRAIN_CACHE_DIR", "off",
+         "Folder of captured graphs, which later processes load: off, a path, or on for "
+         "$XDG_CACHE_HOME/ortrain (~/.cache/ortrain). For code that depends on its arguments, its "
+         "own state and source files alone."},
     Flag{"ORTRAIN_CACHE_SIZE", "512",
          "MiB that the folder may take; graphs unused for longest go first."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},

@@ -97,7 +97,7 @@ int64_t attention_backward_workspace(const AttentionShape& shape, const Attentio
 
 // The rows of several sequences, one sequence after the other in one batch entry without a mask:
 // sequence n has the rows [offsets[n], offsets[n + 1]) and sees its own keys alone. Rows behind the
-// last sequence give zeros. `offsets`, count + 1 of them, must not fall; they begin at 0 and end at
+// last sequence repeat row 0 (zeros where there is no sequence) and have no gradient. `offsets`, count + 1 of them, must not fall; they begin at 0 and end at
 // no more than `shape.queries`. No workspace is needed.
 struct AttentionSequences {
   const int64_t* offsets;
@@ -108,8 +108,8 @@ void check_sequences(const AttentionSequences& sequences, int64_t rows);
 // The problem of sequence n; its gradients likewise.
 AttentionForward sequence_of(const AttentionForward& all, const AttentionSequences& s, int64_t n);
 AttentionBackward sequence_of(const AttentionBackward& all, const AttentionSequences& s, int64_t n);
-// Zeros in the results of the rows behind the last sequence.
-void clear_rest(const AttentionForward& all, const AttentionSequences& sequences);
+// The results of the rows behind the last sequence; forward, once row 0 is there.
+void fill_rest(const AttentionForward& all, const AttentionSequences& sequences);
 void clear_rest(const AttentionBackward& all, const AttentionSequences& sequences);
 
 void attention_blocked(const AttentionForward& attention, const AttentionSequences& sequences);

@@ -626,7 +626,6 @@ void attention_blocked(const AttentionBackward& g) {
 }
 
 void attention_blocked(const AttentionForward& a, const AttentionSequences& sequences) {
-  clear_rest(a, sequences);
   const int64_t heads = a.shape.heads;
   for_each_task(a.shape, sequences.count * heads, [&](int64_t task) {
     const AttentionForward one = sequence_of(a, sequences, task / heads);
@@ -634,6 +633,7 @@ void attention_blocked(const AttentionForward& a, const AttentionSequences& sequ
     const Blocking size(one.shape, gemm_kernels_f32());
     forward_blocks(one, size, 0, task % heads, 0, size.query_blocks);
   });
+  fill_rest(a, sequences);
 }
 
 void attention_blocked(const AttentionBackward& g, const AttentionSequences& sequences) {

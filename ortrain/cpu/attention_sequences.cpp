@@ -75,9 +75,17 @@ AttentionBackward sequence_of(const AttentionBackward& all, const AttentionSeque
   return one;
 }
 
-void clear_rest(const AttentionForward& all, const AttentionSequences& sequences) {
+void fill_rest(const AttentionForward& all, const AttentionSequences& sequences) {
   const int64_t end = sequences.offsets[sequences.count];
-  clear_rows(all.out, all.storage, all.out_strides, end, all.shape.queries);
+  const int64_t bytes = all.out_strides.row * storage_size(all.storage);
+  if (end == 0) {
+    clear_rows(all.out, all.storage, all.out_strides, 0, all.shape.queries);
+  } else {
+    for (int64_t row = end; row < all.shape.queries; ++row) {
+      std::memcpy(at_row(all.out, all.storage, all.out_strides, row), all.out,
+                  static_cast<size_t>(bytes));
+    }
+  }
   if (all.logsumexp == nullptr) return;
   if (all.storage == Storage::kF64) {
     set_infinite<double>(all.logsumexp, all, end);

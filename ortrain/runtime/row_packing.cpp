@@ -41,8 +41,13 @@ class MaskReader {
   // The keys that query `row` sees; null if the mask holds other numbers.
   const uint8_t* row(int64_t batch, int64_t row, std::vector<uint8_t>& buffer) const {
     const int64_t begin = batch * batch_stride_ + row * row_stride_;
-    if (view_.dtype == DType::boolean) return static_cast<const uint8_t*>(view_.data) + begin;
     buffer.resize(static_cast<size_t>(length_));
+    if (view_.dtype == DType::boolean) {
+      // PyTorch takes any byte but 0 for true.
+      const uint8_t* bytes = static_cast<const uint8_t*>(view_.data) + begin;
+      for (int64_t j = 0; j < length_; ++j) buffer[static_cast<size_t>(j)] = bytes[j] != 0;
+      return buffer.data();
+    }
     return read(begin, buffer.data()) ? buffer.data() : nullptr;
   }
 
@@ -148,8 +153,9 @@ std::optional<RowPacking> pack_rows(std::span<const MaskView> masks, int64_t bat
       made.picked[k].push_back(place[static_cast<size_t>(picked[k])]);
     }
   }
+  // Copies of a row that is kept: whatever the layers make of it, they make of that row too.
   for (std::vector<int64_t>* list : {&made.positions, &made.columns, &made.sequences}) {
-    list->resize(static_cast<size_t>(rows), 0);
+    list->resize(static_cast<size_t>(rows), list->front());
   }
   return made;
 }

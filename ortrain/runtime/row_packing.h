@@ -25,7 +25,7 @@ struct RowPacking {
   // Queries see the keys up to themselves, not all of their sequence.
   bool causal = false;
   // Per kept row: its number among batch * length, its position, its sequence. Filled up to a
-  // multiple of a granule with zeros, so that few different counts need a plan.
+  // multiple of a granule with copies of the first, so that few different counts need a plan.
   std::vector<int64_t> positions, columns, sequences;
   // The kept rows of sequence b are [offsets[b], offsets[b + 1]).
   std::vector<int64_t> offsets;

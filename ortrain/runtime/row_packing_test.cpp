@@ -84,6 +84,14 @@ TEST(RowPacking, RefusesWhatItCannotSay) {
   EXPECT_FALSE(pack_rows(views, 2, 12, std::vector<int64_t>{0})) << "masks that differ";
 }
 
+TEST(RowPacking, AnyByteButZeroIsTrue) {
+  std::vector<uint8_t> mask = padding({2, 4}, 12, false);
+  for (uint8_t& byte : mask) byte *= 2;
+  const auto made = pack(mask, 2, 12);
+  ASSERT_TRUE(made);
+  EXPECT_THAT(made->offsets, ElementsAre(0, 2, 6));
+}
+
 TEST(RowPacking, LeftPadding) {
   std::vector<uint8_t> mask;
   for (int64_t i = 0; i < 12; ++i) {
@@ -92,7 +100,7 @@ TEST(RowPacking, LeftPadding) {
   const auto made = pack(mask, 1, 12, {11});
   ASSERT_TRUE(made);
   EXPECT_TRUE(made->causal);
-  EXPECT_THAT(made->positions, ElementsAre(8, 9, 10, 11, 0, 0, 0, 0));
+  EXPECT_THAT(made->positions, ElementsAre(8, 9, 10, 11, 8, 8, 8, 8));
   EXPECT_THAT(made->picked, ElementsAre(ElementsAre(3)));
 }
 

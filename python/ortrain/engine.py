@@ -26,11 +26,14 @@ from ortrain.capture.export import CapturedModule, attribute_key, capture, envir
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.capture.torch_internals import has_global_module_hooks
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.row_selection import RowSelection
 
 _log = logging.getLogger("ortrain")
 
+# Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
+_MOST_MISSES = 8
 _SUPPORTED_DEVICES = frozenset({"cpu"})
 _HOOK_TABLES = (
     "_forward_hooks",
@@ -156,7 +159,7 @@ class Engine:
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._structure: Hashable = None
         # Number and layers of each structure seen; holding the layers keeps their ids unique.
-        self._structures: collections.OrderedDict[Hashable, tuple[int, list[nn.Module]]] = (
+        self._structures: collections.OrderedDict[Hashable, tuple[int, list[Any]]] = (
             collections.OrderedDict()
         )
         self._structures_seen = 0
@@ -166,6 +169,9 @@ class Engine:
         self._states_seen = 0
         self._state = 0
         self._tensors: list[Any] = []
+        # Captures in a row for as many states of the module.
+        self._misses = 0
+        self._captured_state = 0
         self._guard: Any = None
         self._captured_once = False
         self._changes_attributes = False
@@ -192,7 +198,9 @@ class Engine:
         tensors = self._tensors
         key = self._key(call)
         entry = self._find(key, call)
-        if entry is None:
+        if entry is not None:
+            self._misses = 0
+        else:
             entry = self._make_entry(key, call, args, kwargs)
         if entry.captured is None:
             return self._run_in_pytorch(entry, key, call, args, kwargs)
@@ -258,9 +266,8 @@ class Engine:
         self._state = self._states[key]
         # Parameters elsewhere are for the capture to refuse.
         if all(t is None or t.device.type in _SUPPORTED_DEVICES for t in tensors):
-            attributes = [part.__dict__ for part in module.modules()]
             with contextlib.suppress(_core.DTypeError):  # no guard for types the engine has not
-                self._guard = _core.ModuleGuard(attributes, tensors)
+                self._guard = _core.ModuleGuard(list(module.modules()), tensors)
 
     def _find(self, key: Hashable, call: FlatCall) -> _Entry | None:
         entries = self._entries.get(key)
@@ -282,14 +289,22 @@ class Engine:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             _log.info("capturing again: %s", reason)
         try:
+            if self._misses >= _MOST_MISSES:
+                raise ChangingAttributeError(
+                    "its attributes or those of its layers change from call to call, and a graph "
+                    "holds for one state only",
+                    module=type(self.module).__name__,
+                )
             entry = self._capture(call, args, kwargs, reason)
         except (CaptureError, _core.UnsupportedError) as error:
             fallback = self._fallback(error, reason)
             self._changes_attributes = isinstance(error, ChangingAttributeError)
             return fallback
         self._captured_once = True
+        self._misses += self._state != self._captured_state
         # Tracing may have added attributes that a layer makes at its first call.
         self._refresh_state()
+        self._captured_state = self._state
         self._keep(self._key(call), entry)
         return entry
 
@@ -309,6 +324,8 @@ class Engine:
         for path, part in module.named_modules():
             if path and _has_hooks(part):
                 raise CaptureError("the layer has hooks, which a graph would lose", module=path)
+        if has_global_module_hooks():
+            raise CaptureError("hooks for all modules are registered, which a graph would lose")
         stages: dict[str, float] = {}
         slot = CacheSlot(module, call)
         prepared = slot.load(stages)
@@ -490,14 +507,18 @@ class Engine:
 
     def _refresh_slots(self) -> None:
         """Find the parameters and buffers again if the module's structure has changed."""
-        parts = list(self.module.modules())
-        layout = tuple((id(part), *part._parameters, None, *part._buffers) for part in parts)
+        named = list(self.module.named_modules(remove_duplicate=False))
+        tables = [(part, part._parameters, part._buffers) for _, part in named]
+        layout = tuple(
+            (path, type(part), *map(id, held), *held[1], None, *held[2])
+            for (path, part), held in zip(named, tables, strict=True)
+        )
         known = self._structures.get(layout)
         if known is not None and known[0] == self._structure:
             return
         if known is None:
             self._structures_seen += 1
-            known = self._structures[layout] = (self._structures_seen, parts)
+            known = self._structures[layout] = (self._structures_seen, tables)
             if len(self._structures) > self.max_graphs:
                 self._structures.popitem(last=False)
         self._structure = known[0]

@@ -131,7 +131,7 @@ void register_attention(OpRegistry& registry) {
                   "mask is true where a key is seen; is_causal hides keys j > i; a query that sees "
                   "no key gives zeros. With `offsets` the rows are those of several sequences, "
                   "[offsets[n], offsets[n + 1]) of sequence n, and see their own keys alone; rows "
-                  "behind the last give zeros.",
+                  "behind the last repeat row 0 and have no gradient.",
        .inputs = {{"q", "T"},
                   {"k", "T"},
                   {"v", "T"},

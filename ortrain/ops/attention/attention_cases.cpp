@@ -80,7 +80,7 @@ std::vector<Form> forms() {
         {"dropout", 0.2}},
        CaseInput::none(),
        true,
-       {0, 3, 7}});
+       {0, 3, 9}});
   add({"sequences_blocks",
        {1, 700, 48},
        {1, 700, 48},
@@ -139,7 +139,8 @@ void register_attention(CaseRegistry& cases) {
                .inputs = inputs,
                .attributes = f.attributes,
                .outputs = 2,
-               .check_gradient = small,
+               // Rows that repeat another have no gradient by definition.
+               .check_gradient = small && (f.offsets.empty() || f.offsets.back() == f.q[1]),
                .tolerance = 5e-5});
 
     const auto [out, lse] = results_of(f);

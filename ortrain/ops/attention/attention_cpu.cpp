@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <type_traits>
 
 #include "ortrain/cpu/attention.h"
 #include "ortrain/cpu/gemm_any.h"
@@ -82,8 +83,12 @@ void run(const Problem& problem, const AttentionForward& forward, const KernelAr
   if constexpr (kBlocked) {
     attention_blocked(problem, rows);
   } else {
-    clear_rest(problem, rows);
     for (int64_t n = 0; n < sequences; ++n) attention_reference(sequence_of(problem, rows, n));
+    if constexpr (std::is_same_v<Problem, AttentionForward>) {
+      fill_rest(problem, rows);
+    } else {
+      clear_rest(problem, rows);
+    }
   }
 }
 

@@ -41,11 +41,11 @@ _NOT_READ_BY_GRAPHS = ("HF_HOME", "HF_TOKEN", "HF_HUB", "HF_DATASETS", "TORCH_HO
 
 
 def folder() -> Path | None:
-    """Return the folder of the cache, or None where it is switched off."""
+    """Return the folder of the cache, or None where nobody asked for one."""
     value = os.environ.get("ORTRAIN_CACHE_DIR", "")
-    if value.lower() in ("off", "0", "none"):
+    if value.lower() in ("", "off", "0", "none"):
         return None
-    if value:
+    if value.lower() not in ("on", "1"):
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:

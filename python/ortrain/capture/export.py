@@ -38,7 +38,13 @@ _log = logging.getLogger("ortrain.capture")
 
 _PREFIX = "m"
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
-_BAKED_IN = (bool, int, float, complex, str)
+_BAKED_IN = (bool, int, float, complex, str, type(None))
+_DEPTH = 6  # of lists, dictionaries and objects within each other; deeper ones by identity
+# Attributes of layers that stand in a key of their own.
+_TABLES = frozenset(
+    {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+    | {"_backward_hooks", "_backward_pre_hooks"}
+)
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -136,6 +142,7 @@ class CapturedModule:
       output_tree: Rebuilds the module's result from the user outputs.
       guards: Whether the graph holds for inputs of given sizes.
       dims: The dynamic axes, one per symbol.
+      ones: Symbols of axes that the guards hold at 1, as the sample had them.
       training: Training flag per submodule, by qualified name.
       autocast: Autocast state at the capture.
       grad_enabled: Grad mode at the capture.
@@ -152,6 +159,7 @@ class CapturedModule:
     output_tree: OutputTree
     guards: Guards
     dims: list[Dimension]
+    ones: frozenset[sympy.Symbol]
     training: dict[str, bool]
     autocast: AutocastState
     grad_enabled: bool
@@ -202,26 +210,80 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {head}" if head else type(error).__name__
 
 
-def attribute_key(module: nn.Module) -> tuple[tuple[Any, ...], ...]:
-    """Return the numbers, flags and names among the layers' attributes: rates, sizes, switches.
+class _Identity:
+    """An object in a key: equal to itself alone, and kept so that its address is not used again."""
 
-    A capture bakes them in.
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.held is self.held
+
+
+def _frozen(value: Any, registered: frozenset[int], seen: set[int], depth: int = 0) -> Hashable:
+    """Return what stands in a key for an attribute; `_core.ModuleGuard` compares the same things."""
+    if type(value) in _BAKED_IN:
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        version = -1 if id(value) in registered else value._version
+        return (_Identity(value), version)
+    if id(value) in seen or isinstance(value, nn.Module) or depth == _DEPTH:
+        return _Identity(value)
+    if type(value) in (tuple, list):
+        seen.add(id(value))
+        return (type(value), *(_frozen(item, registered, seen, depth + 1) for item in value))
+    if type(value) is dict:
+        seen.add(id(value))
+        return (
+            dict,
+            *((_Identity(k), _frozen(v, registered, seen, depth + 1)) for k, v in value.items()),
+        )
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is not dict or isinstance(value, type) or callable(value):
+        return _Identity(value)
+    seen.add(id(value))
+    return (_Identity(value), _frozen(attributes, registered, seen, depth + 1))
+
+
+def attribute_key(module: nn.Module) -> tuple[tuple[Hashable, ...], ...]:
+    """Return what of the layers' attributes a capture bakes in, tables of tensors aside.
+
+    Numbers, flags and names by value, in lists, dictionaries and plain objects too; other objects
+    by identity; tensors that are neither parameters nor buffers by identity and version.
     """
+    registered = frozenset(map(id, (*module.parameters(), *module.buffers())))
+    seen: set[int] = set()
     return tuple(
-        (part.training, *((n, v) for n, v in part.__dict__.items() if type(v) in _BAKED_IN))
+        tuple(
+            (name, _frozen(value, registered, seen))
+            for name, value in part.__dict__.items()
+            if name not in _TABLES
+        )
         for part in module.modules()
     )
 
 
-def _changed_attributes(module: nn.Module, before: tuple[tuple[Any, ...], ...]) -> str:
-    """Return the attributes that differ from an earlier `attribute_key`, and set them back."""
-    if before == attribute_key(module):
-        return ""
+def _scalars(module: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Return path, attributes and a copy of the numbers, flags and names of each layer."""
+    return [
+        (path, part.__dict__, {k: v for k, v in part.__dict__.items() if type(v) in _BAKED_IN})
+        for path, part in module.named_modules()
+    ]
+
+
+def _changed_attributes(before: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
+    """Return the attributes that differ from earlier `_scalars`, and set them back."""
     names: list[str] = []
-    for (path, part), (_, *values) in zip(module.named_modules(), before, strict=True):
-        for name, value in values:
-            if part.__dict__.get(name) != value:
-                part.__dict__[name] = value
+    for path, attributes, values in before:
+        for name, value in values.items():
+            now = attributes.get(name)
+            if now is not value and (type(now) is not type(value) or now != value):
+                attributes[name] = value
                 names.append(f"'{path}.{name}'" if path else f"'{name}'")
     return ", ".join(names)
 
@@ -232,6 +294,7 @@ def environment_key() -> Hashable:
         AutocastState.current(),
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
+        internals.has_global_module_hooks(),
     )
 
 
@@ -258,14 +321,14 @@ class _FlatModule(nn.Module):
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
             buffers = [id(b) for b in module.buffers()]
-            attributes = attribute_key(module)
+            attributes = _scalars(module)
             try:
                 with autocast.applied():
                     flat, tree = flatten_outputs(module(*args, **kwargs))
                 if buffers != [id(b) for b in module.buffers()]:
                     # torch.export forgets it.
                     raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
-                changed = _changed_attributes(module, attributes)
+                changed = _changed_attributes(attributes)
                 if changed:
                     raise ChangingAttributeError(
                         f"its forward changes {changed}, which a graph would do only once",
@@ -519,6 +582,7 @@ def _capture(
         output_tree=trees[-1],
         guards=guards,
         dims=_dimensions(values),
+        ones=_held_at_one(values, guards, tensors),
         training={path: part.training for path, part in module.named_modules()},
         autocast=autocast,
         grad_enabled=torch.is_grad_enabled(),
@@ -621,6 +685,26 @@ def _outputs(
                 f"forward writes to {_strip(spec.target or node)} ({spec.kind.name})"
             )
     return outputs
+
+
+def _held_at_one(
+    values: Sequence[torch.Tensor], guards: Guards, tensors: Sequence[torch.Tensor]
+) -> frozenset[sympy.Symbol]:
+    """Return the symbols for which a sample of 1 was traced as the number, so that no 2 fits."""
+    held: set[sympy.Symbol] = set()
+    for dimension in _dimensions(values):
+        if dimension.hint != 1:
+            continue
+        sizes = [
+            [
+                2 if internals.size_expression(size) == dimension.symbol else given
+                for size, given in zip(value.shape, tensor.shape, strict=True)
+            ]
+            for value, tensor in zip(values, tensors, strict=True)
+        ]
+        if not guards.holds(sizes):
+            held.add(dimension.symbol)
+    return frozenset(held)
 
 
 def _dimensions(values: Sequence[torch.Tensor]) -> list[Dimension]:

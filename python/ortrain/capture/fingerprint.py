@@ -249,7 +249,9 @@ class Fingerprint:
         self.token("set", *sorted(f"{type(v).__name__} {v!r}" for v in value))
 
     def _attributes(self, value: Any, where: str) -> None:
-        for name, item in getattr(value, "__dict__", {}).items():
+        attributes = getattr(value, "__dict__", {})
+        self.token(len(attributes))
+        for name, item in attributes.items():
             if name not in _HASHES:
                 self.token(name)
                 self.add(item, f"{where}.{name}")

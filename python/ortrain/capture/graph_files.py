@@ -19,7 +19,7 @@ _log = logging.getLogger("ortrain.cache")
 
 _MAGIC = b"ORTRAIN GRAPH 1\n"
 _HEADER = len(_MAGIC) + 32 + 16  # magic, SHA-256 of what follows, length packed and unpacked
-_SUFFIX = ".graph"
+_SUFFIX = ".ortrain-graph"
 _MAX_BYTES = 256 << 20  # of one file, unpacked
 _STALE_SECONDS = 3600  # a file that is being written is never older
 

@@ -35,12 +35,26 @@ DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNod
 _HARMLESS_FUNCTIONS = ("torch._", "torch.autograd.", "torch.nn.parallel.", "torch.nested.")
 
 
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
 def outside_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that torch.compile must call and not trace.
 
     torch.compiler.disable does the same, but imports the compiler at once.
     """
     return torch._disable_dynamo(function)
+
+
+def has_global_module_hooks() -> bool:
+    """Tell whether hooks that run for every module are registered."""
+    module = torch.nn.modules.module
+    return any(getattr(module, table, None) for table in _GLOBAL_HOOKS)
 
 
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:

@@ -111,7 +111,10 @@ def attention(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     dead = (h.scores == -math.inf).all(-1, keepdim=True)
     p = torch.softmax(h.scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
     logsumexp = torch.logsumexp(h.scores, -1).masked_fill(dead.squeeze(-1), math.inf)
-    return [merge(p * h.factors @ h.v, h.packed).numpy(), logsumexp.numpy()]
+    out = merge(p * h.factors @ h.v, h.packed)
+    if offsets is not None and offsets[-1] > 0:
+        out[:, int(offsets[-1]) :] = out[:, :1]
+    return [out.numpy(), logsumexp.numpy()]
 
 
 @reference("ortrain::AttentionGrad")

@@ -581,7 +581,7 @@ def test_folder_that_cannot_be_written_to_only_costs_the_capture(
 def test_links_and_shared_files_are_not_read(folder: Path, tmp_path: Path) -> None:
     files = GraphFiles(folder, 1 << 20)
     assert files.write("x", b"content") and files.read("x") == b"content"
-    path = folder / "x.graph"
+    path = folder / "x.ortrain-graph"
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o620)
     assert files.read("x") is None and not path.exists()
@@ -598,7 +598,7 @@ def test_oldest_files_go_first(folder: Path) -> None:
     files = GraphFiles(folder, 3500)
     for i, name in enumerate("abc"):
         assert files.write(name, draw.randbytes(1000))
-        os.utime(folder / f"{name}.graph", (i, i))
+        os.utime(folder / f"{name}.ortrain-graph", (i, i))
     assert files.read("a")  # the latest use counts
     (folder / ".d.graph.1.2").write_text("")  # left by a writer
     os.utime(folder / ".d.graph.1.2", (0, 0))
@@ -627,7 +627,7 @@ def test_writers_at_once_leave_whole_files(folder: Path) -> None:
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0] * 4
-    assert [path.name for path in folder.iterdir()] == ["x.graph"]
+    assert [path.name for path in folder.iterdir()] == ["x.ortrain-graph"]
 
 
 def test_flags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -635,6 +635,8 @@ def test_flags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     monkeypatch.setenv("ORTRAIN_CACHE_DIR", "OFF")
     assert cache.folder() is None
     monkeypatch.setenv("ORTRAIN_CACHE_DIR", "")
+    assert cache.folder() is None
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", "on")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache.folder() == Path("/x/ortrain")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

@@ -774,3 +774,23 @@ def test_full_backward_hook_runs() -> None:
     model.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_out))
     model(torch.ones(4, 3, requires_grad=True)).sum().backward()
     assert len(seen) == 1 and torch.equal(seen[0][0], torch.ones(4, 2))
+
+
+def test_batches_of_one_need_one_graph_for_all_lengths() -> None:
+    class Views(nn.Module):
+        """Views by sizes that the sample had, as GPT-2 does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (x.view(-1, x.size(-1)) @ self.w).view((*x.size()[:-1], 4))
+            return x + y.unsqueeze(1).sum(1)
+
+    plain = Views()
+    ours = ORTModule(copy.deepcopy(plain))
+    for rows, columns in ((1, 5), (1, 7), (1, 2), (3, 5), (2, 6), (1, 9)):
+        x = torch.randn(rows, columns, 4)
+        torch.testing.assert_close(ours(x), plain(x))
+    assert len(ours.report().captures) <= 2

@@ -16,6 +16,12 @@ from torch import nn
 from ortrain import ORTModule, _core
 
 
+class Config:
+    def __init__(self) -> None:
+        self.width = 3
+        self.itself = self
+
+
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +32,11 @@ class Layers(nn.Module):
         self.times = 1
         self.mode = "sum"
         self.cache: list[int] = []
+        self.window = (3, 2)
+        self.options = {"k": 7, "rates": [0.5]}
+        self.act = torch.tanh
+        self.offset = torch.zeros(3)
+        self.config = Config()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.drop(self.norm(self.first(x))) * self.scale * self.times
@@ -33,7 +44,7 @@ class Layers(nn.Module):
 
 def guard_of(model: nn.Module) -> Any:
     return _core.ModuleGuard(
-        [part.__dict__ for part in model.modules()],
+        list(model.modules()),
         [*model.parameters(), *model.buffers()],
     )
 
@@ -68,6 +79,17 @@ CHANGES: dict[str, Callable[[Layers], object]] = {
     "shape": replace_data,
     "type": lambda m: m.double(),
     "frozen": lambda m: m.first.weight.requires_grad_(False),
+    "tuple": lambda m: setattr(m, "window", (3, 1)),
+    "list": lambda m: m.cache.append(1),
+    "dictionary": lambda m: m.options.update(k=8),
+    "list in a dictionary": lambda m: m.options["rates"].append(1.0),
+    "function": lambda m: setattr(m, "act", torch.relu),
+    "tensor": lambda m: setattr(m, "offset", torch.zeros(3)),
+    "tensor written to": lambda m: m.offset.add_(1.0),
+    "configuration": lambda m: setattr(m.config, "width", 4),
+    "method": lambda m: setattr(m.first, "forward", lambda x: x),
+    "class": lambda m: setattr(m.drop, "__class__", nn.AlphaDropout),
+    "attributes as a whole": lambda m: setattr(m.drop, "__dict__", dict(m.drop.__dict__)),
     "hook": lambda m: m.first.register_forward_hook(lambda *args: None),
     "hook before": lambda m: m.first.register_forward_pre_hook(lambda *args: None),
 }
@@ -86,10 +108,11 @@ def test_changes_are_noticed(name: str) -> None:
 
 def test_what_no_graph_depends_on_may_change() -> None:
     model = Layers()
+    model.weights = [model.first.weight]  # as recurrent layers have it
     guard = guard_of(model)
     model.scale = float("2.0")  # another object of the same value
-    model.cache = [1, 2]
-    model.cache.append(3)
+    model.cache = []  # as empty as before
+    model.window = (int("3"), 2)
     with torch.no_grad():
         model.first.weight.add_(1.0)
         model.norm.running_mean.add_(1.0)

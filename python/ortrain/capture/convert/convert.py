@@ -194,8 +194,8 @@ class _Conversion:
         name, role = placeholder.name, placeholder.role.value
         dims: list[int | str] = []
         for axis, size in enumerate(shape):
-            if isinstance(size, int):
-                dims.append(size)
+            if isinstance(size, int) or size in self._captured.ones:
+                dims.append(size if isinstance(size, int) else 1)
             else:
                 dims.append(self._symbols.get(size) or f"{name}_{axis}")
         try:
