@@ -26,7 +26,7 @@ from ortrain.capture.export import CapturedModule, attribute_key, capture, envir
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
-from ortrain.capture.torch_internals import has_global_module_hooks
+from ortrain.capture.torch_internals import has_global_module_hooks, is_fake
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.row_selection import RowSelection
 
@@ -402,7 +402,11 @@ class Engine:
     ) -> PreparedGraph:
         """Capture the module and convert it."""
         module = self.module
-        with progress.stage("capture") as timing, _without_root_hooks(module):
+        with (
+            progress.stage("capture") as timing,
+            _without_root_hooks(module),
+            _nothing_added(module),
+        ):
             captured = _capture(module, args, kwargs)
             # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
             nodes = captured.graph_module.graph.nodes
@@ -629,6 +633,38 @@ def _without_root_hooks(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.__dict__.update(saved)
+
+
+@contextlib.contextmanager
+def _nothing_added(module: nn.Module) -> Iterator[None]:
+    """Take out of the layers what tracing put into them, tensors without contents; refuse it then.
+
+    A forward that makes layers or tensors at its first call does so in PyTorch; later calls find
+    them there.
+    """
+    before = [
+        (part, set(part.__dict__), [(t, set(t)) for t in (part._parameters, part._buffers)])
+        for part in module.modules()
+    ]
+    layers = [(part._modules, set(part._modules)) for part in module.modules()]
+    added: list[str] = []
+    try:
+        yield
+    finally:
+        for part, names, tables in before:
+            for table, known in [*tables, (part.__dict__, names)]:
+                for name in [n for n in table if n not in known and is_fake(table[n])]:
+                    del table[name]
+                    added.append(name)
+        for table, known in layers:
+            for name in [n for n in table if n not in known]:
+                del table[name]
+                added.append(name)
+    if added:
+        raise CaptureError(
+            f"its forward makes {', '.join(map(repr, added))} at its first call",
+            module=type(module).__name__,
+        )
 
 
 def _strict() -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy import functions as sympy_functions
@@ -55,6 +56,11 @@ def has_global_module_hooks() -> bool:
     """Tell whether hooks that run for every module are registered."""
     module = torch.nn.modules.module
     return any(getattr(module, table, None) for table in _GLOBAL_HOOKS)
+
+
+def is_fake(value: object) -> bool:
+    """Tell whether a value is a tensor without contents, made while tracing."""
+    return isinstance(value, FakeTensor)
 
 
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:

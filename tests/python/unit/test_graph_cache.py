@@ -600,10 +600,10 @@ def test_oldest_files_go_first(folder: Path) -> None:
         assert files.write(name, draw.randbytes(1000))
         os.utime(folder / f"{name}.ortrain-graph", (i, i))
     assert files.read("a")  # the latest use counts
-    (folder / ".d.graph.1.2").write_text("")  # left by a writer
-    os.utime(folder / ".d.graph.1.2", (0, 0))
+    (folder / ".d.ortrain-graph.1.2").write_text("")  # left by a writer
+    os.utime(folder / ".d.ortrain-graph.1.2", (0, 0))
     assert files.write("d", draw.randbytes(1000))
-    assert sorted(p.name for p in folder.iterdir()) == ["a.graph", "c.graph", "d.graph"]
+    assert sorted(p.name for p in folder.iterdir()) == [f"{name}.ortrain-graph" for name in "acd"]
     assert not files.write("e", draw.randbytes(4000))
 
 

@@ -794,3 +794,31 @@ def test_batches_of_one_need_one_graph_for_all_lengths() -> None:
         x = torch.randn(rows, columns, 4)
         torch.testing.assert_close(ours(x), plain(x))
     assert len(ours.report().captures) <= 2
+
+
+@pytest.mark.parametrize("kind", ["tensor", "buffer", "parameter", "layer"])
+def test_what_a_forward_makes_at_its_first_call_is_real(kind: str) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "made"):
+                if kind == "tensor":
+                    self.made = torch.arange(4.0)
+                elif kind == "buffer":
+                    self.register_buffer("made", torch.arange(4.0))
+                elif kind == "parameter":
+                    self.made = nn.Parameter(torch.arange(4.0))
+                else:
+                    self.made = nn.ReLU()
+            return x * self.w * (self.made(x) if kind == "layer" else self.made)
+
+    plain, ours = Lazy(), ORTModule(Lazy())
+    x = torch.randn(3, 4)
+    with pytest.warns(RuntimeWarning, match="makes 'made' at its first call|assigns a new tensor"):
+        torch.testing.assert_close(ours(x), plain(x))
+    torch.testing.assert_close(ours(x), plain(x))
+    assert ours.report().captures[-1].native_nodes > 0
+    torch.testing.assert_close(ours.module(x), plain(x))
