@@ -142,12 +142,12 @@ class CapturedModule:
       output_tree: Rebuilds the module's result from the user outputs.
       guards: Whether the graph holds for inputs of given sizes.
       dims: The dynamic axes, one per symbol.
-      ones: Symbols of axes that the guards hold at 1, as the sample had them.
       training: Training flag per submodule, by qualified name.
       autocast: Autocast state at the capture.
       grad_enabled: Grad mode at the capture.
       dynamic: False where the sizes of the sample are baked in.
       seconds: Wall time per stage.
+      ones: Symbols of axes that the guards hold at 1, as the sample had them.
     """
 
     module_name: str
@@ -159,12 +159,12 @@ class CapturedModule:
     output_tree: OutputTree
     guards: Guards
     dims: list[Dimension]
-    ones: frozenset[sympy.Symbol]
     training: dict[str, bool]
     autocast: AutocastState
     grad_enabled: bool
     dynamic: bool
     seconds: dict[str, float]
+    ones: frozenset[sympy.Symbol] = frozenset()
 
 
 def module_path(node: torch.fx.Node) -> str:
