@@ -136,6 +136,8 @@ for batch in (case.batch(3, 7, 0), case.batch(2, 5, 1)):
 print(digest.hexdigest(), [r.from_disk for r in model.report().captures])
 """
 
+pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
+
 
 def run_program(folder: Path, script: Path) -> list[str]:
     environment = {**os.environ, "ORTRAIN_CACHE_DIR": str(folder)}
