@@ -34,6 +34,8 @@ from ortrain.capture.signature import CallSignature
 from ortrain.engine import Engine
 from ortrain.testing.models import CASES
 
+pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
+
 SCALE = 2.0
 TABLE = {"shift": 1.0}
 
@@ -135,8 +137,6 @@ for batch in (case.batch(3, 7, 0), case.batch(2, 5, 1)):
         digest.update(t.detach().numpy().tobytes())
 print(digest.hexdigest(), [r.from_disk for r in model.report().captures])
 """
-
-pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
 
 
 def run_program(folder: Path, script: Path) -> list[str]:
