@@ -276,16 +276,27 @@ def _scalars(module: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any
     ]
 
 
-def _changed_attributes(before: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> str:
-    """Return the attributes that differ from earlier `_scalars`, and set them back."""
-    names: list[str] = []
+def _refuse_changed_attributes(
+    before: list[tuple[str, dict[str, Any], dict[str, Any]]], module: str
+) -> None:
+    """Set back what differs from earlier `_scalars`, and refuse it."""
+    changed: list[str] = []
+    made: list[str] = []
     for path, attributes, values in before:
         for name, value in values.items():
             now = attributes.get(name)
             if now is not value and (type(now) is not type(value) or now != value):
                 attributes[name] = value
-                names.append(f"'{path}.{name}'" if path else f"'{name}'")
-    return ", ".join(names)
+                (made if value is None else changed).append(
+                    f"'{path}.{name}'" if path else f"'{name}'"
+                )
+    if changed:
+        raise ChangingAttributeError(
+            f"its forward changes {', '.join(changed)}, which a graph would do only once",
+            module=module,
+        )
+    if made:  # PyTorch's first call makes it; later ones find it there
+        raise CaptureError(f"its forward makes {', '.join(made)} at its first call", module=module)
 
 
 def environment_key() -> Hashable:
@@ -328,12 +339,7 @@ class _FlatModule(nn.Module):
                 if buffers != [id(b) for b in module.buffers()]:
                     # torch.export forgets it.
                     raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
-                changed = _changed_attributes(attributes)
-                if changed:
-                    raise ChangingAttributeError(
-                        f"its forward changes {changed}, which a graph would do only once",
-                        module=name,
-                    )
+                _refuse_changed_attributes(attributes, name)
             except CaptureError:
                 raise
             except Exception as error:

@@ -796,16 +796,24 @@ def test_batches_of_one_need_one_graph_for_all_lengths() -> None:
     assert len(ours.report().captures) <= 2
 
 
-@pytest.mark.parametrize("kind", ["tensor", "buffer", "parameter", "layer"])
-def test_what_a_forward_makes_at_its_first_call_is_real(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "declared"),
+    [*((k, False) for k in ("tensor", "buffer", "parameter", "layer"))]
+    + [("number", True), ("tensor", True)],
+)
+def test_what_a_forward_makes_at_its_first_call_is_real(kind: str, declared: bool) -> None:
     class Lazy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(torch.ones(4))
+            if declared:
+                self.made = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not hasattr(self, "made"):
-                if kind == "tensor":
+            if getattr(self, "made", None) is None:
+                if kind == "number":
+                    self.made = 3.0
+                elif kind == "tensor":
                     self.made = torch.arange(4.0)
                 elif kind == "buffer":
                     self.register_buffer("made", torch.arange(4.0))
