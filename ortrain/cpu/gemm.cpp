@@ -33,9 +33,26 @@ void run_batch(int64_t count, int64_t work, Product product) {
   for (int64_t i = 0; i < count; ++i) product(i);
 }
 
+void run_onednn(OrtrainOnednnType type, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+                float alpha, const void* a, int64_t lda, const void* b, int64_t ldb, float beta,
+                void* c, int64_t ldc, const void* bias) {
+  const OrtrainOnednnGemm arguments{type, trans_a, trans_b, m,    n, k,   alpha, a,
+                                    lda,  b,       ldb,     beta, c, ldc, bias};
+  check_onednn(onednn()->gemm(&arguments), "gemm");
+}
+
 }  // namespace
 
-GemmBackend gemm_backend_for(int64_t m, int64_t n, int64_t k) {
+GemmBackend gemm_backend_for(Storage storage, int64_t m, int64_t n, int64_t k) {
+  if (storage == Storage::kF64) return GemmBackend::kPacked;
+  if (storage != Storage::kF32) {
+    // Without instructions for the type, widening while packing wins over the library.
+    const uint32_t type = storage == Storage::kBF16 ? kOrtrainBF16 : kOrtrainF16;
+    if (onednn() == nullptr || (onednn()->gemm_types >> type & 1u) == 0) {
+      return GemmBackend::kPacked;
+    }
+  }
+
   // Measured on Zen 4 (AVX-512) against oneDNN 3.2: the library leads by 5 to 20 percent, except
   // where a call costs more than the product, and for few columns, which it packs.
   constexpr int64_t kSmall = 32 * 32 * 32;
@@ -46,10 +63,8 @@ GemmBackend gemm_backend_for(int64_t m, int64_t n, int64_t k) {
 void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc,
           const float* bias) {
-  if (gemm_backend_for(m, n, k) == GemmBackend::kOnednn) {
-    const OrtrainOnednnGemm arguments{trans_a, trans_b, m,   n,    k, alpha, a,
-                                      lda,     b,       ldb, beta, c, ldc,   bias};
-    check_onednn(onednn()->gemm(&arguments), "gemm");
+  if (gemm_backend_for(Storage::kF32, m, n, k) == GemmBackend::kOnednn) {
+    run_onednn(kOrtrainF32, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, bias);
     return;
   }
   gemm_packed(PackedGemm<float>{trans_a, trans_b, m, n, k, alpha, a, Storage::kF32, lda, b,
@@ -66,6 +81,12 @@ void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double al
 void gemm(Storage storage, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
           const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb, float beta, uint16_t* c,
           int64_t ldc, const uint16_t* bias) {
+  if (gemm_backend_for(storage, m, n, k) == GemmBackend::kOnednn &&
+      (bias == nullptr || alpha == 1.0f)) {
+    run_onednn(storage == Storage::kBF16 ? kOrtrainBF16 : kOrtrainF16, trans_a, trans_b, m, n, k,
+               alpha, a, lda, b, ldb, beta, c, ldc, bias);
+    return;
+  }
   for (int64_t j = 0; j < n; j += kHalfCols) {
     const int64_t cols = std::min(kHalfCols, n - j);
     for (int64_t i = 0; i < m; i += kHalfRows) {

@@ -10,8 +10,8 @@ namespace ortrain::cpu {
 
 enum class GemmBackend { kPacked, kOnednn };
 
-// Which implementation multiplies float matrices of this size.
-GemmBackend gemm_backend_for(int64_t m, int64_t n, int64_t k);
+// Which implementation multiplies matrices of this type and size.
+GemmBackend gemm_backend_for(Storage storage, int64_t m, int64_t n, int64_t k);
 
 // C[m, n] = alpha * op(A)[m, k] * op(B)[k, n] + beta * C + bias[n], all row-major; op transposes if
 // asked to, lda, ldb, ldc are the distances of stored rows. beta = 0 does not read C; bias may be

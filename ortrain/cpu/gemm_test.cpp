@@ -48,7 +48,8 @@ struct Chosen {
 struct Onednn {
   static void run(const Case& s, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                   int64_t ldc, const float* bias) {
-    const OrtrainOnednnGemm arguments{s.trans_a,
+    const OrtrainOnednnGemm arguments{kOrtrainF32,
+                                      s.trans_a,
                                       s.trans_b,
                                       s.m,
                                       s.n,
@@ -171,7 +172,8 @@ TEST(Gemm, Onednn) {
 TEST(Gemm, OnednnErrorsArriveAsExceptions) {
   if (onednn() == nullptr) GTEST_SKIP() << onednn_missing_reason();
   float value = 0;
-  const OrtrainOnednnGemm bad{0, 0, 2, 2, 2, 1.0f, &value, -1, &value, 2, 0.0f, &value, 2, nullptr};
+  const OrtrainOnednnGemm bad{kOrtrainF32, 0,      0, 2,    2,      2, 1.0f,   &value,
+                              -1,          &value, 2, 0.0f, &value, 2, nullptr};
   EXPECT_NE(onednn()->gemm(&bad), 0);
   EXPECT_NE(std::string(onednn()->last_error()), "");
 }
@@ -192,40 +194,62 @@ TEST(Gemm, PackedResultDoesNotDependOnThreads) {
   omp_set_num_threads(before);
 }
 
+// Against float, within the rounding of the result.
+void expect_sixteen_bits_right(Storage storage, const Case& s) {
+  SCOPED_TRACE(::testing::Message() << s.m << "x" << s.n << "x" << s.k << (s.trans_a ? " T" : " N")
+                                    << (s.trans_b ? "T" : "N") << " alpha " << s.alpha << " beta "
+                                    << s.beta << " bias " << s.bias);
+  auto narrowed = [&](int64_t count, uint32_t seed) {
+    const auto values = random_values<float>(count, seed);
+    std::vector<uint16_t> out(count);
+    narrow(storage, values.data(), out.data(), count);
+    return out;
+  };
+  auto widened = [&](const std::vector<uint16_t>& v) {
+    std::vector<float> out(v.size());
+    widen(storage, v.data(), out.data(), static_cast<int64_t>(v.size()));
+    return out;
+  };
+  const auto a = narrowed(s.m * s.k, 1);
+  const auto b = narrowed(s.k * s.n, 2);
+  const auto bias = narrowed(s.n, 3);
+  auto c = narrowed(s.m * s.n, 4);
+  const int64_t lda = s.trans_a ? s.m : s.k;
+  const int64_t ldb = s.trans_b ? s.k : s.n;
+  const auto alpha = static_cast<float>(s.alpha);
+  const auto beta = static_cast<float>(s.beta);
+  auto want = widened(c);
+  if (s.beta == 0) {  // must not read C
+    for (uint16_t& value : c) value = storage == Storage::kBF16 ? 0x7fc0 : 0x7e00;
+  }
+  gemm(s.trans_a, s.trans_b, s.m, s.n, s.k, alpha, widened(a).data(), lda, widened(b).data(), ldb,
+       beta, want.data(), s.n, s.bias ? widened(bias).data() : nullptr);
+  gemm(storage, s.trans_a, s.trans_b, s.m, s.n, s.k, alpha, a.data(), lda, b.data(), ldb, beta,
+       c.data(), s.n, s.bias ? bias.data() : nullptr);
+  const auto got = widened(c);
+  const float step = storage == Storage::kBF16 ? 0.01f : 0.002f;
+  for (int64_t i = 0; i < s.m * s.n; ++i) {
+    ASSERT_NEAR(got[i], want[i], step * (1 + std::abs(want[i])));
+  }
+}
+
 TEST(Gemm, SixteenBitStorage) {
   for (Storage storage : {Storage::kBF16, Storage::kF16}) {
     for (int mode = 0; mode < 4; ++mode) {
       const bool ta = mode & 1;
       const bool tb = mode & 2;
-      for (auto [m, n, k] :
-           {std::tuple{1, 1, 1}, {7, 9, 17}, {33, 65, 600}, {0, 3, 2}, {3, 2, 0}, {600, 40, 8}}) {
-        auto narrowed = [&](int64_t count, uint32_t seed) {
-          const auto values = random_values<float>(count, seed);
-          std::vector<uint16_t> out(count);
-          narrow(storage, values.data(), out.data(), count);
-          return out;
-        };
-        auto widened = [&](const std::vector<uint16_t>& v) {
-          std::vector<float> out(v.size());
-          widen(storage, v.data(), out.data(), static_cast<int64_t>(v.size()));
-          return out;
-        };
-        const auto a = narrowed(m * k, 1);
-        const auto b = narrowed(k * n, 2);
-        const auto bias = narrowed(n, 3);
-        auto c = narrowed(m * n, 4);
-        const int64_t lda = ta ? m : k;
-        const int64_t ldb = tb ? k : n;
-        auto want = widened(c);
-        gemm(ta, tb, m, n, k, 0.5f, widened(a).data(), lda, widened(b).data(), ldb, 2.0f,
-             want.data(), n, widened(bias).data());
-        gemm(storage, ta, tb, m, n, k, 0.5f, a.data(), lda, b.data(), ldb, 2.0f, c.data(), n,
-             bias.data());
-        const auto got = widened(c);
-        const float step = storage == Storage::kBF16 ? 0.01f : 0.002f;
-        for (int64_t i = 0; i < m * n; ++i) {
-          ASSERT_NEAR(got[i], want[i], step * (1 + std::abs(want[i])));
-        }
+      for (auto [m, n, k] : {std::tuple{1, 1, 1},
+                             {7, 9, 17},
+                             {33, 65, 600},
+                             {0, 3, 2},
+                             {3, 2, 0},
+                             {600, 40, 8},
+                             {1, 300, 200},
+                             {31, 33, 1100}}) {
+        expect_sixteen_bits_right(storage, {m, n, k, ta, tb, 0.5, 2.0, true});
+        expect_sixteen_bits_right(storage, {m, n, k, ta, tb, 1.0, 0.0, true});
+        expect_sixteen_bits_right(storage, {m, n, k, ta, tb, 1.0, 1.0, false});
+        expect_sixteen_bits_right(storage, {m, n, k, ta, tb, -0.5, 0.25, false});
       }
     }
   }

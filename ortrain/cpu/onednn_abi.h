@@ -8,22 +8,25 @@
 // data and function pointers: no C++ type and no exception crosses it.
 extern "C" {
 
-inline constexpr uint32_t kOrtrainOnednnAbi = 1;
+inline constexpr uint32_t kOrtrainOnednnAbi = 2;
 inline constexpr char kOrtrainOnednnEntry[] = "ortrain_onednn_api";
 
-// C[m, n] = alpha * op(A) * op(B) + beta * C + bias[n]; row-major.
+enum OrtrainOnednnType : int32_t { kOrtrainF32 = 0, kOrtrainBF16 = 1, kOrtrainF16 = 2 };
+
+// C[m, n] = alpha * op(A) * op(B) + beta * C + bias[n]; row-major, all of one type. Sums are float.
 struct OrtrainOnednnGemm {
+  int32_t type;  // OrtrainOnednnType
   int32_t trans_a, trans_b;
   int64_t m, n, k;
   float alpha;
-  const float* a;
+  const void* a;
   int64_t lda;
-  const float* b;
+  const void* b;
   int64_t ldb;
   float beta;
-  float* c;
+  void* c;
   int64_t ldc;
-  const float* bias;  // or null
+  const void* bias;  // or null; only with alpha = 1 for 16-bit types
 };
 
 enum OrtrainOnednnConvKind : int32_t {
@@ -50,6 +53,8 @@ struct OrtrainOnednnApi {
   const char* version;
   const char* (*last_error)();
   int (*gemm)(const OrtrainOnednnGemm* gemm);
+  // Bit i is set where the processor multiplies matrices of OrtrainOnednnType i.
+  uint32_t gemm_types;
   int (*conv_create)(const OrtrainOnednnConv* conv, void** handle);
   // `in` and `out` as listed at OrtrainOnednnConvKind. Calls on one handle must not overlap.
   int (*conv_run)(void* handle, const float* const* in, float* const* out);

@@ -19,7 +19,11 @@ std::string_view simd_target_name() {
 }
 
 std::string_view gemm_backend_name() {
-  return gemm_backend_for(1024, 1024, 1024) == GemmBackend::kOnednn ? "onednn" : "own";
+  const auto is_library = [](Storage storage) {
+    return gemm_backend_for(storage, 1024, 1024, 1024) == GemmBackend::kOnednn;
+  };
+  if (!is_library(Storage::kF32)) return "own";
+  return is_library(Storage::kBF16) ? "onednn, also in bf16" : "onednn";
 }
 
 }  // namespace ortrain::cpu

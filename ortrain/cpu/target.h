@@ -10,7 +10,8 @@ namespace ortrain::cpu {
 // ... (Highway's names; AVX3 is AVX-512).
 std::string_view simd_target_name();
 
-// Who multiplies large float32 matrices: "onednn" or "own".
+// Who multiplies large matrices: "own", "onednn" for float32, or "onednn, also in bf16" where the
+// processor has instructions for it.
 std::string_view gemm_backend_name();
 
 }  // namespace ortrain::cpu

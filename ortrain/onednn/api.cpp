@@ -66,6 +66,7 @@ extern "C" __attribute__((visibility("default"))) const OrtrainOnednnApi* ortrai
       .version = onednn::version().c_str(),
       .last_error = onednn::last_error,
       .gemm = onednn::gemm,
+      .gemm_types = onednn::gemm_types(),
       .conv_create = onednn::conv_create,
       .conv_run = onednn::conv_run,
       .conv_destroy = onednn::conv_destroy,

@@ -3,8 +3,10 @@
 #include "ortrain/onednn/gemm.h"
 
 #include <array>
+#include <bit>
 #include <list>
 #include <map>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -16,40 +18,73 @@ namespace {
 
 using dnnl::memory;
 
-// A matrix product with its bias fused, prepared for one shape.
-struct BiasedMatmul {
+memory::data_type data_type_of(int32_t type) {
+  switch (type) {
+    case kOrtrainBF16:
+      return memory::data_type::bf16;
+    case kOrtrainF16:
+      return memory::data_type::f16;
+    default:
+      return memory::data_type::f32;
+  }
+}
+
+// A matrix product with its bias and its sum fused, prepared for one shape.
+struct Matmul {
   using Key = std::array<int64_t, 8>;
 
   static Key key(const OrtrainOnednnGemm& g) {
-    return {g.trans_a, g.trans_b, g.m, g.n, g.k, g.lda, g.ldb, g.ldc};
+    const int64_t factors = static_cast<int64_t>(std::bit_cast<uint32_t>(g.alpha)) << 32 |
+                            std::bit_cast<uint32_t>(g.beta);
+    return {g.type << 3 | (g.bias != nullptr) << 2 | g.trans_a << 1 | g.trans_b,
+            factors,
+            g.m,
+            g.n,
+            g.k,
+            g.lda,
+            g.ldb,
+            g.ldc};
   }
 
-  explicit BiasedMatmul(const OrtrainOnednnGemm& g) {
-    const auto f32 = memory::data_type::f32;
-    const memory::desc a({g.m, g.k}, f32,
+  explicit Matmul(const OrtrainOnednnGemm& g) {
+    const auto type = data_type_of(g.type);
+    const memory::desc a({g.m, g.k}, type,
                          g.trans_a ? memory::dims{1, g.lda} : memory::dims{g.lda, 1});
-    const memory::desc b({g.k, g.n}, f32,
+    const memory::desc b({g.k, g.n}, type,
                          g.trans_b ? memory::dims{1, g.ldb} : memory::dims{g.ldb, 1});
-    const memory::desc bias({1, g.n}, f32, memory::dims{g.n, 1});
-    const memory::desc c({g.m, g.n}, f32, memory::dims{g.ldc, 1});
+    const memory::desc c({g.m, g.n}, type, memory::dims{g.ldc, 1});
+    dnnl::post_ops after;
+    if (g.alpha != 1.0f) after.append_eltwise(dnnl::algorithm::eltwise_linear, g.alpha, 0.0f);
+    if (g.beta != 0.0f) after.append_sum(g.beta);
+    dnnl::primitive_attr attributes;
+    attributes.set_post_ops(after);
     dnnl::engine& engine = cpu_engine();
-    primitive = dnnl::matmul(dnnl::matmul::primitive_desc(engine, a, b, bias, c));
     // Addresses are set before every run.
     arguments = {{DNNL_ARG_SRC, memory(a, engine, nullptr)},
                  {DNNL_ARG_WEIGHTS, memory(b, engine, nullptr)},
-                 {DNNL_ARG_BIAS, memory(bias, engine, nullptr)},
                  {DNNL_ARG_DST, memory(c, engine, nullptr)}};
+    if (g.bias != nullptr) {
+      const memory::desc bias({1, g.n}, type, memory::dims{g.n, 1});
+      description = dnnl::matmul::primitive_desc(engine, a, b, bias, c, attributes);
+      arguments.emplace(DNNL_ARG_BIAS, memory(bias, engine, nullptr));
+    } else {
+      description = dnnl::matmul::primitive_desc(engine, a, b, c, attributes);
+    }
+    primitive = dnnl::matmul(description);
   }
 
   void run(const OrtrainOnednnGemm& g) {
-    arguments[DNNL_ARG_SRC].set_data_handle(const_cast<float*>(g.a));
-    arguments[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<float*>(g.b));
-    arguments[DNNL_ARG_BIAS].set_data_handle(const_cast<float*>(g.bias));
+    arguments[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(g.a));
+    arguments[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<void*>(g.b));
     arguments[DNNL_ARG_DST].set_data_handle(g.c);
+    if (g.bias != nullptr) {
+      arguments[DNNL_ARG_BIAS].set_data_handle(const_cast<void*>(g.bias));
+    }
     primitive.execute(thread_stream(), arguments);
     thread_stream().wait();
   }
 
+  dnnl::matmul::primitive_desc description;
   dnnl::matmul primitive;
   std::unordered_map<int, memory> arguments;
 };
@@ -58,13 +93,13 @@ struct BiasedMatmul {
 // length brings as many again.
 class MatmulCache {
  public:
-  BiasedMatmul& get(const OrtrainOnednnGemm& g) {
-    const auto key = BiasedMatmul::key(g);
+  Matmul& get(const OrtrainOnednnGemm& g) {
+    const auto key = Matmul::key(g);
     if (auto found = by_key_.find(key); found != by_key_.end()) {
       recent_.splice(recent_.begin(), recent_, found->second);
       return found->second->second;
     }
-    recent_.emplace_front(key, BiasedMatmul(g));
+    recent_.emplace_front(key, Matmul(g));
     by_key_.emplace(key, recent_.begin());
     if (recent_.size() > kMost) {
       by_key_.erase(recent_.back().first);
@@ -75,33 +110,73 @@ class MatmulCache {
 
  private:
   static constexpr size_t kMost = 256;
-  using Entry = std::pair<BiasedMatmul::Key, BiasedMatmul>;
+  using Entry = std::pair<Matmul::Key, Matmul>;
   std::list<Entry> recent_;
-  std::map<BiasedMatmul::Key, std::list<Entry>::iterator> by_key_;
+  std::map<Matmul::Key, std::list<Entry>::iterator> by_key_;
 };
+
+// Whether a product of this type runs on instructions for it, not on oneDNN's reference code.
+bool has_instructions_for(int32_t type) {
+  constexpr int64_t kSize = 64;
+  try {
+    const Matmul probe(OrtrainOnednnGemm{.type = type,
+                                         .trans_a = 0,
+                                         .trans_b = 1,
+                                         .m = kSize,
+                                         .n = kSize,
+                                         .k = kSize,
+                                         .alpha = 1.0f,
+                                         .a = nullptr,
+                                         .lda = kSize,
+                                         .b = nullptr,
+                                         .ldb = kSize,
+                                         .beta = 0.0f,
+                                         .c = nullptr,
+                                         .ldc = kSize,
+                                         .bias = nullptr});
+    return !std::string_view(probe.description.impl_info_str()).starts_with("ref");
+  } catch (const dnnl::error&) {
+    return false;
+  }
+}
 
 }  // namespace
 
+uint32_t gemm_types() {
+  static const uint32_t types = [] {
+    uint32_t found = 1u << kOrtrainF32;
+    for (const int32_t type : {kOrtrainBF16, kOrtrainF16}) {
+      if (has_instructions_for(type)) found |= 1u << type;
+    }
+    return found;
+  }();
+  return types;
+}
+
 void run_gemm(const OrtrainOnednnGemm& g) {
   const bool fused = g.bias != nullptr && g.alpha == 1.0f && g.beta == 0.0f;
-  if (fused) {
+  if (g.type != kOrtrainF32 || fused) {
     static thread_local MatmulCache cache;
     cache.get(g).run(g);
     return;
   }
+  const auto* a = static_cast<const float*>(g.a);
+  const auto* b = static_cast<const float*>(g.b);
+  auto* c = static_cast<float*>(g.c);
   float beta = g.beta;
   if (g.bias != nullptr) {
     // C becomes beta * C + bias, and the product is added to it.
+    const auto* bias = static_cast<const float*>(g.bias);
     for (int64_t i = 0; i < g.m; ++i) {
-      float* row = g.c + i * g.ldc;
+      float* row = c + i * g.ldc;
       for (int64_t j = 0; j < g.n; ++j) {
-        row[j] = (g.beta != 0.0f ? g.beta * row[j] : 0.0f) + g.bias[j];
+        row[j] = (g.beta != 0.0f ? g.beta * row[j] : 0.0f) + bias[j];
       }
     }
     beta = 1.0f;
   }
   const dnnl::status status = dnnl::sgemm(g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n,
-                                          g.k, g.alpha, g.a, g.lda, g.b, g.ldb, beta, g.c, g.ldc);
+                                          g.k, g.alpha, a, g.lda, b, g.ldb, beta, c, g.ldc);
   dnnl::error::wrap_c_api(static_cast<dnnl_status_t>(status), "sgemm failed");
 }
 

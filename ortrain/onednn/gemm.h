@@ -6,6 +6,9 @@
 
 namespace ortrain::onednn {
 
+// The types that oneDNN has more than reference code for here, as bits of OrtrainOnednnType.
+uint32_t gemm_types();
+
 // Throws dnnl::error.
 void run_gemm(const OrtrainOnednnGemm& gemm);
 

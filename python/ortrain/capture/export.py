@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.errors import CaptureError, ChangingAttributeError
-from ortrain.capture.functional import inline_regions, is_functional
+from ortrain.capture.functional import inline_regions, is_functional, keep_layers_in_regions
 from ortrain.capture.guards import Guards, compile_guards, sizes_of
 from ortrain.capture.signature import (
     CallSignature,
@@ -559,6 +559,7 @@ def _capture(
         if known is not None and is_functional(program, known):
             inline_regions(program)
         else:
+            keep_layers_in_regions(program)
             program = program.run_decompositions({})
             if known is not None:
                 program = _decompose_unknown(program, known)

@@ -27,6 +27,7 @@ _HIDDEN_WRITES = frozenset(
     }
 )
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::sym_size"})
+_AUTOCAST_BODY = 4  # after the device type, dtype, enabled and cache_enabled
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
@@ -61,6 +62,24 @@ def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bo
             return True
         return not target._schema.is_mutable and name not in _HIDDEN_WRITES and known(target)
     return target is operator.getitem or isinstance(node.meta.get("val"), _SIZES)
+
+
+def keep_layers_in_regions(program: torch.export.ExportedProgram) -> None:
+    """Let the nodes of regions tell their layer and source when the program is traced again.
+
+    Called as a function, a region's body would lend all its nodes what the region's call has.
+    """
+    for owner in list(program.graph_module.modules()):
+        if not isinstance(owner, fx.GraphModule):
+            continue
+        for call in owner.graph.nodes:
+            if call.target is internals.no_grad_region():
+                body = _body(owner, call)
+            elif call.target is internals.autocast_region():
+                body = getattr(owner, call.args[_AUTOCAST_BODY].target)
+            else:
+                continue
+            body.forward = fx.Interpreter(body).run
 
 
 def _body(owner: fx.GraphModule, call: fx.Node) -> fx.GraphModule:

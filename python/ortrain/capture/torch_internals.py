@@ -104,6 +104,11 @@ def no_grad_region() -> Any:
     return torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
+def autocast_region() -> Any:
+    """Return the higher order operator in which export keeps a region under autocast."""
+    return torch.ops.higher_order.wrap_with_autocast
+
+
 def size_expression(size: Any) -> int | sympy.Expr:
     """Return a size as an int, or as a sympy expression of the symbols of the graph."""
     if isinstance(size, int):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from captured_modules import CASES as MODULES
 
+from ortrain.capture.export import module_path, node_source
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import CallSignature
 from ortrain.testing.models import CASES as MODELS
@@ -134,6 +135,29 @@ def test_attention_dropout_stays_in_attention() -> None:
     attention = [n for n in converted.graph.nodes if n.op == "Attention"]
     assert [n.attrs["dropout"] for n in attention] == [0.25]
     assert converted.graph.operators()["ortrain::Dropout"] == 3
+
+
+@pytest.mark.parametrize("region", ["autocast", "no_grad"])
+def test_nodes_of_regions_keep_layer_and_source(region: str) -> None:
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+            self.count = torch.nn.Buffer(torch.zeros(()))
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            self.count += 1  # something to functionalize
+            if region == "autocast":
+                return self.layer(input)
+            with torch.no_grad():
+                hidden = self.layer(input)
+            return hidden + input
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=region == "autocast"):
+        captured = capture_known(Inner(), {"input": torch.randn(3, 4)})
+    products = [n for n in captured.graph_module.graph.nodes if "linear" in str(n.target)]
+    assert [module_path(node) for node in products] == ["layer"]
+    assert "F.linear" in node_source(products[0])
 
 
 def test_autocast_around_the_call_is_captured() -> None:

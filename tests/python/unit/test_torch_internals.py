@@ -59,6 +59,17 @@ def test_no_grad_region_is_an_operator_of_the_export() -> None:
     assert internals.no_grad_region() in targets
 
 
+def test_autocast_region_is_an_operator_of_the_export() -> None:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x @ x
+
+    program = _export(Module(), torch.randn(3, 3))
+    call = next(n for n in program.graph.nodes if n.target is internals.autocast_region())
+    assert call.args[4].op == "get_attr"
+
+
 def test_size_expressions_and_hints() -> None:
     program = _export(nn.Flatten(0), torch.randn(4, 6))
     x = next(n for n in program.graph.nodes if n.name == "input").meta["val"]
