@@ -144,3 +144,35 @@ def test_dropout(name: str) -> None:
     error = spread * (2 / SEEDS) ** 0.5
     assert abs(statistics.mean(mine) - statistics.mean(theirs)) < 4 * error + 1e-6
     assert 0.4 < statistics.stdev(mine) / spread < 2.5
+
+
+def test_mean_gradient_over_masks_agrees() -> None:
+    """A mask drawn differently in the backward, or scaled wrongly, would move the mean gradient."""
+    masks, directions = 200, 64
+    plain = case_of("bert").build()
+    assert set_dropout(plain, DROPOUT)
+    ours = ORTModule(copy.deepcopy(plain))
+    batch = case_of("bert").batch(4, 16, 3)
+    size = sum(p.numel() for p in plain.parameters())
+    projection = torch.randn(directions, size, generator=torch.Generator().manual_seed(0))
+
+    def gradients(model: nn.Module) -> torch.Tensor:
+        rows = []
+        for seed in range(masks):
+            torch.manual_seed(1000 + seed)
+            model.zero_grad(set_to_none=False)
+            forward(model, batch)[0].backward()
+            parts = [
+                torch.zeros(p.numel()) if p.grad is None else p.grad.flatten()
+                for p in model.parameters()
+            ]
+            rows.append(projection @ torch.cat(parts))
+        return torch.stack(rows).double()
+
+    mine, theirs = gradients(ours), gradients(plain)
+    variances = (mine.var(0), theirs.var(0))
+    z = (mine.mean(0) - theirs.mean(0)) / ((variances[0] + variances[1]) / masks).sqrt()
+    # 64 squares of nearly standard normal numbers: their mean is 1, give or take 0.18.
+    assert z.square().mean() < 2, z
+    assert z.abs().max() < 5, z
+    assert 0.8 < (variances[0] / variances[1]).log().mean().exp() < 1.25
