@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/onednn/conv.h"
 
+#include <cstddef>
+#include <memory>
+#include <new>
+
 #include "ortrain/onednn/engine.h"
 
 namespace ortrain::onednn {
@@ -47,6 +51,25 @@ Descs describe(const OrtrainOnednnConv& c) {
   return d;
 }
 
+constexpr std::align_val_t kAlignment{64};
+
+// Memory of the calling thread for operands in a layout of oneDNN's, as large as the largest run
+// needed so far: convolutions run one after the other, and the next one finds it in the cache.
+std::byte* layout_memory(size_t bytes) {
+  struct Free {
+    void operator()(std::byte* data) const { operator delete(data, kAlignment); }
+  };
+  static thread_local std::unique_ptr<std::byte, Free> data;
+  static thread_local size_t size = 0;
+  if (bytes > size) {
+    data.reset();
+    size = 0;
+    data.reset(static_cast<std::byte*>(operator new(bytes, kAlignment)));
+    size = bytes;
+  }
+  return data.get();
+}
+
 }  // namespace
 
 Conv::Operand Conv::operand(int argument, const memory::desc& plain, const memory::desc& chosen,
@@ -59,7 +82,10 @@ Conv::Operand Conv::operand(int argument, const memory::desc& plain, const memor
   if (!result.reordered) {
     result.chosen = result.plain;
   } else {
-    result.chosen = memory(chosen, engine);
+    result.chosen = memory(chosen, engine, nullptr);
+    result.offset = shared_bytes_;
+    const auto alignment = static_cast<size_t>(kAlignment);
+    shared_bytes_ += (chosen.get_size() + alignment - 1) / alignment * alignment;
     result.reorder = is_input ? dnnl::reorder(result.plain, result.chosen)
                               : dnnl::reorder(result.chosen, result.plain);
   }
@@ -123,6 +149,12 @@ Conv::Conv(const OrtrainOnednnConv& c) {
 
 void Conv::run(const float* const* in, float* const* out) {
   dnnl::stream& stream = thread_stream();
+  std::byte* shared = layout_memory(shared_bytes_);
+  for (auto* operands : {&inputs_, &outputs_}) {
+    for (Operand& operand : *operands) {
+      if (operand.reordered) operand.chosen.set_data_handle(shared + operand.offset);
+    }
+  }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     Operand& operand = inputs_[i];
     operand.plain.set_data_handle(const_cast<float*>(in[i]));

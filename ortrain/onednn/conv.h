@@ -11,7 +11,8 @@
 namespace ortrain::onednn {
 
 // One direction of a convolution for one shape. oneDNN chooses the layouts; reorders between them
-// and the dense row-major layouts of the engine are part of the run. Throws dnnl::error.
+// and the dense row-major layouts of the engine are part of the run, through memory that all
+// convolutions of a thread share. Throws dnnl::error.
 class Conv {
  public:
   explicit Conv(const OrtrainOnednnConv& conv);
@@ -24,6 +25,7 @@ class Conv {
     dnnl::memory chosen;  // the same object as `plain` when no reorder is needed
     dnnl::reorder reorder;
     bool reordered = false;
+    size_t offset = 0;  // of `chosen` in the shared memory, where reordered
   };
   Operand operand(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& chosen,
                   bool is_input);
@@ -32,6 +34,7 @@ class Conv {
   std::vector<Operand> inputs_;
   std::vector<Operand> outputs_;
   std::unordered_map<int, dnnl::memory> arguments_;
+  size_t shared_bytes_ = 0;
 };
 
 }  // namespace ortrain::onednn
