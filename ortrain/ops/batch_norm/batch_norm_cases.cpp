@@ -19,9 +19,10 @@ void add_training(CaseRegistry& cases) {
     const char* name;
     Dims x;
   };
-  for (const Case& c : {Case{"plane", {3, 4, 5, 7}}, Case{"matrix", {9, 7}},
-                        Case{"line", {2, 3, 17}}, Case{"volume", {2, 3, 2, 3, 4}},
-                        Case{"one_channel", {2, 1, 8}}, Case{"two_values", {2, 8}}}) {
+  for (const Case& c :
+       {Case{"plane", {3, 4, 5, 7}}, Case{"image", {2, 3, 13, 11}}, Case{"matrix", {9, 7}},
+        Case{"line", {2, 3, 17}}, Case{"volume", {2, 3, 2, 3, 4}}, Case{"one_channel", {2, 1, 8}},
+        Case{"two_values", {2, 8}}}) {
     const Dims channels{c.x[1]};
     const CaseInput vector = CaseInput::normal(channels);
     const CaseInput positive = CaseInput::positive(channels);
