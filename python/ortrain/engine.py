@@ -22,11 +22,12 @@ from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.errors import CaptureError, ChangingAttributeError
-from ortrain.capture.export import CapturedModule, attribute_key, capture, environment_key
+from ortrain.capture.export import CapturedModule, capture, environment_key
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import has_global_module_hooks, is_fake
+from ortrain.module_states import ModuleStates
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.row_selection import RowSelection
 
@@ -48,6 +49,8 @@ _VIEWS = frozenset(
 )
 
 
+# Kind of the call, number of the module's state, modes of PyTorch.
+_Key = tuple[Hashable, int, Hashable]
 # Which graph of an entry: None for all rows, else the packed one with or without causal masks.
 _Form = bool | None
 
@@ -155,24 +158,11 @@ class Engine:
         self.records: list[CaptureRecord] = []
         self.last_plan: MemoryPlan | None = None
         self._signature = CallSignature(module.forward)
-        self._entries: collections.OrderedDict[Hashable, list[_Entry]] = collections.OrderedDict()
-        self._slots: list[tuple[dict[str, Any], str]] = []
-        self._structure: Hashable = None
-        # Number and layers of each structure seen; holding the layers keeps their ids unique.
-        self._structures: collections.OrderedDict[Hashable, tuple[int, list[Any]]] = (
-            collections.OrderedDict()
-        )
-        self._structures_seen = 0
-        # What of the module graphs depend on: a number for each state seen, the present one, and
-        # what tells cheaply that it still holds.
-        self._states: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
-        self._states_seen = 0
-        self._state = 0
-        self._tensors: list[Any] = []
+        self._entries: collections.OrderedDict[_Key, list[_Entry]] = collections.OrderedDict()
+        self._states = ModuleStates(module)
         # Captures in a row for as many states of the module.
         self._misses = 0
         self._captured_state = 0
-        self._guard: Any = None
         self._captured_once = False
         self._changes_attributes = False
 
@@ -193,9 +183,7 @@ class Engine:
                 )
             return module.forward(*args, **kwargs)
         self._check_devices(call)
-        if self._guard is None or not self._guard_holds():
-            self._refresh_state()
-        tensors = self._tensors
+        self._look_at_module()
         key = self._key(call)
         entry = self._find(key, call)
         if entry is not None:
@@ -203,7 +191,8 @@ class Engine:
         else:
             entry = self._make_entry(key, call, args, kwargs)
         if entry.captured is None:
-            return self._run_in_pytorch(entry, key, call, args, kwargs)
+            return self._run_in_pytorch(entry, call, args, kwargs)
+        tensors = self._states.tensors
         inputs = [self._input(source, call, tensors) for source in entry.tensors]
         try:
             outputs = self._execute(entry, inputs)
@@ -235,41 +224,16 @@ class Engine:
 
     # --- looking up and capturing
 
-    def _key(self, call: FlatCall) -> Hashable:
+    def _look_at_module(self) -> None:
+        """Notice what of the module has changed; forget states that no kept graph is for."""
+        if self._states.look():
+            self._states.keep(state for _, state, _ in self._entries)
+
+    def _key(self, call: FlatCall) -> _Key:
         """Return what a captured graph depends on, sizes of the arguments aside."""
-        return (call.key, self._state, environment_key())
+        return (call.key, self._states.present, environment_key())
 
-    def _guard_holds(self) -> bool:
-        try:
-            return self._guard.holds()
-        except (_core.DeviceError, _core.DTypeError):
-            return False  # a tensor that is now of a kind the engine does not hold
-
-    def _refresh_state(self) -> None:
-        """Look at the whole module: its structure, attributes, hooks and tensors."""
-        module = self.module
-        self._guard = None
-        self._refresh_slots()
-        tensors = self._tensors = [table[name] for table, name in self._slots]
-        first: dict[int, int] = {}  # tied tensors are one input of the graph
-        kinds = tuple(
-            None if t is None else (t.requires_grad, t.dtype, t.shape, first.setdefault(id(t), i))
-            for i, t in enumerate(tensors)
-        )
-        hooked = tuple(_has_hooks(part) for part in module.modules() if part is not module)
-        key = (attribute_key(module), self._structure, kinds, hooked)
-        if key not in self._states:
-            self._states_seen += 1
-            self._states[key] = self._states_seen
-            if len(self._states) > 4 * self.max_graphs:
-                self._states.popitem(last=False)
-        self._state = self._states[key]
-        # Parameters elsewhere are for the capture to refuse.
-        if all(t is None or t.device.type in _SUPPORTED_DEVICES for t in tensors):
-            with contextlib.suppress(_core.DTypeError):  # no guard for types the engine has not
-                self._guard = _core.ModuleGuard(list(module.modules()), tensors)
-
-    def _find(self, key: Hashable, call: FlatCall) -> _Entry | None:
+    def _find(self, key: _Key, call: FlatCall) -> _Entry | None:
         entries = self._entries.get(key)
         if entries is None:
             return None
@@ -277,7 +241,7 @@ class Engine:
         return next((entry for entry in entries if entry.fits(call)), None)
 
     def _make_entry(
-        self, key: Hashable, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Entry:
         reason = "first call"
         if self._captured_once:
@@ -301,14 +265,12 @@ class Engine:
             self._changes_attributes = isinstance(error, ChangingAttributeError)
             return fallback
         self._captured_once = True
-        self._misses += self._state != self._captured_state
-        # Tracing may have added attributes that a layer makes at its first call.
-        self._refresh_state()
-        self._captured_state = self._state
+        self._misses += key[1] != self._captured_state
+        self._captured_state = self._states.present
         self._keep(self._key(call), entry)
         return entry
 
-    def _keep(self, key: Hashable, entry: _Entry) -> None:
+    def _keep(self, key: _Key, entry: _Entry) -> None:
         self._entries.setdefault(key, []).append(entry)
         self.records.append(entry.record)
         while sum(map(len, self._entries.values())) > self.max_graphs:
@@ -316,6 +278,7 @@ class Engine:
             self._entries[oldest].pop(0)
             if not self._entries[oldest]:
                 del self._entries[oldest]
+        self._states.keep(state for _, state, _ in self._entries)
 
     def _capture(
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str
@@ -333,11 +296,13 @@ class Engine:
             prepared = self._prepare(call, args, kwargs, stages)
             slot.save(prepared)
         graph = prepared.graph
+        # Tracing may have added attributes that a layer makes at its first call.
+        self._look_at_module()
 
         index_of_user = dict(prepared.user_inputs)
         sources: list[tuple[str, Any]] = []
         requires_grad: dict[str, bool] = {}
-        by_name = self._module_tensors()
+        tensors, positions = self._states.tensors, self._states.positions()
         for described in graph.inputs:
             name, role = described["name"], described["role"]
             if role == "user":
@@ -345,10 +310,10 @@ class Engine:
                 requires_grad[name] = call.tensors[index_of_user[name]].requires_grad
             elif role == "seed":
                 sources.append(("seed", None))
-            elif described["target"] in by_name:
-                sources.append(("module", by_name[described["target"]]))
-                table, key = self._slots[by_name[described["target"]]]
-                requires_grad[name] = role == "parameter" and table[key].requires_grad
+            elif described["target"] in positions:
+                position = positions[described["target"]]
+                sources.append(("module", position))
+                requires_grad[name] = role == "parameter" and tensors[position].requires_grad
             else:
                 raise CaptureError(f"'{described['target']}' is no tensor of the module")
         graph.set_requires_grad(requires_grad)
@@ -358,7 +323,7 @@ class Engine:
         updates: list[tuple[int, str, Any]] = []
         for position, output in enumerate(graph.outputs):
             if output["role"] == "buffer_update":
-                updates.append((position, "module", by_name[output["target"]]))
+                updates.append((position, "module", positions[output["target"]]))
             elif output["role"] == "input_update":
                 target = index_of_user[output["target"]]
                 if call.tensors[target].requires_grad:
@@ -440,7 +405,6 @@ class Engine:
     def _run_in_pytorch(
         self,
         entry: _Entry,
-        key: Hashable,
         call: FlatCall,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -454,7 +418,7 @@ class Engine:
             raise self._input_error(refusal, call) from refusal
         self._warn(entry.refusal)
         entry.refusal = None
-        self._keep(key, entry)
+        self._keep(self._key(call), entry)
         return result
 
     def _input_error(self, refusal: Exception, call: FlatCall) -> Exception:
@@ -507,43 +471,8 @@ class Engine:
                     f"argument '{name}' is on device '{tensor.device}', expected 'cpu'"
                 )
 
-    # --- tensors of the module
-
-    def _refresh_slots(self) -> None:
-        """Find the parameters and buffers again if the module's structure has changed."""
-        named = list(self.module.named_modules(remove_duplicate=False))
-        tables = [(part, part._parameters, part._buffers) for _, part in named]
-        layout = tuple(
-            (path, type(part), *map(id, held), *held[1], None, *held[2])
-            for (path, part), held in zip(named, tables, strict=True)
-        )
-        known = self._structures.get(layout)
-        if known is not None and known[0] == self._structure:
-            return
-        if known is None:
-            self._structures_seen += 1
-            known = self._structures[layout] = (self._structures_seen, tables)
-            if len(self._structures) > self.max_graphs:
-                self._structures.popitem(last=False)
-        self._structure = known[0]
-        self._slots = []
-        for part in self.module.modules():
-            for table in (part._parameters, part._buffers):
-                self._slots.extend((table, name) for name in table)
-
-    def _module_tensors(self) -> dict[str, int]:
-        """Return the slot of each parameter and buffer by qualified name, tied names included."""
-        position = {(id(table), name): i for i, (table, name) in enumerate(self._slots)}
-        result: dict[str, int] = {}
-        for path, part in self.module.named_modules(remove_duplicate=False):
-            for table in (part._parameters, part._buffers):
-                for name in table:
-                    full = f"{path}.{name}" if path else name
-                    result[full] = position[id(table), name]
-        return result
-
     @staticmethod
-    def _input(source: tuple[str, Any], call: FlatCall, tensors: list[Any]) -> torch.Tensor:
+    def _input(source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any]) -> torch.Tensor:
         kind, where = source
         if kind == "user":
             tensor = call.tensors[where]
@@ -635,6 +564,10 @@ def _without_root_hooks(module: nn.Module) -> Iterator[None]:
         module.__dict__.update(saved)
 
 
+def _tensor_tables(part: nn.Module) -> tuple[Any, Any]:
+    return part._parameters, part._buffers
+
+
 @contextlib.contextmanager
 def _nothing_added(module: nn.Module) -> Iterator[None]:
     """Take out of the layers what tracing put into them, tensors without contents; refuse it then.
@@ -642,22 +575,24 @@ def _nothing_added(module: nn.Module) -> Iterator[None]:
     A forward that makes layers or tensors at its first call does so in PyTorch; later calls find
     them there.
     """
+    # By keys(): the tables of a scripted layer are no dictionaries.
     before = [
-        (part, set(part.__dict__), [(t, set(t)) for t in (part._parameters, part._buffers)])
+        (part.__dict__, set(part.__dict__), [(t, set(t.keys())) for t in _tensor_tables(part)])
         for part in module.modules()
     ]
-    layers = [(part._modules, set(part._modules)) for part in module.modules()]
+    layers = [(part._modules, set(part._modules.keys())) for part in module.modules()]
     added: list[str] = []
     try:
         yield
     finally:
-        for part, names, tables in before:
-            for table, known in [*tables, (part.__dict__, names)]:
-                for name in [n for n in table if n not in known and is_fake(table[n])]:
+        for attributes, names, tables in before:
+            for table, known in [*tables, (attributes, names)]:
+                fake = {name for name in set(table.keys()) - known if is_fake(table[name])}
+                for name in sorted(fake):
                     del table[name]
                     added.append(name)
         for table, known in layers:
-            for name in [n for n in table if n not in known]:
+            for name in sorted(set(table.keys()) - known):
                 del table[name]
                 added.append(name)
     if added:

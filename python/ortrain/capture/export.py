@@ -39,12 +39,6 @@ _log = logging.getLogger("ortrain.capture")
 _PREFIX = "m"
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
 _BAKED_IN = (bool, int, float, complex, str, type(None))
-_DEPTH = 6  # of lists, dictionaries and objects within each other; deeper ones by identity
-# Attributes of layers that stand in a key of their own.
-_TABLES = frozenset(
-    {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
-    | {"_backward_hooks", "_backward_pre_hooks"}
-)
 _OWN_ROOT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -208,64 +202,6 @@ def _reason(error: BaseException) -> str:
     text = str(error).strip()
     head = text.split("\n\n")[0].replace("\n", " ") if text else ""
     return f"{type(error).__name__}: {head}" if head else type(error).__name__
-
-
-class _Identity:
-    """An object in a key: equal to itself alone, and kept so that its address is not used again."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: object) -> None:
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.held is self.held
-
-
-def _frozen(value: Any, registered: frozenset[int], seen: set[int], depth: int = 0) -> Hashable:
-    """Return what stands in a key for an attribute; `_core.ModuleGuard` compares the same things."""
-    if type(value) in _BAKED_IN:
-        return (type(value), value)
-    if isinstance(value, torch.Tensor):
-        version = -1 if id(value) in registered else value._version
-        return (_Identity(value), version)
-    if id(value) in seen or isinstance(value, nn.Module) or depth == _DEPTH:
-        return _Identity(value)
-    if type(value) in (tuple, list):
-        seen.add(id(value))
-        return (type(value), *(_frozen(item, registered, seen, depth + 1) for item in value))
-    if type(value) is dict:
-        seen.add(id(value))
-        return (
-            dict,
-            *((_Identity(k), _frozen(v, registered, seen, depth + 1)) for k, v in value.items()),
-        )
-    attributes = getattr(value, "__dict__", None)
-    if type(attributes) is not dict or isinstance(value, type) or callable(value):
-        return _Identity(value)
-    seen.add(id(value))
-    return (_Identity(value), _frozen(attributes, registered, seen, depth + 1))
-
-
-def attribute_key(module: nn.Module) -> tuple[tuple[Hashable, ...], ...]:
-    """Return what of the layers' attributes a capture bakes in, tables of tensors aside.
-
-    Numbers, flags and names by value, in lists, dictionaries and plain objects too; other objects
-    by identity; tensors that are neither parameters nor buffers by identity and version.
-    """
-    registered = frozenset(map(id, (*module.parameters(), *module.buffers())))
-    seen: set[int] = set()
-    return tuple(
-        tuple(
-            (name, _frozen(value, registered, seen))
-            for name, value in part.__dict__.items()
-            if name not in _TABLES
-        )
-        for part in module.modules()
-    )
 
 
 def _scalars(module: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
