@@ -21,12 +21,13 @@ class ModuleStates:
     Other parameters and buffers of the same kind, tied the same way, leave the state as it is.
 
     Attributes:
+      module: The module.
       present: Number of the state at the last look.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.present = 0
-        self._module = module
         self._guard: Any = None  # the present state's
         # Of each state, the most recently seen last.
         self._guards: collections.OrderedDict[int, Any] = collections.OrderedDict()
@@ -49,7 +50,7 @@ class ModuleStates:
         if number is None:
             self._seen += 1
             number = self._seen
-            self._guards[number] = _core.ModuleGuard(list(self._module.modules()))
+            self._guards[number] = _core.ModuleGuard(list(self.module.modules()))
         self._guards.move_to_end(number)
         self.present, self._guard = number, self._guards[number]
         return True
@@ -66,7 +67,7 @@ class ModuleStates:
         for position, tensor in enumerate(self.tensors):
             first.setdefault(id(tensor), position)
         named = itertools.chain(
-            self._module.named_parameters(remove_duplicate=False),
-            self._module.named_buffers(remove_duplicate=False),
+            self.module.named_parameters(remove_duplicate=False),
+            self.module.named_buffers(remove_duplicate=False),
         )
         return {name: first[id(tensor)] for name, tensor in named if id(tensor) in first}
