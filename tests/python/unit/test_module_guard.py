@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from wrapped_modules import ODD_TENSORS
 
-from ortrain import ORTModule, _core
+from ortrain import _core
 
 
 class Config:
@@ -140,29 +141,55 @@ def test_guard_takes_part_in_garbage_collection() -> None:
     assert gone() is None
 
 
-def test_hook_added_after_the_first_call_runs() -> None:
+def test_tensors_of_the_same_kind_are_taken_on() -> None:
     model = Layers()
-    ours = ORTModule(model)
-    x = torch.randn(4, 3)
-    ours(x)
-    seen: list[torch.Tensor] = []
-    handle = model.first.register_forward_hook(lambda module, args, output: seen.append(output))
-    with pytest.warns(RuntimeWarning, match="hooks"):
-        ours(x)
-    assert len(seen) == 1
-    handle.remove()
-    ours(x)
-    assert len(seen) == 1
-    assert len([c for c in ours.report().captures if not c.fallback]) == 1
+    guard = guard_of(model)
+    before = guard.tensors
+    assert guard.holds() and guard.tensors is before
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    model.norm.running_mean = torch.ones(3)
+    bias = nn.Parameter(torch.ones(3))
+    model.first.bias = bias
+    assert not guard.holds() and guard.tensors is before  # another attribute has the old one
+    model.held[0] = bias
+    assert guard.holds()
+    expected = [
+        t for part in model.modules() for t in (*part._parameters.values(), *part._buffers.values())
+    ]
+    assert all(a is b for a, b in zip(guard.tensors, expected, strict=True))
 
 
-def test_a_state_seen_before_needs_no_new_capture() -> None:
+def test_released_tensors_are_found_again() -> None:
     model = Layers()
-    ours = ORTModule(model)
-    plain = Layers()
-    plain.load_state_dict(model.state_dict())
-    x = torch.randn(4, 3)
-    for scale in (2.0, 3.0, 2.0, 3.0):
-        model.scale = plain.scale = scale
-        torch.testing.assert_close(ours(x), plain(x))
-    assert len(ours.report().captures) == 2
+    guard = guard_of(model)
+    gone = weakref.ref(model.first.weight)
+    guard.release_tensors()
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    gc.collect()
+    assert gone() is None
+    assert guard.holds() and any(t is model.first.weight for t in guard.tensors)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ODD_TENSORS)
+def test_tensors_that_the_engine_does_not_hold(name: str) -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("odd", ODD_TENSORS[name]())
+    guard = guard_of(model)
+    assert guard.holds()
+    model.odd = ODD_TENSORS[name]()
+    assert guard.holds()
+    model.odd = torch.ones(4, dtype=torch.int32)
+    assert not guard.holds()
+    model.odd = None
+    assert not guard.holds()
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_a_tensor_moved_away_is_noticed() -> None:
+    model = nn.Linear(3, 3)
+    guard = guard_of(model)
+    for kind in ("meta", torch.complex64):
+        other = nn.Linear(3, 3).to(kind)
+        model.weight = other.weight
+        assert not guard.holds()
