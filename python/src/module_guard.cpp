@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "python/src/attribute_snapshot.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 
@@ -19,221 +20,153 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-constexpr int kDepth = 6;  // see attribute_key() in python/ortrain/capture/export.py
-
-// Numbers, flags and names: what a capture bakes in.
-bool is_baked_in(PyObject* value) {
-  const PyTypeObject* type = Py_TYPE(value);
-  return value == Py_None || type == &PyBool_Type || type == &PyLong_Type ||
-         type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
+bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::string_view name(text, static_cast<size_t>(size));
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-nb::object attribute(PyObject* object, const char* name) {
-  const nb::object value = nb::steal(PyObject_GetAttrString(object, name));
-  if (!value.is_valid()) PyErr_Clear();
-  return value;
-}
-
-// The layers' classes that attributes are told apart by, and what was seen on the way.
-struct Walk {
-  PyObject* module_type;
-  PyObject* tensor_type;
-  const std::unordered_set<PyObject*>* registered;
-  std::unordered_set<PyObject*> seen;
-};
-
-int64_t version_of(PyObject* tensor) {
-  const nb::object version = attribute(tensor, "_version");
-  return version.is_valid() ? PyLong_AsLongLong(version.ptr()) : -1;
-}
-
-// A value as it was. Holding what it compares keeps addresses from being used again.
-class Snapshot {
+// What of a parameter or buffer a graph depends on: its class, type, shape and requires_grad. For
+// tensors that the engine does not hold, what Python says of them.
+class TensorKind {
  public:
-  Snapshot(PyObject* value, Walk& walk, int depth = 0) : value_(nb::borrow(value)) {
-    if (is_baked_in(value)) {
-      kind_ = Kind::equal;
-    } else if (PyObject_IsInstance(value, walk.tensor_type) == 1) {
-      kind_ = Kind::tensor;
-      version_ = walk.registered->count(value) != 0 ? -1 : version_of(value);
-    } else if (walk.seen.count(value) != 0 || depth == kDepth ||
-               PyObject_IsInstance(value, walk.module_type) == 1) {
-      kind_ = Kind::identity;
-    } else if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
-      kind_ = Kind::sequence;
-      walk.seen.insert(value);
-      const Py_ssize_t size = PySequence_Size(value);
-      for (Py_ssize_t i = 0; i < size; ++i) {
-        parts_.emplace_back(nb::steal(PySequence_GetItem(value, i)).ptr(), walk, depth + 1);
-      }
-    } else if (PyDict_CheckExact(value)) {
-      take_dictionary(value, walk, depth);
-    } else if (const nb::object attributes = attributes_of(value); attributes.is_valid()) {
-      kind_ = Kind::object;
-      walk.seen.insert(value);
-      parts_.emplace_back(attributes.ptr(), walk, depth + 1);
+  explicit TensorKind(PyObject* tensor)
+      : class_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) {
+    if (tensor == Py_None) return;
+    requires_grad_ = requires_grad(tensor);
+    try {
+      const TensorView view = view_of(tensor, "a tensor of the module");
+      dtype_ = view.dtype;
+      dims_.assign(view.dims, view.dims + view.rank);
+    } catch (const std::exception&) {
+      described_ = describe(tensor);
     }
   }
 
-  bool holds(PyObject* now) {
-    switch (kind_) {
-      case Kind::identity:
-        return now == value_.ptr();
-      case Kind::tensor:
-        return now == value_.ptr() && (version_ < 0 || version_of(now) == version_);
-      case Kind::equal:
-        return equals(now);
-      case Kind::sequence:
-        return holds_sequence(now);
-      case Kind::dictionary:
-        return holds_dictionary(now);
-      case Kind::object: {
-        if (now != value_.ptr()) return false;
-        const nb::object attributes = attributes_of(now);
-        return attributes.is_valid() && parts_[0].holds(attributes.ptr());
-      }
+  bool fits(PyObject* tensor) const {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != class_.ptr()) return false;
+    if (tensor == Py_None) return true;
+    if (requires_grad(tensor) != requires_grad_) return false;
+    if (described_.is_valid()) {
+      const int equal = PyObject_RichCompareBool(describe(tensor).ptr(), described_.ptr(), Py_EQ);
+      if (equal < 0) PyErr_Clear();
+      return equal == 1;
     }
-    return false;
+    try {
+      const TensorView view = view_of(tensor, "a tensor of the module");
+      return view.dtype == dtype_ && view.rank == static_cast<int>(dims_.size()) &&
+             std::equal(dims_.begin(), dims_.end(), view.dims);
+    } catch (const std::exception&) {
+      return false;  // of a kind now that the engine does not hold
+    }
   }
 
   int traverse(visitproc visit, void* arg) const {
-    Py_VISIT(value_.ptr());
-    for (const nb::object& key : keys_) Py_VISIT(key.ptr());
-    for (const Snapshot& part : parts_) {
-      if (const int found = part.traverse(visit, arg)) return found;
-    }
+    Py_VISIT(class_.ptr());
+    Py_VISIT(described_.ptr());
     return 0;
   }
 
  private:
-  enum class Kind { identity, equal, tensor, sequence, dictionary, object };
-
-  // The attributes of an object that is neither a class nor callable.
-  static nb::object attributes_of(PyObject* object) {
-    if (PyType_Check(object) || PyCallable_Check(object) != 0) return {};
-    const nb::object found = attribute(object, "__dict__");
-    return found.is_valid() && PyDict_CheckExact(found.ptr()) ? found : nb::object();
+  static bool requires_grad(PyObject* tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+    return attribute(tensor, name).ptr() == Py_True;
   }
 
-  void take_dictionary(PyObject* dict, Walk& walk, int depth) {
-    kind_ = Kind::dictionary;
-    walk.seen.insert(dict);
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(dict, &position, &key, &value) != 0) {
-      keys_.push_back(nb::borrow(key));
-      parts_.emplace_back(value, walk, depth + 1);
+  // None stands for what cannot be read.
+  static nb::object describe(PyObject* tensor) {
+    constexpr std::array<const char*, 4> kNames{"dtype", "shape", "device", "layout"};
+    nb::list described;
+    for (const char* name : kNames) {
+      nb::object value = attribute(tensor, nb::str(name).ptr());
+      described.append(value.is_valid() ? std::move(value) : nb::none());
     }
+    return described;
   }
 
-  bool equals(PyObject* now) {
-    if (now == value_.ptr()) return true;
-    if (Py_TYPE(now) != Py_TYPE(value_.ptr())) return false;
-    const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
-    if (equal < 0) PyErr_Clear();
-    if (equal != 1) return false;
-    value_ = nb::borrow(now);
-    return true;
-  }
-
-  bool holds_sequence(PyObject* now) {
-    if (Py_TYPE(now) != Py_TYPE(value_.ptr())) return false;
-    if (PySequence_Size(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      const nb::object item = nb::steal(PySequence_GetItem(now, static_cast<Py_ssize_t>(i)));
-      if (!item.is_valid() || !parts_[i].holds(item.ptr())) {
-        PyErr_Clear();
-        return false;
-      }
-    }
-    return true;
-  }
-
-  bool holds_dictionary(PyObject* now) {
-    if (!PyDict_CheckExact(now) || PyDict_Size(now) != static_cast<Py_ssize_t>(keys_.size())) {
-      return false;
-    }
-    PyObject* key = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t position = 0;
-    for (size_t i = 0; i < keys_.size(); ++i) {
-      if (PyDict_Next(now, &position, &key, &value) == 0 || key != keys_[i].ptr() ||
-          !parts_[i].holds(value)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  nb::object value_;
-  Kind kind_ = Kind::identity;
-  int64_t version_ = -1;
-  std::vector<nb::object> keys_;
-  std::vector<Snapshot> parts_;
+  nb::object class_, described_;
+  bool requires_grad_ = false;
+  DType dtype_ = DType::undefined;
+  Dims dims_;
 };
 
-// A layer: its class, its attributes, the objects in its tables, the number of its hooks.
+// A layer: its class, its attributes, its tables of tensors and layers, the number of its hooks.
 class Layer {
  public:
-  Layer(nb::handle layer, Walk& walk) : layer_(nb::borrow(layer)), type_(nb::borrow(layer.type())) {
-    dict_ = nb::steal(PyObject_GenericGetDict(layer.ptr(), nullptr));
-    if (!dict_.is_valid()) nb::raise_python_error();
+  // The hooks of the root run outside of a graph and count for nothing.
+  Layer(nb::handle layer, bool is_root)
+      : layer_(nb::borrow(layer)), class_(nb::borrow(layer.type())), is_root_(is_root) {
+    const nb::object attributes = attributes_of(layer.ptr());
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     Py_ssize_t position = 0;
-    while (PyDict_Next(dict_.ptr(), &position, &key, &value) != 0) {
-      Attribute made{nb::borrow(key), nb::borrow(value), {}, {}, -1};
-      if (PyDict_Check(value) && is_one_of(key, kTables)) {
-        PyObject* name = nullptr;
-        PyObject* entry = nullptr;
-        Py_ssize_t at = 0;
-        while (PyDict_Next(value, &at, &name, &entry) != 0) {
-          made.table.emplace_back(nb::borrow(name), nb::borrow(entry));
-        }
-        made.size = PyDict_Size(value);
+    while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
+      if (is_table(key, value)) tables_.emplace_back(value, is_one_of(key, kTensors));
+    }
+  }
+
+  // To be called once the tensors of all layers are known.
+  void take_attributes(SnapshotContext& context) {
+    const nb::object attributes = attributes_of(layer_.ptr());
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
+      Attribute made{Attribute::Compared::nothing, nb::borrow(key), {}, {}, 0};
+      if (is_table(key, value)) {
+        made.compared = Attribute::Compared::table;
+        made.table = nb::borrow(value);
       } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
-        made.size = PyDict_Size(value);
-      } else {
-        made.value.emplace_back(value, walk);
+        if (!is_root_) made.compared = Attribute::Compared::hooks;
+        made.hooks = PyDict_Size(value);
+      } else if (!is_one_of(key, kIgnored)) {
+        made.compared = Attribute::Compared::value;
+        made.value.emplace_back(value, context);
       }
       attributes_.push_back(std::move(made));
     }
   }
 
-  bool holds() {
-    if (layer_.type().ptr() != type_.ptr()) return false;
-    const nb::object dict = nb::steal(PyObject_GenericGetDict(layer_.ptr(), nullptr));
-    if (dict.ptr() != dict_.ptr()) return false;
-    if (PyDict_Size(dict.ptr()) != static_cast<Py_ssize_t>(attributes_.size())) return false;
+  // Appends the tensors that the tables hold now, one per name they held; false where the names or
+  // the layers have changed. Runs no Python code.
+  bool read_tables(std::vector<PyObject*>& tensors) const {
+    return std::all_of(tables_.begin(), tables_.end(),
+                       [&](const Table& table) { return table.read(tensors); });
+  }
+
+  bool holds(const SlotTensors& tensors) {
+    if (layer_.type().ptr() != class_.ptr()) return false;
+    const nb::object now = attributes_of(layer_.ptr());
+    if (!now.is_valid()) return attributes_.empty();
+    if (PyDict_Size(now.ptr()) != static_cast<Py_ssize_t>(attributes_.size())) return false;
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     Py_ssize_t position = 0;
-    for (Attribute& attribute : attributes_) {
-      if (PyDict_Next(dict.ptr(), &position, &key, &value) == 0 || key != attribute.key.ptr()) {
+    for (Attribute& known : attributes_) {
+      if (PyDict_Next(now.ptr(), &position, &key, &value) == 0 ||
+          !is_same_name(key, known.name.ptr())) {
         return false;
       }
-      if (!attribute.value.empty()) {
-        if (!attribute.value[0].holds(value)) return false;
-      } else if (!same_table(attribute, value)) {
-        return false;
-      }
+      if (!known.holds(value, tensors)) return false;
     }
     return true;
   }
 
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(layer_.ptr());
-    Py_VISIT(type_.ptr());
-    Py_VISIT(dict_.ptr());
+    Py_VISIT(class_.ptr());
+    for (const Table& table : tables_) {
+      if (const int found = table.traverse(visit, arg)) return found;
+    }
     for (const Attribute& attribute : attributes_) {
-      Py_VISIT(attribute.key.ptr());
-      Py_VISIT(attribute.object.ptr());
-      for (const auto& [name, entry] : attribute.table) {
-        Py_VISIT(name.ptr());
-        Py_VISIT(entry.ptr());
-      }
-      for (const Snapshot& value : attribute.value) {
+      Py_VISIT(attribute.name.ptr());
+      Py_VISIT(attribute.table.ptr());
+      for (const AttributeSnapshot& value : attribute.value) {
         if (const int found = value.traverse(visit, arg)) return found;
       }
     }
@@ -241,112 +174,168 @@ class Layer {
   }
 
  private:
-  static constexpr std::array<std::string_view, 3> kTables{"_parameters", "_buffers", "_modules"};
+  static constexpr std::array<std::string_view, 2> kTensors{"_parameters", "_buffers"};
+  static constexpr std::array<std::string_view, 1> kLayers{"_modules"};
   static constexpr std::array<std::string_view, 4> kHooks{"_forward_hooks", "_forward_pre_hooks",
                                                           "_backward_hooks", "_backward_pre_hooks"};
-  struct Attribute {
-    nb::object key, object;
-    std::vector<std::pair<nb::object, nb::object>> table;
-    std::vector<Snapshot> value;  // one, unless it is a table or holds hooks
-    Py_ssize_t size;
-  };
+  // By this recurrent layers tell when to list their parameters again; that list is compared.
+  static constexpr std::array<std::string_view, 1> kIgnored{"_flat_weight_refs"};
 
-  static bool same_table(const Attribute& attribute, PyObject* now) {
-    if (now != attribute.object.ptr() || PyDict_Size(now) != attribute.size) return false;
-    PyObject* name = nullptr;
-    PyObject* entry = nullptr;
-    Py_ssize_t position = 0;
-    for (const auto& [known_name, known] : attribute.table) {
-      if (PyDict_Next(now, &position, &name, &entry) == 0 || name != known_name.ptr() ||
-          entry != known.ptr()) {
-        return false;
+  // Names, and what they stand for where that is a layer.
+  class Table {
+   public:
+    Table(PyObject* dict, bool holds_tensors)
+        : dict_(nb::borrow(dict)), holds_tensors_(holds_tensors) {
+      PyObject* key = nullptr;
+      PyObject* value = nullptr;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(dict, &position, &key, &value) != 0) {
+        names_.push_back(nb::borrow(key));
+        if (!holds_tensors) layers_.push_back(nb::borrow(value));
       }
     }
-    return true;
-  }
 
-  static bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
-    Py_ssize_t size = 0;
-    const char* text = PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, &size) : nullptr;
-    if (text == nullptr) {
-      PyErr_Clear();
+    bool read(std::vector<PyObject*>& tensors) const {
+      if (PyDict_Size(dict_.ptr()) != static_cast<Py_ssize_t>(names_.size())) return false;
+      PyObject* key = nullptr;
+      PyObject* value = nullptr;
+      Py_ssize_t position = 0;
+      for (size_t i = 0; i < names_.size(); ++i) {
+        if (PyDict_Next(dict_.ptr(), &position, &key, &value) == 0 ||
+            !is_same_name(key, names_[i].ptr())) {
+          return false;
+        }
+        if (holds_tensors_) {
+          tensors.push_back(value);
+        } else if (value != layers_[i].ptr()) {
+          return false;
+        }
+      }
+      return true;
+    }
+
+    int traverse(visitproc visit, void* arg) const {
+      Py_VISIT(dict_.ptr());
+      for (const nb::object& name : names_) Py_VISIT(name.ptr());
+      for (const nb::object& layer : layers_) Py_VISIT(layer.ptr());
+      return 0;
+    }
+
+   private:
+    nb::object dict_;
+    bool holds_tensors_;
+    std::vector<nb::object> names_, layers_;
+  };
+
+  struct Attribute {
+    enum class Compared { value, table, hooks, nothing };
+
+    bool holds(PyObject* now, const SlotTensors& tensors) {
+      switch (compared) {
+        case Compared::value:
+          return value[0].holds(now, tensors);
+        case Compared::table:
+          return now == table.ptr();
+        case Compared::hooks:
+          return PyDict_Check(now) && PyDict_Size(now) == hooks;
+        case Compared::nothing:
+          return true;
+      }
       return false;
     }
-    const std::string_view name(text, static_cast<size_t>(size));
-    return std::find(names.begin(), names.end(), name) != names.end();
+
+    Compared compared;
+    nb::object name, table;
+    std::vector<AttributeSnapshot> value;  // one, where it is the value that is compared
+    Py_ssize_t hooks;
+  };
+
+  static nb::object attributes_of(PyObject* layer) {
+    nb::object found = nb::steal(PyObject_GenericGetDict(layer, nullptr));
+    if (!found.is_valid()) PyErr_Clear();
+    return found;
   }
 
-  nb::object layer_, type_, dict_;
+  static bool is_table(PyObject* key, PyObject* value) {
+    return PyDict_Check(value) && (is_one_of(key, kTensors) || is_one_of(key, kLayers));
+  }
+
+  nb::object layer_, class_;
+  bool is_root_;
+  std::vector<Table> tables_;
   std::vector<Attribute> attributes_;
 };
 
-// Tells whether anything of a module that a captured graph depends on has changed: classes,
-// attributes as attribute_key() in python/ortrain/capture/export.py has them, layers, parameters
-// and buffers by identity, the number of hooks, and of each tensor its type, shape and
-// requires_grad.
+// A state of a module, of all that a captured graph depends on: classes, layers, attributes, the
+// number of hooks, and of each parameter and buffer its kind and which others are the same tensor.
+// Which tensors they are is no part of it: where others of their kind take their place, the guard
+// takes them on.
 class ModuleGuard {
  public:
-  ModuleGuard(nb::list layers, nb::list tensors) {
-    std::unordered_set<PyObject*> registered;
-    for (nb::handle tensor : tensors) registered.insert(tensor.ptr());
+  explicit ModuleGuard(nb::list layers) {
+    for (nb::handle layer : layers) layers_.emplace_back(layer, layers_.empty());
+    std::vector<PyObject*> tensors;
+    for (const Layer& layer : layers_) layer.read_tables(tensors);
+    tensors_ = SlotTensors(tensors);
+    ties_ = tensors_.ties();
     const nb::module_ torch = nb::module_::import_("torch");
     const nb::object module_type = torch.attr("nn").attr("Module");
     const nb::object tensor_type = torch.attr("Tensor");
-    Walk walk{module_type.ptr(), tensor_type.ptr(), &registered, {}};
-    for (nb::handle layer : layers) parts_.emplace_back(layer, walk);
-    for (nb::handle tensor : tensors) {
-      if (tensor.is_none()) continue;
-      const TensorView view = view_of(tensor, "a tensor of the module");
-      tensors_.push_back({nb::borrow(tensor), requires_grad(tensor), view.dtype,
-                          Dims(view.dims, view.dims + view.rank)});
-    }
+    SnapshotContext context{module_type.ptr(), tensor_type.ptr(), &tensors_, {}};
+    for (Layer& layer : layers_) layer.take_attributes(context);
+    for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
   }
 
   bool holds() {
-    for (Layer& part : parts_) {
-      if (!part.holds()) return false;
+    std::vector<PyObject*> now;
+    now.reserve(kinds_.size());
+    for (const Layer& layer : layers_) {
+      if (!layer.read_tables(now)) return false;
     }
-    return std::all_of(tensors_.begin(), tensors_.end(),
-                       [](const Tensor& tensor) { return is_as_before(tensor); });
+    if (tensors_.are(now)) return holds_with(tensors_);
+    SlotTensors taken(now);
+    if (taken.ties() != ties_ || !holds_with(taken)) return false;
+    std::swap(tensors_, taken);
+    return true;
   }
 
+  nb::handle tensors() const { return tensors_.tuple(); }
+
+  // A state that is not the present one need not keep tensors in memory.
+  void release_tensors() { const SlotTensors released = std::exchange(tensors_, {}); }
+
   int traverse(visitproc visit, void* arg) const {
-    for (const Layer& part : parts_) {
-      if (const int found = part.traverse(visit, arg)) return found;
+    for (const Layer& layer : layers_) {
+      if (const int found = layer.traverse(visit, arg)) return found;
     }
-    for (const Tensor& tensor : tensors_) Py_VISIT(tensor.object.ptr());
+    for (const TensorKind& kind : kinds_) {
+      if (const int found = kind.traverse(visit, arg)) return found;
+    }
+    Py_VISIT(tensors_.tuple().ptr());
     return 0;
   }
 
   void clear() {
-    const std::vector<Layer> parts = std::exchange(parts_, {});
-    const std::vector<Tensor> tensors = std::exchange(tensors_, {});
+    const std::vector<Layer> layers = std::exchange(layers_, {});
+    const std::vector<TensorKind> kinds = std::exchange(kinds_, {});
+    release_tensors();
   }
 
  private:
-  struct Tensor {
-    nb::object object;
-    bool requires_grad;
-    DType dtype;
-    Dims dims;
-  };
-
-  static bool requires_grad(nb::handle tensor) {
-    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
-    const nb::object value = nb::steal(PyObject_GetAttr(tensor.ptr(), name));
-    if (!value.is_valid()) nb::raise_python_error();
-    return value.ptr() == Py_True;
+  bool holds_with(const SlotTensors& tensors) {
+    for (Layer& layer : layers_) {
+      if (!layer.holds(tensors)) return false;
+    }
+    for (size_t slot = 0; slot < kinds_.size(); ++slot) {
+      if (!kinds_[slot].fits(tensors[slot])) return false;
+    }
+    return true;
   }
 
-  static bool is_as_before(const Tensor& tensor) {
-    const TensorView view = view_of(tensor.object, "a tensor of the module");
-    return view.dtype == tensor.dtype && view.rank == static_cast<int>(tensor.dims.size()) &&
-           std::equal(tensor.dims.begin(), tensor.dims.end(), view.dims) &&
-           requires_grad(tensor.object) == tensor.requires_grad;
-  }
-
-  std::vector<Layer> parts_;
-  std::vector<Tensor> tensors_;
+  std::vector<Layer> layers_;
+  std::vector<TensorKind> kinds_;
+  SlotTensors tensors_;
+  std::vector<int64_t> ties_;
 };
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -370,8 +359,10 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 
 void init_module_guard(nb::module_& module) {
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
-      .def(nb::init<nb::list, nb::list>(), nb::arg("layers"), nb::arg("tensors"))
-      .def("holds", &ModuleGuard::holds);
+      .def(nb::init<nb::list>(), nb::arg("layers"))
+      .def("holds", &ModuleGuard::holds)
+      .def("release_tensors", &ModuleGuard::release_tensors)
+      .def_prop_ro("tensors", &ModuleGuard::tensors);
 }
 
 }  // namespace ortrain::python

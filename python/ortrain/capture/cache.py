@@ -25,7 +25,7 @@ from torch import nn
 import ortrain
 from ortrain import progress
 from ortrain.capture import source_files
-from ortrain.capture.export import AutocastState
+from ortrain.capture.captured import AutocastState
 from ortrain.capture.fingerprint import Fingerprint, Unkeyable
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of

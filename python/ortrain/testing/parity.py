@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.captured import CapturedModule, OutputRole
 from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
-from ortrain.capture.export import CapturedModule, OutputRole, capture
+from ortrain.capture.export import capture
 from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
 from ortrain.testing.reference import ReferenceBuilder
 

@@ -12,8 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree
 
-from ortrain.capture.convert import convert
-from ortrain.capture.export import (
+from ortrain.capture.captured import (
     AutocastState,
     CapturedModule,
     Output,
@@ -21,6 +20,7 @@ from ortrain.capture.export import (
     Placeholder,
     Role,
 )
+from ortrain.capture.convert import convert
 from ortrain.capture.guards import Guards
 from ortrain.capture.signature import OutputTree, Slot
 from ortrain.testing.reference import ReferenceBuilder

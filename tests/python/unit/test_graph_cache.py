@@ -29,9 +29,9 @@ from ortrain.capture import cache, graph_files, source_files
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.fingerprint import Unkeyable
 from ortrain.capture.graph_files import GraphFiles
+from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import CallSignature
-from ortrain.engine import Engine
 from ortrain.testing.models import CASES
 
 pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
@@ -161,9 +161,9 @@ def test_second_process_gives_the_same_bits(tmp_path: Path) -> None:
 def engine_graph(name: str) -> tuple[PreparedGraph, nn.Module]:
     case = CASES[name]
     module = case.build().train()
-    engine, batch = Engine(module), case.batch(3, 7, 0)
-    call = engine._signature.flatten((), batch)
-    return engine._prepare(call, (), batch, {}), module
+    batch = case.batch(3, 7, 0)
+    call = CallSignature(module.forward).flatten((), batch)
+    return prepare(module, call, (), batch, {}), module
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -456,8 +456,9 @@ def test_attributes_that_cannot_be_looked_at_do_no_harm(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Popen", "missing", "list"])
 def test_only_classes_of_containers_are_made_again(name: str) -> None:
-    engine, args = Engine(Net()), (torch.zeros(3, 4),)
-    data = engine._prepare(engine._signature.flatten(args, {}), args, {}, {}).to_bytes()
+    net, args = Net(), (torch.zeros(3, 4),)
+    call = CallSignature(net.forward).flatten(args, {})
+    data = prepare(net, call, args, {}, {}).to_bytes()
     size = int.from_bytes(data[:8], "little")
     text = data[8 : 8 + size]
     assert text.count(b'["builtins", "dict"]') == 1

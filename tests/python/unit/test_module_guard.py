@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from wrapped_modules import ODD_TENSORS
 
-from ortrain import ORTModule, _core
+from ortrain import _core
 
 
 class Config:
@@ -36,6 +37,7 @@ class Layers(nn.Module):
         self.options = {"k": 7, "rates": [0.5]}
         self.act = torch.tanh
         self.offset = torch.zeros(3)
+        self.held = [self.first.bias]
         self.config = Config()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,14 +45,7 @@ class Layers(nn.Module):
 
 
 def guard_of(model: nn.Module) -> Any:
-    return _core.ModuleGuard(
-        list(model.modules()),
-        [*model.parameters(), *model.buffers()],
-    )
-
-
-def replace_weight(model: Layers) -> None:
-    model.first.weight = nn.Parameter(torch.zeros(3, 3))
+    return _core.ModuleGuard(list(model.modules()))
 
 
 def replace_data(model: Layers) -> None:
@@ -73,9 +68,14 @@ CHANGES: dict[str, Callable[[Layers], object]] = {
     "rate of a layer": lambda m: setattr(m.drop, "p", 0.5),
     "layer": lambda m: setattr(m, "drop", nn.Identity()),
     "added layer": lambda m: m.add_module("last", nn.Linear(3, 3)),
-    "parameter": replace_weight,
+    "parameter of another shape": lambda m: setattr(m.first, "bias", nn.Parameter(torch.ones(4))),
+    "frozen parameter": lambda m: setattr(m.first, "bias", nn.Parameter(torch.ones(3), False)),
+    "tied buffers": lambda m: setattr(m.norm, "running_mean", m.norm.running_var),
+    "table": lambda m: setattr(m.norm, "_buffers", dict(m.norm._buffers)),
     "no parameter": delete_bias,
-    "buffer": lambda m: setattr(m.norm, "running_mean", torch.ones(3)),
+    "buffer": lambda m: setattr(m.norm, "running_mean", torch.ones(3, dtype=torch.float64)),
+    "parameter that another attribute holds": lambda m: m.held.__setitem__(0, torch.ones(3)),
+    "constant that becomes a buffer": lambda m: setattr(m.norm, "running_mean", m.offset),
     "shape": replace_data,
     "type": lambda m: m.double(),
     "frozen": lambda m: m.first.weight.requires_grad_(False),
@@ -89,7 +89,6 @@ CHANGES: dict[str, Callable[[Layers], object]] = {
     "configuration": lambda m: setattr(m.config, "width", 4),
     "method": lambda m: setattr(m.first, "forward", lambda x: x),
     "class": lambda m: setattr(m.drop, "__class__", nn.AlphaDropout),
-    "attributes as a whole": lambda m: setattr(m.drop, "__dict__", dict(m.drop.__dict__)),
     "hook": lambda m: m.first.register_forward_hook(lambda *args: None),
     "hook before": lambda m: m.first.register_forward_pre_hook(lambda *args: None),
 }
@@ -108,7 +107,6 @@ def test_changes_are_noticed(name: str) -> None:
 
 def test_what_no_graph_depends_on_may_change() -> None:
     model = Layers()
-    model.weights = [model.first.weight]  # as recurrent layers have it
     guard = guard_of(model)
     model.scale = float("2.0")  # another object of the same value
     model.cache = []  # as empty as before
@@ -118,6 +116,9 @@ def test_what_no_graph_depends_on_may_change() -> None:
         model.norm.running_mean.add_(1.0)
         model.first.weight.data = torch.zeros(3, 3)
     model.first.weight.grad = torch.zeros(3, 3)
+    model.drop.__dict__ = dict(model.drop.__dict__)
+    model.register_forward_hook(lambda *args: None)
+    model.register_full_backward_pre_hook(lambda *args: None)
     assert guard.holds()
     assert guard.holds()
 
@@ -140,29 +141,55 @@ def test_guard_takes_part_in_garbage_collection() -> None:
     assert gone() is None
 
 
-def test_hook_added_after_the_first_call_runs() -> None:
+def test_tensors_of_the_same_kind_are_taken_on() -> None:
     model = Layers()
-    ours = ORTModule(model)
-    x = torch.randn(4, 3)
-    ours(x)
-    seen: list[torch.Tensor] = []
-    handle = model.first.register_forward_hook(lambda module, args, output: seen.append(output))
-    with pytest.warns(RuntimeWarning, match="hooks"):
-        ours(x)
-    assert len(seen) == 1
-    handle.remove()
-    ours(x)
-    assert len(seen) == 1
-    assert len([c for c in ours.report().captures if not c.fallback]) == 1
+    guard = guard_of(model)
+    before = guard.tensors
+    assert guard.holds() and guard.tensors is before
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    model.norm.running_mean = torch.ones(3)
+    bias = nn.Parameter(torch.ones(3))
+    model.first.bias = bias
+    assert not guard.holds() and guard.tensors is before  # another attribute has the old one
+    model.held[0] = bias
+    assert guard.holds()
+    expected = [
+        t for part in model.modules() for t in (*part._parameters.values(), *part._buffers.values())
+    ]
+    assert all(a is b for a, b in zip(guard.tensors, expected, strict=True))
 
 
-def test_a_state_seen_before_needs_no_new_capture() -> None:
+def test_released_tensors_are_found_again() -> None:
     model = Layers()
-    ours = ORTModule(model)
-    plain = Layers()
-    plain.load_state_dict(model.state_dict())
-    x = torch.randn(4, 3)
-    for scale in (2.0, 3.0, 2.0, 3.0):
-        model.scale = plain.scale = scale
-        torch.testing.assert_close(ours(x), plain(x))
-    assert len(ours.report().captures) == 2
+    guard = guard_of(model)
+    gone = weakref.ref(model.first.weight)
+    guard.release_tensors()
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    gc.collect()
+    assert gone() is None
+    assert guard.holds() and any(t is model.first.weight for t in guard.tensors)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ODD_TENSORS)
+def test_tensors_that_the_engine_does_not_hold(name: str) -> None:
+    model = nn.Linear(3, 3)
+    model.register_buffer("odd", ODD_TENSORS[name]())
+    guard = guard_of(model)
+    assert guard.holds()
+    model.odd = ODD_TENSORS[name]()
+    assert guard.holds()
+    model.odd = torch.ones(4, dtype=torch.int32)
+    assert not guard.holds()
+    model.odd = None
+    assert not guard.holds()
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_a_tensor_moved_away_is_noticed() -> None:
+    model = nn.Linear(3, 3)
+    guard = guard_of(model)
+    for kind in ("meta", torch.complex64):
+        other = nn.Linear(3, 3).to(kind)
+        model.weight = other.weight
+        assert not guard.holds()

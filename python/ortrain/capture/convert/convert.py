@@ -16,6 +16,7 @@ from torch import fx
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
+from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.convert.sizes import Size, linear_root
@@ -25,14 +26,7 @@ from ortrain.capture.errors import (
     ConversionError,
     UnsupportedOperatorError,
 )
-from ortrain.capture.export import (
-    CapturedModule,
-    OutputRole,
-    Placeholder,
-    Role,
-    module_path,
-    node_source,
-)
+from ortrain.capture.locations import module_path, node_source
 
 # Keyword arguments of ATen operators that a graph does not have.
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})

@@ -1,0 +1,146 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture gives: a functional ATen graph and what its inputs and outputs stand for."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Hashable, Iterator
+
+import sympy
+import torch
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.guards import Guards
+from ortrain.capture.signature import OutputTree
+
+
+class Role(enum.Enum):
+    """What a placeholder of the captured graph stands for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    USER = "user"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placeholder:
+    """One input of the captured graph.
+
+    Attributes:
+      node: Name of the FX node.
+      role: Where its value comes from.
+      name: Qualified name in the module (parameter, buffer), name of the input, or of the constant.
+        Tied parameters carry the name that ``named_parameters`` gives.
+      requires_grad: As the module, or the caller, set it.
+      index: Position among the flat tensors of the call for a user input, else -1.
+    """
+
+    node: str
+    role: Role
+    name: str
+    requires_grad: bool
+    index: int = -1
+
+
+class OutputRole(enum.Enum):
+    """What an output of the captured graph is for."""
+
+    USER = "user"
+    BUFFER_UPDATE = "buffer_update"
+    INPUT_UPDATE = "input_update"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the captured graph; ``target`` is the buffer or input that it replaces."""
+
+    node: str
+    role: OutputRole
+    name: str
+    target: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dimension:
+    """A dynamic axis: the symbol is the size of ``axis`` of the flat input ``index``."""
+
+    symbol: sympy.Symbol
+    name: str
+    index: int
+    axis: int
+    hint: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AutocastState:
+    """(device type, dtype) of each device type whose autocast is on."""
+
+    enabled: tuple[tuple[str, torch.dtype], ...]
+
+    @staticmethod
+    def current() -> AutocastState:
+        """Return the state of the calling thread."""
+        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        return AutocastState(
+            tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d))
+        )
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Enter autocast as recorded."""
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self.enabled:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            yield
+
+
+@dataclasses.dataclass(slots=True)
+class CapturedModule:
+    """A module as a functional graph of ATen operators, before autograd.
+
+    Attributes:
+      graph_module: The graph; parameters, buffers and constants are placeholders.
+      placeholders: Inputs of the graph, in order.
+      outputs: Outputs of the graph, in order.
+      constants: Tensors of the placeholders with role CONSTANT, by FX node name.
+      input_names: Names of the flat user inputs.
+      output_tree: Rebuilds the module's result from the user outputs.
+      guards: Whether the graph holds for inputs of given sizes.
+      dims: The dynamic axes, one per symbol.
+      training: Training flag per submodule, by qualified name.
+      autocast: Autocast state at the capture.
+      grad_enabled: Grad mode at the capture.
+      dynamic: False where the sizes of the sample are baked in.
+      seconds: Wall time per stage.
+      ones: Symbols of axes that the guards hold at 1, as the sample had them.
+    """
+
+    module_name: str
+    graph_module: torch.fx.GraphModule
+    placeholders: list[Placeholder]
+    outputs: list[Output]
+    constants: dict[str, torch.Tensor]
+    input_names: list[str]
+    output_tree: OutputTree
+    guards: Guards
+    dims: list[Dimension]
+    training: dict[str, bool]
+    autocast: AutocastState
+    grad_enabled: bool
+    dynamic: bool
+    seconds: dict[str, float]
+    ones: frozenset[sympy.Symbol] = frozenset()
+
+
+def environment_key() -> Hashable:
+    """Return what a captured graph depends on besides the call and the module."""
+    return (
+        AutocastState.current(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        internals.has_global_module_hooks(),
+    )

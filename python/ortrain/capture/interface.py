@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs, outputs and dynamic axes of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sympy
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import Dimension, Output, OutputRole, Placeholder, Role
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.guards import Guards
+from ortrain.capture.locations import own_name
+from ortrain.capture.signature import FlatCall, OutputTree
+
+
+def user_values(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    return [
+        nodes[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+
+
+def _canonical_names(named: Iterator[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Map each name of a shared tensor to the first name that it has."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def placeholders_of(
+    program: torch.export.ExportedProgram, module: nn.Module, call: FlatCall
+) -> tuple[list[Placeholder], dict[str, torch.Tensor]]:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    canonical = _canonical_names(iter((*parameters.items(), *buffers.items())))
+    placeholders: list[Placeholder] = []
+    constants: dict[str, torch.Tensor] = {}
+    users = 0
+    for spec in program.graph_signature.input_specs:
+        node, target = spec.arg.name, own_name(spec.target or "")
+        if spec.kind is InputKind.USER_INPUT:
+            tensor = call.tensors[users]
+            placeholders.append(
+                Placeholder(node, Role.USER, call.names[users], tensor.requires_grad, users)
+            )
+            users += 1
+        elif spec.kind is InputKind.PARAMETER:
+            placeholders.append(
+                Placeholder(
+                    node, Role.PARAMETER, canonical[target], parameters[target].requires_grad
+                )
+            )
+        elif spec.kind is InputKind.BUFFER:
+            placeholders.append(
+                Placeholder(node, Role.BUFFER, canonical[target], buffers[target].requires_grad)
+            )
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constant = program.constants[spec.target]
+            if constant.requires_grad:
+                raise CaptureError(
+                    f"tensor '{target}' requires a gradient but is no registered parameter of the module"
+                )
+            constants[node] = constant
+            placeholders.append(Placeholder(node, Role.CONSTANT, target, False))
+        else:
+            raise CaptureError(
+                f"an input of kind {spec.kind.name} ({spec.target}) enters the graph"
+            )
+    return placeholders, constants
+
+
+def outputs_of(
+    program: torch.export.ExportedProgram, tree: OutputTree, call: FlatCall
+) -> list[Output]:
+    outputs: list[Output] = []
+    users = 0
+    taken: set[str] = set()
+    input_nodes = [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    for spec in program.graph_signature.output_specs:
+        node = spec.arg.name
+        if spec.kind is OutputKind.USER_OUTPUT:
+            name = tree.paths[users]
+            users += 1
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            outputs.append(Output(node, OutputRole.USER, name))
+        elif spec.kind is OutputKind.BUFFER_MUTATION:
+            target = own_name(spec.target or "")
+            outputs.append(Output(node, OutputRole.BUFFER_UPDATE, f"{target}.update", target))
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            target = call.names[input_nodes.index(spec.target or "")]
+            outputs.append(Output(node, OutputRole.INPUT_UPDATE, f"{target}.update", target))
+        else:
+            raise CaptureError(
+                f"forward writes to {own_name(spec.target or node)} ({spec.kind.name})"
+            )
+    return outputs
+
+
+def held_at_one(
+    values: Sequence[torch.Tensor], guards: Guards, tensors: Sequence[torch.Tensor]
+) -> frozenset[sympy.Symbol]:
+    """Return the symbols for which a sample of 1 was traced as the number, so that no 2 fits."""
+    held: set[sympy.Symbol] = set()
+    for dimension in dimensions_of(values):
+        if dimension.hint != 1:
+            continue
+        sizes = [
+            [
+                2 if internals.size_expression(size) == dimension.symbol else given
+                for size, given in zip(value.shape, tensor.shape, strict=True)
+            ]
+            for value, tensor in zip(values, tensors, strict=True)
+        ]
+        if not guards.holds(sizes):
+            held.add(dimension.symbol)
+    return frozenset(held)
+
+
+def dimensions_of(values: Sequence[torch.Tensor]) -> list[Dimension]:
+    dims: dict[sympy.Symbol, Dimension] = {}
+    for index, value in enumerate(values):
+        for axis, size in enumerate(value.shape):
+            expression = internals.size_expression(size)
+            if isinstance(expression, sympy.Symbol) and expression not in dims:
+                hint = internals.size_hint(size)
+                dims[expression] = Dimension(expression, f"s{len(dims)}", index, axis, hint)
+    return list(dims.values())

@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Regions of an exported program that ran under no_grad."""
+
+from __future__ import annotations
+
+import torch
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.locations import module_path, node_source
+
+
+def _is_written_in_place(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def detach_no_grad_regions(program: torch.export.ExportedProgram) -> None:
+    """Detach what leaves each no_grad region: functionalizing forgets the region itself."""
+    region = internals.no_grad_region()
+    graphs = [g for g in program.graph_module.modules() if isinstance(g, torch.fx.GraphModule)]
+    for graph_module in graphs:
+        for node in list(graph_module.graph.nodes):
+            if node.op != "call_function" or node.target is not region or node.args[0] is not False:
+                continue
+            body = getattr(graph_module, node.args[1].target)
+            _refuse_writes_to_tracked(body, node)
+            _detach_outputs(body)
+
+
+def _refuse_writes_to_tracked(body: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+    outer = dict(
+        zip((n for n in body.graph.nodes if n.op == "placeholder"), call.args[2:], strict=True)
+    )
+    for node in body.graph.nodes:
+        if node.op != "call_function" or not _is_written_in_place(node) or not node.args:
+            continue
+        source = outer.get(node.args[0])
+        value = node.meta.get("val")
+        if (
+            isinstance(source, torch.fx.Node)
+            and source.op != "placeholder"
+            and isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+        ):
+            raise CaptureError(
+                f"{node.target} writes, under no_grad, into a tensor that gradients flow through",
+                module=module_path(node),
+                source=node_source(node),
+            )
+
+
+def _detach_outputs(body: torch.fx.GraphModule) -> None:
+    graph = body.graph
+    output = next(n for n in graph.nodes if n.op == "output")
+
+    def detached(node: torch.fx.Node) -> torch.fx.Node:
+        value = node.meta.get("val")
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            return node
+        with graph.inserting_before(output):
+            result = graph.call_function(torch.ops.aten.detach.default, (node,))
+        result.meta.update(
+            {k: node.meta[k] for k in ("val", "nn_module_stack", "stack_trace") if k in node.meta}
+        )
+        return result
+
+    output.args = tuple(torch.fx.map_arg(a, detached) for a in output.args)
+    body.recompile()

@@ -1,0 +1,90 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""From a module and a call to a graph of Ortrain's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ortrain import _core, progress
+from ortrain.capture.captured import CapturedModule
+from ortrain.capture.convert import convert
+from ortrain.capture.convert.registry import conversion
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.export import capture
+from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.side_effects import has_hooks, nothing_added, without_root_hooks
+from ortrain.capture.signature import FlatCall
+from ortrain.capture.torch_internals import has_global_module_hooks
+
+
+def prepare(
+    module: nn.Module,
+    call: FlatCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stages: dict[str, float],
+) -> PreparedGraph:
+    """Capture the module and convert it.
+
+    Args:
+      module: The module, as it runs at this moment.
+      call: The arguments, flat.
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+      stages: Takes the seconds of each stage.
+
+    Raises:
+      CaptureError: The module cannot be captured or converted.
+    """
+    with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
+        captured = _capture(module, args, kwargs)
+        # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
+        nodes = captured.graph_module.graph.nodes
+        squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
+        if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
+            captured = _capture(module, args, kwargs, dynamic=False)
+    stages["capture"] = timing.seconds
+    with progress.stage("convert") as timing:
+        converted = convert(captured, _core.GraphBuilder(type(module).__name__))
+        converted.graph.run_passes("simplify")
+    stages["convert"] = timing.seconds
+    return PreparedGraph(
+        graph=converted.graph,
+        user_inputs=converted.user_inputs,
+        aten_nodes=converted.nodes,
+        guards=captured.guards,
+        input_names=captured.input_names,
+        output_tree=captured.output_tree,
+        grad_enabled=captured.grad_enabled,
+        squeezes=squeezes,
+    )
+
+
+def refuse_hooks(module: nn.Module) -> None:
+    """Raise CaptureError where hooks run inside of the module, which a graph would lose."""
+    for path, part in module.named_modules():
+        if path and has_hooks(part):
+            raise CaptureError("the layer has hooks, which a graph would lose", module=path)
+    if has_global_module_hooks():
+        raise CaptureError("hooks for all modules are registered, which a graph would lose")
+
+
+def extents_of_one(call: FlatCall) -> tuple[Any, ...]:
+    """Return, for each axis of each input, whether its extent is 1."""
+    return tuple(tuple(size == 1 for size in t.shape) for t in call.tensors)
+
+
+def _capture(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, dynamic: bool = True
+) -> CapturedModule:
+    return capture(
+        module,
+        args,
+        kwargs,
+        known=lambda target: conversion(target) is not None,
+        dynamic=dynamic,
+    )

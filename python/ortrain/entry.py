@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs as a module keeps them: where their inputs come from, their programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.guards import sizes_of
+from ortrain.capture.prepare import extents_of_one
+from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.signature import FlatCall
+from ortrain.module_states import ModuleStates
+from ortrain.program import Form, Program
+from ortrain.report import CaptureRecord
+from ortrain.row_selection import RowSelection
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One captured graph with the programs made of it.
+
+    Attributes:
+      captured: The graph as it was captured and converted.
+      tensors: Where each input comes from: ("user", index), ("module", position), ("seed", None).
+      differentiable: Whether each user output has a gradient.
+      updates: (position among the outputs, "module" | "user", where) of what is written in place.
+      programs: By the form and the outputs that get a gradient.
+      preferred: The outputs that backward is expected to start from.
+      record: What the report says of it.
+      rows: Finds the rows that a call needs, where not all of them can be seen outside.
+      ones: Which extents of the inputs are 1, where the graph depends on that; else None.
+      planned: Whether its memory has been planned once.
+      refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
+    """
+
+    captured: PreparedGraph
+    tensors: list[tuple[str, Any]]
+    differentiable: list[bool]
+    updates: list[tuple[int, str, Any]]
+    preferred: tuple[int, ...]
+    record: CaptureRecord
+    rows: RowSelection | None
+    ones: tuple[Any, ...] | None
+    programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
+    planned: bool = False
+    refused_plans: set[str] = dataclasses.field(default_factory=set)
+
+    @staticmethod
+    def of(
+        prepared: PreparedGraph,
+        call: FlatCall,
+        states: ModuleStates,
+        reason: str,
+        stages: dict[str, float],
+    ) -> Entry:
+        """Make an entry of a graph, with its first program.
+
+        Args:
+          prepared: The graph.
+          call: The call that it was captured for.
+          states: Knows the module's tensors at this moment.
+          reason: Why it was captured, for the report.
+          stages: Seconds per stage so far.
+
+        Raises:
+          CaptureError: It writes to an argument that has a gradient, or takes no tensor of the
+            module.
+          UnsupportedError: No kernel runs one of its nodes.
+        """
+        graph = prepared.graph
+        index_of_user = dict(prepared.user_inputs)
+        sources: list[tuple[str, Any]] = []
+        requires_grad: dict[str, bool] = {}
+        tensors, positions = states.tensors, states.positions()
+        for described in graph.inputs:
+            name, role, target = described["name"], described["role"], described["target"]
+            if role == "user":
+                sources.append(("user", index_of_user[name]))
+                requires_grad[name] = call.tensors[index_of_user[name]].requires_grad
+            elif role == "seed":
+                sources.append(("seed", None))
+            elif target in positions:
+                sources.append(("module", positions[target]))
+                tensor = tensors[positions[target]]
+                requires_grad[name] = role == "parameter" and tensor.requires_grad
+            else:
+                raise CaptureError(f"'{target}' is no tensor of the module")
+        graph.set_requires_grad(requires_grad)
+
+        updates: list[tuple[int, str, Any]] = []
+        for position, output in enumerate(graph.outputs):
+            if output["role"] == "buffer_update":
+                updates.append((position, "module", positions[output["target"]]))
+            elif output["role"] == "input_update":
+                target = index_of_user[output["target"]]
+                if call.tensors[target].requires_grad:
+                    raise CaptureError(
+                        f"it writes to its argument '{output['target']}', which has a gradient",
+                        module=type(states.module).__name__,
+                    )
+                updates.append((position, "user", target))
+
+        user = [o for o in graph.outputs if o["role"] == "user"]
+        differentiable = graph.differentiable_outputs()
+        training = prepared.grad_enabled and any(differentiable)
+        entry = Entry(
+            captured=prepared,
+            tensors=sources,
+            differentiable=differentiable if training else [False] * len(user),
+            updates=updates,
+            preferred=_likely_roots(user, differentiable) if training else (),
+            record=CaptureRecord(
+                reason=reason,
+                training=training,
+                native_nodes=0,
+                fallback="",
+                aten_nodes=prepared.aten_nodes,
+                stages=stages,
+                from_disk="load" in stages,
+            ),
+            rows=RowSelection.of(graph),
+            ones=extents_of_one(call) if prepared.squeezes else None,
+        )
+        program = entry.program(entry.preferred)
+        entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
+        return entry
+
+    @property
+    def num_user_outputs(self) -> int:
+        """Outputs that the caller gets; updates stand behind them."""
+        return len(self.differentiable)
+
+    def fits(self, call: FlatCall) -> bool:
+        """Tell whether the graph holds for the sizes of a call of its kind."""
+        if self.ones is not None and self.ones != extents_of_one(call):
+            return False
+        return self.captured.guards.holds(sizes_of(call.tensors))
+
+    def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Return the inputs of the graph for a call, given the tensors of the module."""
+        return [_input(source, call, tensors) for source in self.tensors]
+
+    def program(self, gradient_of: tuple[int, ...], form: Form = None) -> Program:
+        """Return the program with the gradient of some outputs; made where there is none yet."""
+        made = self.programs.get((form, gradient_of))
+        if made is None:
+            graph = self.captured.graph
+            if form is not None and self.rows is not None:
+                graph = self.rows.packed(form)
+            made = self.programs[form, gradient_of] = Program(graph, gradient_of, form)
+            for name, seconds in made.stages.items():
+                self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
+        return made
+
+    def apply_updates(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Write to the buffers and arguments that the module writes to."""
+        if not self.updates:
+            return
+        with torch.no_grad():
+            for position, kind, where in self.updates:
+                inputs[self.tensors.index((kind, where))].copy_(outputs[position])
+
+
+def _input(source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any]) -> torch.Tensor:
+    kind, where = source
+    if kind == "user":
+        tensor = call.tensors[where]
+        return tensor.resolve_neg() if tensor.is_neg() else tensor
+    if kind == "module":
+        return tensors[where]
+    return torch.empty((), dtype=torch.int64).random_()
+
+
+def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:
+    """Guess which outputs backward will start from: the scalars, else all of them."""
+    candidates = [i for i, yes in enumerate(differentiable) if yes]
+    scalars = [i for i in candidates if not outputs[i]["shape"]]
+    return tuple(scalars or candidates)

@@ -1,0 +1,68 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that run in PyTorch, and saying so."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import warnings
+
+import torch
+
+from ortrain.capture.signature import FlatCall
+from ortrain.report import CaptureRecord
+
+# Between the caller and the warning: not what the user wants to be pointed at.
+_INSIDE = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)
+)
+
+
+@dataclasses.dataclass(slots=True)
+class Refused:
+    """A kind of call that runs in PyTorch.
+
+    Attributes:
+      error: What stands in the way of a graph.
+      reason: Why a capture was tried.
+      shown: Whether PyTorch has shown that it takes the call, and the user knows.
+    """
+
+    error: Exception
+    reason: str
+    shown: bool = False
+
+    def fits(self, call: FlatCall) -> bool:
+        """Return True: a refusal holds for all sizes."""
+        return True
+
+
+def is_strict() -> bool:
+    """Tell whether the user wants an error rather than PyTorch (ORTRAIN_STRICT)."""
+    return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
+
+
+def fall_back(name: str, error: Exception, reason: str) -> CaptureRecord:
+    """Warn that a module runs in PyTorch and return what the report says of it.
+
+    Args:
+      name: The module's class.
+      error: What stands in the way of a graph.
+      reason: Why a capture was tried; empty where it was not.
+    """
+    warnings.warn(
+        f"{name} runs in PyTorch, not in Ortrain: {error}",
+        RuntimeWarning,
+        stacklevel=_depth_of_caller(),
+    )
+    return CaptureRecord(reason, torch.is_grad_enabled(), 0, str(error), 0, {})
+
+
+def _depth_of_caller() -> int:
+    """Return the stack level, seen from our caller, of the user's line that called the module."""
+    frame, depth = sys._getframe(1), 1
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, depth = frame.f_back, depth + 1
+    return depth

@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Typed errors for arguments that neither a graph nor PyTorch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ortrain import _core
+from ortrain.capture.dtypes import TORCH_DTYPE
+from ortrain.capture.signature import FlatCall
+from ortrain.entry import Entry
+
+_SUPPORTED_DEVICES = frozenset({"cpu"})
+
+
+def check_devices(call: FlatCall) -> None:
+    """Raise DeviceError for an argument on another device than the CPU."""
+    for name, tensor in zip(call.names, call.tensors, strict=True):
+        if tensor.device.type not in _SUPPORTED_DEVICES:
+            raise _core.DeviceError(
+                f"argument '{name}' is on device '{tensor.device}', expected 'cpu'"
+            )
+
+
+def input_error(
+    name: str, refusal: Exception, call: FlatCall, entries: Iterable[Entry]
+) -> Exception:
+    """Return a typed error for arguments that PyTorch refuses, naming the one at fault.
+
+    Args:
+      name: The module's class.
+      refusal: What PyTorch raised.
+      call: The arguments.
+      entries: Graphs of other calls, which tell what the module takes.
+    """
+    given = ", ".join(
+        f"'{name}' {str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+        for name, t in zip(call.names, call.tensors, strict=True)
+    )
+    text = f"{name}.forward cannot take {given}: {refusal}"
+    for entry in entries:
+        if entry.captured.input_names != call.names:
+            continue
+        for argument, tensor, described in _user_inputs(entry, call):
+            expected = str(TORCH_DTYPE[described["dtype"]]).removeprefix("torch.")
+            actual = str(tensor.dtype).removeprefix("torch.")
+            if actual != expected:
+                return _core.DTypeError(
+                    f"argument '{argument}' is {actual}, expected {expected}; {text}"
+                )
+            if tensor.dim() != len(described["shape"]):
+                return _core.ShapeError(
+                    f"argument '{argument}' has rank {tensor.dim()} {list(tensor.shape)}, "
+                    f"expected rank {len(described['shape'])}; {text}"
+                )
+    if isinstance(refusal, IndexError):
+        return IndexError(text)
+    if isinstance(refusal, TypeError):
+        return _core.DTypeError(text)
+    return _core.ShapeError(text)
+
+
+def _user_inputs(entry: Entry, call: FlatCall) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    described = [i for i in entry.captured.graph.inputs if i["role"] != "gradient"]
+    for (kind, where), description in zip(entry.tensors, described, strict=True):
+        if kind == "user":
+            yield call.names[where], call.tensors[where], description

@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs made ready to run: differentiated, rewritten and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ortrain import _core, progress
+
+# Operators whose result may share the memory of their first input.
+_VIEWS = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "StopGradient", "Slice", "Split"}
+    | {"Transpose", "Expand", "SumToShape"}
+)
+
+# Which rows a program computes: None for all, else the packed ones with or without causal masks.
+Form = bool | None
+
+
+class Program:
+    """A graph ready to run: forward only, or with the gradient of some of its outputs.
+
+    Args:
+      graph: The captured graph; a copy is changed.
+      outputs: Positions of the outputs that get a gradient; none for the forward alone.
+      form: Which rows it computes.
+
+    Attributes:
+      session: Runs it.
+      stages: Seconds that making it took, per stage.
+      incoming: The outputs that get a gradient handed in, in order.
+      outgoing: The inputs that get one handed out, in order.
+      late_inputs: The inputs that the backward reads.
+      late_outputs: The outputs that the backward reads.
+    """
+
+    def __init__(self, graph: Any, outputs: tuple[int, ...], form: Form) -> None:
+        self.gradient_of = outputs
+        self.form = form
+        stages: dict[str, float] = {}
+        graph = graph.copy()
+        if outputs:
+            with progress.stage("autodiff") as timing:
+                graph.build_backward(list(outputs))
+            stages["autodiff"] = timing.seconds
+        with progress.stage("passes") as timing:
+            graph.run_passes("fuse")
+        stages["passes"] = timing.seconds
+        self.stages = stages
+        self.num_nodes = graph.num_nodes
+        self.session = _core.Session(graph)
+        self.graph = graph
+        names = [o["name"] for o in graph.outputs if o["role"] == "user"]
+        self.incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]
+        inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
+        self.outgoing = [
+            inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
+        ]
+        late = _values_read_by_backward(graph)
+        self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
+        user = [o["value"] for o in graph.outputs if o["role"] == "user"]
+        self.late_outputs = [i for i, name in enumerate(user) if name in late]
+
+
+def _values_read_by_backward(graph: Any) -> set[str]:
+    """Return the names of the values whose memory backward nodes read, through views too."""
+    nodes = graph.nodes()
+    reading = [n for n in nodes if n["phase"] == "backward" and n["op"] != "Shape"]
+    late = {name for node in reading for name in node["inputs"]}
+    views = [node for node in nodes if node["op"] in _VIEWS]
+    for node in reversed(views):
+        if not late.isdisjoint(node["outputs"]):
+            late.add(node["inputs"][0])
+    for node in views:
+        if node["inputs"][0] in late:
+            late.update(node["outputs"])
+    return late
+
+
+def inputs_with_gradients(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor per graph input; a scalar stands where a gradient will come in."""
+    given = iter(inputs)
+    filler = torch.empty(())
+    return [filler if i["role"] == "gradient" else next(given) for i in program.graph.inputs]

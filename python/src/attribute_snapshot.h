@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace ortrain::python {
+
+// The attribute `name`, a Python string, of an object; invalid, and no Python error left, where it
+// cannot be read.
+nanobind::object attribute(PyObject* object, PyObject* name);
+
+// Whether two keys of dictionaries are one object, or equal strings.
+bool is_same_name(PyObject* a, PyObject* b);
+
+// Parameters and buffers of a module by slot, None where a name stands for no tensor.
+class SlotTensors {
+ public:
+  SlotTensors() = default;
+  explicit SlotTensors(std::span<PyObject* const> tensors);
+
+  // A tuple, one item per slot.
+  nanobind::handle tuple() const { return tuple_; }
+  bool are(std::span<PyObject* const> tensors) const;
+  PyObject* operator[](size_t slot) const { return PyTuple_GET_ITEM(tuple_.ptr(), slot); }
+  // The first slot that holds an object; -1 where none does.
+  int64_t slot_of(PyObject* object) const;
+  // For each slot the first one that holds the same tensor.
+  std::vector<int64_t> ties() const;
+
+ private:
+  nanobind::object tuple_ = nanobind::steal(PyTuple_New(0));
+  std::unordered_map<PyObject*, int64_t> first_;
+};
+
+// What snapshots of the attributes of one module share while they are taken.
+struct SnapshotContext {
+  PyObject* module_type;
+  PyObject* tensor_type;
+  const SlotTensors* tensors;
+  std::unordered_set<PyObject*> seen;  // objects within each other are compared once
+};
+
+// An attribute as it was. Numbers, flags and names are compared by value, in lists, dictionaries
+// and plain objects too; tensors by identity and version, or by slot where they are parameters or
+// buffers; other objects by identity. Holding what it compares keeps addresses from being used
+// again.
+class AttributeSnapshot {
+ public:
+  AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth = 0);
+
+  bool holds(PyObject* now, const SlotTensors& tensors);
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  enum class Kind { identity, equal, tensor, slot_tensor, sequence, dictionary, object };
+
+  void take_dictionary(PyObject* dict, SnapshotContext& context, int depth);
+  bool equals(PyObject* now);
+  bool holds_sequence(PyObject* now, const SlotTensors& tensors);
+  bool holds_dictionary(PyObject* now, const SlotTensors& tensors);
+
+  nanobind::object value_;  // a list's or tuple's type; none where the parts, or a slot, say all
+  Kind kind_ = Kind::identity;
+  int64_t number_ = -1;  // version of a tensor, or its slot
+  std::vector<nanobind::object> keys_;
+  std::vector<AttributeSnapshot> parts_;
+};
+
+}  // namespace ortrain::python

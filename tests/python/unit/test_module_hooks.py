@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of a wrapped module and of its layers run as they do in PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from wrapped_modules import batch, pair
+
+from ortrain import ORTModule
+
+
+def test_hooks_on_the_wrapped_module_run() -> None:
+    ours, _ = pair()
+    seen = []
+    handle = ours.register_forward_hook(lambda module, args, output: seen.append(output["loss"]))
+    for _ in range(2):
+        ours(**batch())
+    assert len(seen) == 2
+    handle.remove()
+    ours(**batch())
+    assert len(seen) == 2
+
+
+def test_hooks_on_submodules_are_not_lost() -> None:
+    ours, plain = pair()
+    seen = []
+    ours.hidden.register_forward_hook(lambda module, args, output: seen.append(1))
+    with pytest.warns(RuntimeWarning, match=r"hidden.*hooks"):
+        got = ours(**batch())["loss"]
+    assert seen
+    torch.testing.assert_close(got, plain(**batch())["loss"])
+
+
+def test_full_backward_hook_runs() -> None:
+    model = ORTModule(nn.Linear(3, 2))
+    seen = []
+    model.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_out))
+    model(torch.ones(4, 3, requires_grad=True)).sum().backward()
+    assert len(seen) == 1 and torch.equal(seen[0][0], torch.ones(4, 2))
+
+
+def test_hook_added_after_the_first_call_runs() -> None:
+    ours, _ = pair()
+    ours(**batch())
+    seen: list[torch.Tensor] = []
+    handle = ours.hidden.register_forward_hook(lambda module, args, output: seen.append(output))
+    with pytest.warns(RuntimeWarning, match="hooks"):
+        ours(**batch())
+    assert len(seen) == 1
+    handle.remove()
+    ours(**batch())
+    assert len(seen) == 1
+    assert len([c for c in ours.report().captures if not c.fallback]) == 1

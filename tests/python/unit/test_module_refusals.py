@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What an ORTModule refuses, and what it leaves to PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from wrapped_modules import assert_same_gradients, batch, pair
+
+import ortrain
+from ortrain import ORTModule
+
+
+def test_label_out_of_range() -> None:
+    ours, _ = pair()
+    for bad in (5, -1, 2_000_000_000):
+        data = batch()
+        data["labels"][1] = bad
+        with pytest.raises(IndexError, match=rf"CrossEntropy.*{bad}"):
+            ours(**data)
+    assert torch.isfinite(ours(**batch())["loss"])
+
+
+def test_index_out_of_range_in_an_embedding() -> None:
+    ours, _ = pair()
+    ours(**batch())
+    for bad in (11, -1, 10**12):
+        data = batch()
+        data["ids"][0, 0] = bad
+        with pytest.raises(IndexError, match=rf"embed.*{bad}"):
+            ours(**data)
+    assert torch.isfinite(ours(**batch())["loss"])
+
+
+def test_wrong_dtype_rank_and_device() -> None:
+    ours, _ = pair()
+    ours(**batch())
+    data = batch()
+    with pytest.raises(ortrain.DTypeError, match="'ids' is float32, expected int64"):
+        ours(ids=data["ids"].float(), labels=data["labels"])
+    with pytest.raises(ortrain.ShapeError, match="'labels'"):
+        ours(ids=data["ids"], labels=data["labels"].unsqueeze(1).expand(-1, 2))
+    with pytest.raises(ortrain.DeviceError, match="'ids' is on device 'meta'"):
+        ours(ids=data["ids"].to("meta"), labels=data["labels"])
+    with pytest.raises(TypeError):
+        ours(nonsense=1)
+    assert torch.isfinite(ours(**batch())["loss"])
+
+
+def test_what_cannot_be_captured_runs_in_pytorch_with_one_warning() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y * 2 if y.sum() > 0 else -y
+
+    torch.manual_seed(0)
+    plain = Branch()
+    ours = ORTModule(copy.deepcopy(plain))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for seed in range(3):
+            x = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(ours(x), plain(x))
+    texts = [str(w.message) for w in caught if "Ortrain" in str(w.message)]
+    assert len(texts) == 1 and "test_module_refusals.py" in texts[0]
+    assert ours.report().native_share == 0.0
+
+
+def test_shapes_that_no_kernel_takes_run_in_pytorch() -> None:
+    class Flipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.flip(0) * self.w).sum()
+
+    plain, ours = Flipped(), ORTModule(Flipped())
+    for rows in (4, 0, 2):
+        x = torch.randn(rows, 3)
+        results = [model(x) for model in (ours, plain)]
+        torch.testing.assert_close(*results)
+        for result in results:
+            result.backward()
+        assert_same_gradients(ours, plain)
+
+
+def test_strict_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    monkeypatch.setenv("ORTRAIN_STRICT", "1")
+    with pytest.raises(ortrain.CaptureError):
+        ORTModule(Branch())(torch.ones(2))
