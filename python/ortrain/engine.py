@@ -14,7 +14,7 @@ from torch import nn
 from ortrain import _core
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.errors import CaptureError, ChangingAttributeError
+from ortrain.capture.errors import CaptureError, ChangingAttributeError, ConversionError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import prepare, refuse_hooks
 from ortrain.capture.signature import CallSignature, FlatCall
@@ -150,7 +150,7 @@ class Engine:
                     module=type(self.module).__name__,
                 )
             entry = self._capture(call, args, kwargs, reason)
-        except (CaptureError, _core.UnsupportedError) as error:
+        except (CaptureError, ConversionError, _core.OrtrainError) as error:
             if is_strict():
                 raise
             self._changes_attributes = isinstance(error, ChangingAttributeError)

@@ -12,15 +12,16 @@ namespace ortrain::python {
 
 void init_errors(nb::module_& module) {
   // Translators run in reverse order of registration: the base class comes first.
-  nb::exception<Error>(module, "OrtrainError", PyExc_RuntimeError);
-  nb::exception<InvalidModelError>(module, "InvalidModelError", PyExc_ValueError);
-  nb::exception<ShapeError>(module, "ShapeError", PyExc_ValueError);
-  nb::exception<DTypeError>(module, "DTypeError", PyExc_TypeError);
-  nb::exception<UnsupportedError>(module, "UnsupportedError", PyExc_NotImplementedError);
-  nb::exception<FileError>(module, "FileError", PyExc_OSError);
-  nb::exception<DeviceError>(module, "DeviceError", PyExc_RuntimeError);
-  nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", PyExc_RuntimeError);
-  nb::exception<InternalError>(module, "InternalError", PyExc_RuntimeError);
+  const nb::object base = nb::exception<Error>(module, "OrtrainError", PyExc_RuntimeError);
+  const auto also = [&](PyObject* type) { return nb::make_tuple(base, nb::handle(type)); };
+  nb::exception<InvalidModelError>(module, "InvalidModelError", also(PyExc_ValueError));
+  nb::exception<ShapeError>(module, "ShapeError", also(PyExc_ValueError));
+  nb::exception<DTypeError>(module, "DTypeError", also(PyExc_TypeError));
+  nb::exception<UnsupportedError>(module, "UnsupportedError", also(PyExc_NotImplementedError));
+  nb::exception<FileError>(module, "FileError", also(PyExc_OSError));
+  nb::exception<DeviceError>(module, "DeviceError", base);
+  nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", base);
+  nb::exception<InternalError>(module, "InternalError", base);
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);

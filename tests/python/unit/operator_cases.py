@@ -568,6 +568,8 @@ case("dropout.default", f(3), 1.0, True)
 # Products
 
 case("linear.default", f(2, 5, 3), f(4, 3), f(4))
+case("linear.default", f(2, 5, 3), f(4, 3), f(1))
+case("linear.default", f(2, 5, 3), f(4, 3), f())
 case("linear.default", f(3), f(4, 3))
 case("linear.default", f(2, 3), f(3))
 case("linear.default", f(0, 3), f(4, 3), f(4))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from captured_modules import CASES as MODULES
 
-from ortrain.capture.export import module_path, node_source
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.signature import CallSignature
 from ortrain.testing.models import CASES as MODELS
 from ortrain.testing.parity import (

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ortrain import env
+from ortrain import env, errors
 
 
 @pytest.fixture
@@ -86,3 +86,10 @@ def test_an_older_core_without_the_functions(with_core):
         "simd_target": None,
         "gemm_backend": None,
     }
+
+
+def test_every_error_of_the_engine_has_one_base() -> None:
+    for name in ("ShapeError", "DTypeError", "DeviceError", "UnsupportedError", "FileError"):
+        assert issubclass(getattr(errors, name), errors.OrtrainError)
+    assert issubclass(errors.ShapeError, ValueError)
+    assert issubclass(errors.FileError, OSError)

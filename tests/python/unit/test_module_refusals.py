@@ -14,6 +14,7 @@ from wrapped_modules import assert_same_gradients, batch, pair
 
 import ortrain
 from ortrain import ORTModule
+from ortrain.capture.errors import ConversionError
 
 
 def test_label_out_of_range() -> None:
@@ -50,6 +51,23 @@ def test_wrong_dtype_rank_and_device() -> None:
     with pytest.raises(TypeError):
         ours(nonsense=1)
     assert torch.isfinite(ours(**batch())["loss"])
+
+
+@pytest.mark.parametrize("error", [ortrain.ShapeError("a defect"), ConversionError("a defect")])
+def test_a_defect_of_the_capture_leaves_the_module_to_pytorch(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ortrain.engine, "prepare", fail)
+    ours, plain = pair()
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch, not in Ortrain: a defect"):
+        result = ours(**batch())
+    torch.testing.assert_close(result["logits"], plain(**batch())["logits"])
+    monkeypatch.setenv("ORTRAIN_STRICT", "1")
+    with pytest.raises(type(error), match="a defect"):
+        ORTModule(plain)(**batch())
 
 
 def test_what_cannot_be_captured_runs_in_pytorch_with_one_warning() -> None:

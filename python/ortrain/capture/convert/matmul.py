@@ -18,6 +18,8 @@ def linear(e: Emitter, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     if weight.rank == 1:
         result = e.node("MatMul", x, weight)
         return result if bias is None else e.node("Add", result, bias)
+    if bias is not None and bias.shape != weight.shape[:1]:  # broadcast, as PyTorch does
+        return e.node("Add", e.node("Linear", x, weight, domain="ortrain"), bias)
     return e.node("Linear", x, weight, bias, domain="ortrain")
 
 
