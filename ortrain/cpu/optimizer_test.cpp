@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -48,7 +49,7 @@ class Values {
       std::vector<float> wide(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) wide[static_cast<size_t>(i)] = static_cast<float>(value(i));
       if (storage == Storage::kF32) {
-        std::memcpy(bytes_.data(), wide.data(), wide.size() * sizeof(float));
+        std::copy(wide.begin(), wide.end(), at<float>());
       } else {
         narrow(storage, wide.data(), at<uint16_t>(), n);
       }
