@@ -3,7 +3,8 @@
 """What a step costs besides its arithmetic: ``python -m benchmarks.overhead``.
 
 Small MLPs of growing depth are trained. The overhead of a step is its wall time less the time of
-the engine's nodes; a line ``a + b * parameter tensors`` is fitted to it.
+the engine's nodes; a line ``a + b * parameter tensors`` is fitted to it. Beside it stands what
+PyTorch's autograd takes to hand a ready gradient to each parameter, which no engine under it avoids.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from rich.table import Table
+from torch import nn
 
 from benchmarks.peers import PEERS, make_step
 from benchmarks.table import add_columns, make_console, seconds
@@ -40,6 +42,8 @@ class Point:
       step: A whole step with clipping, AdamW and zero_grad.
       model: Forward and backward alone.
       nodes: The engine's nodes in one forward and backward.
+      autograd: Forward and backward of an autograd.Function of as many parameters that computes
+        nothing.
       eager: A whole step in stock PyTorch.
     """
 
@@ -48,7 +52,25 @@ class Point:
     step: float
     model: float
     nodes: float
+    autograd: float
     eager: float
+
+
+class _Nothing(torch.autograd.Function):
+    """Takes parameters, computes nothing, returns the gradients it was given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ready: list[torch.Tensor], x: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.ready = ready
+        return x.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        made = tuple(ctx.ready)
+        ctx.ready.clear()  # what nobody else holds becomes `.grad` without a copy
+        return (None, None, *made)
 
 
 def measure(layers: int, repeat: int) -> Point:
@@ -65,18 +87,30 @@ def measure(layers: int, repeat: int) -> Point:
     def without_gradients() -> None:
         side.optimizer.zero_grad(set_to_none=True)
 
+    parameters = [nn.Parameter(torch.zeros_like(p)) for p in side.model.parameters()]
+    ready: list[torch.Tensor] = []
+
+    def nothing() -> None:
+        _Nothing.apply(ready, batch["x"], *parameters).backward()
+
+    def prepare_gradients() -> None:
+        for p in parameters:
+            p.grad = None
+        ready[:] = [torch.empty_like(p) for p in parameters]
+
     step = _median(ours, repeat)
     model = _median(model_only, repeat, without_gradients)
     with profile(side.model) as measured:
         _median(model_only, repeat, without_gradients)
     runs = max(node.runs for node in measured.nodes)
     return Point(
-        layers,
-        sum(1 for _ in side.model.parameters()),
-        step,
-        model,
-        measured.seconds / runs,
-        _median(eager, repeat),
+        layers=layers,
+        parameters=len(parameters),
+        step=step,
+        model=model,
+        nodes=measured.seconds / runs,
+        autograd=_median(nothing, repeat, prepare_gradients),
+        eager=_median(eager, repeat),
     )
 
 
@@ -127,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         "nodes",
         "overhead",
         "of the model",
+        "autograd alone",
     )
     add_columns(table, "layers", *titles, "eager step", "speed-up")
     for p in points:
@@ -134,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
             str(p.layers),
             str(p.parameters),
             *(seconds(x) for x in (p.step, p.model, p.nodes, p.step - p.nodes, p.model - p.nodes)),
+            seconds(p.autograd),
             seconds(p.eager),
             f"{p.eager / p.step:.2f}×",
         )
@@ -141,9 +177,14 @@ def main(arguments: list[str] | None = None) -> int:
     fits = {
         "step": fit([(p.parameters, p.step - p.nodes) for p in points]),
         "model": fit([(p.parameters, p.model - p.nodes) for p in points]),
+        "autograd": fit([(p.parameters, p.autograd) for p in points]),
         "eager": fit([(p.parameters, p.eager) for p in points]),
     }
-    for name, what in (("step", "whole step"), ("model", "forward and backward")):
+    for name, what in (
+        ("step", "whole step"),
+        ("model", "forward and backward"),
+        ("autograd", "forward and backward in PyTorch's autograd alone"),
+    ):
         fixed, slope = fits[name]
         console.print(
             f"overhead of the {what}: {fixed * 1e6:.1f} µs + {slope * 1e6:.2f} µs per parameter",
