@@ -65,7 +65,9 @@ FAULTS_TARGET = 100
 
 def result_name(machine: Mapping[str, Any]) -> str:
     """Return the name of the result files of a machine: its processor and vector instructions."""
-    text = f"{machine['machine']['cpu']} {machine['torch'].get('cpu_capability', '')}"
+    cpu = machine["machine"]
+    capability = machine["torch"].get("cpu_capability", "")
+    text = f"{cpu['cpu']} {cpu.get('cpu_family_model', '')} {capability}"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

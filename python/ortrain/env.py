@@ -77,13 +77,19 @@ def _describe_core(core: Any) -> dict[str, Any]:
     return described
 
 
-def _cpu_model() -> str:
+def _cpu() -> dict[str, str]:
+    """Return name, family and model number; the latter tell processors of one name apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        lines = []
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine() or "unknown"
+    numbers = [found[key] for key in ("cpu family", "model") if key in found]
+    return {"cpu": name, "cpu_family_model": " ".join(numbers)}
 
 
 def _memory_bytes() -> dict[str, int | None]:
@@ -102,7 +108,7 @@ def _machine() -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": platform.platform(),
-        "cpu": _cpu_model(),
+        **_cpu(),
         "cores": os.cpu_count(),
         "usable_cores": usable,
         "memory_bytes": _memory_bytes(),
