@@ -108,7 +108,7 @@ def compare(
                     continue
                 samples[name]["wall"] += done["wall"]
                 samples[name]["cpu"] += done["cpu"]
-                samples[name]["faults"].append(done["faults"] / turn[name])
+                samples[name]["faults"] += done["faults"]
                 samples[name]["loss"].append(done["loss"])
         for name in list(workers):
             try:

@@ -15,11 +15,11 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.options import add_dense_workload, dense_workload_of
 from benchmarks.peers import PEERS
 from benchmarks.table import add_columns, make_console, seconds
 from benchmarks.train_step import write_json
@@ -79,20 +79,9 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 if a side failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
-    parser.add_argument("--model", choices=MODELS, default="bert-mlm")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seq", type=int, default=64)
-    parser.add_argument("--peers", default="eager,ortrain", help="sides, separated by commas")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--json", type=Path)
+    add_dense_workload(parser, "bert-mlm", 2, 64)
     options = parser.parse_args(arguments)
-    peers = options.peers.split(",")
-    if unknown := set(peers) - set(PEERS):
-        parser.error(f"unknown peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    try:
-        workload = Workload(options.model, options.batch, options.seq)
-    except ValueError as error:
-        parser.error(str(error))
+    workload, peers = dense_workload_of(parser, options)
     if MODELS[options.model].kind in ("image", "vector"):
         other = dataclasses.replace(workload, batch=options.batch + 1)
     else:

@@ -13,16 +13,16 @@ import ctypes
 import dataclasses
 import gc
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from benchmarks.options import add_dense_workload, dense_workload_of
 from benchmarks.peers import PEERS, Side, make_step
 from benchmarks.resources import peak_bytes, reset_peak, resident_bytes
 from benchmarks.table import add_columns, make_console, mib
 from benchmarks.train_step import write_json
-from benchmarks.workloads import MODELS, Workload
+from benchmarks.workloads import Workload
 from ortrain import env
 
 if TYPE_CHECKING:
@@ -85,20 +85,9 @@ def measure(workload: Workload, peer: str, threads: int | None) -> dict[str, Any
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 if a side failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--model", choices=MODELS, default="gpt2")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seq", type=int, default=1024)
-    parser.add_argument("--peers", default="eager,ortrain", help="sides, separated by commas")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--json", type=Path)
+    add_dense_workload(parser, "gpt2", 4, 1024)
     options = parser.parse_args(arguments)
-    peers = options.peers.split(",")
-    if unknown := set(peers) - set(PEERS):
-        parser.error(f"unknown peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    try:
-        workload = Workload(options.model, options.batch, options.seq)
-    except ValueError as error:
-        parser.error(str(error))
+    workload, peers = dense_workload_of(parser, options)
     console = make_console()
     sides: dict[str, dict[str, Any]] = {}
     for peer in peers:

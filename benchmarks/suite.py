@@ -21,8 +21,9 @@ from rich.table import Table
 
 from benchmarks import chart
 from benchmarks.compare import compare, ratio
+from benchmarks.options import add_settings, settings_of
 from benchmarks.table import add_columns, make_console, print_sides, seconds
-from benchmarks.train_step import add_settings, settings_of, write_json
+from benchmarks.train_step import write_json
 from benchmarks.workloads import Workload
 from ortrain import env
 

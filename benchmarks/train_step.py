@@ -14,33 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import Settings, compare
-from benchmarks.peers import PEERS
+from benchmarks.compare import compare
+from benchmarks.options import add_settings, settings_of
 from benchmarks.table import make_console, print_sides
 from benchmarks.workloads import MODELS, Workload
 from ortrain import env
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``settings_of`` reads."""
-    parser.add_argument("--peers", default=",".join(PEERS), help="sides, separated by commas")
-    parser.add_argument("--threads", type=int, help="threads of each side; PyTorch's choice")
-    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each side")
-    parser.add_argument(
-        "--cold-compile", action="store_true", help="torch.compile and Ortrain find empty caches"
-    )
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings that the options ask for."""
-    return Settings(
-        peers=tuple(arguments.peers.split(",")),
-        threads=arguments.threads,
-        dtype=arguments.dtype,
-        rounds=arguments.rounds,
-        cold_compile=arguments.cold_compile,
-    )
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ namespace ortrain {
 
 class InferContext;
 class GradContext;
+class NodeSpec;
 class ExprEmitter;
 
 enum class Arity { single, optional, variadic };
@@ -73,6 +74,12 @@ struct OpDef {
   // result for a leading index comes from the same index of that input and from all of the others.
   // -1: none. Elementwise operators need not say it.
   int row_operand = -1;
+
+  // Operations of the matrix products in a node of concrete shapes, two per multiplication (see
+  // ir/flops.h), for profiles. Null: it has none.
+  std::function<double(const NodeSpec&)> flops = nullptr;
+  // Of input 0 only as many bytes are read as the outputs have.
+  bool looks_up = false;
 
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;

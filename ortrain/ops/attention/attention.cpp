@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -120,6 +121,14 @@ const std::vector<FormalAttribute> kOptions = {
 const std::map<std::string, DTypeSet> kTypes = {
     {"T", kFloatTypes}, {"M", kFloatTypes | kBoolTypes}, {"U", kFullFloatTypes}};
 
+// `products` of queries, input q, with keys or of probabilities with values, causal ones by half.
+// The lengths of sequences among the rows are not known by the shapes: each counts as the longest.
+double attention_flops(const NodeSpec& spec, size_t q, double products) {
+  const double length = extent_from_end(spec.input(q + 1), 2);  // [b, h, s, d] or [b, s, h * d]
+  const double causal = spec.attrs().int_("is_causal") != 0 ? 0.5 : 1.0;
+  return causal * products * 2 * count_of(spec.input(q)) * length;
+}
+
 }  // namespace
 
 void register_attention(OpRegistry& registry) {
@@ -143,7 +152,8 @@ void register_attention(OpRegistry& registry) {
        .types = kTypes,
        .infer = infer_attention,
        .gradient = attention_gradient,
-       .draws_random_numbers = true});
+       .draws_random_numbers = true,
+       .flops = [](const NodeSpec& s) { return attention_flops(s, 0, 2); }});
   registry.add({.name = "AttentionGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "With p = exp(scores - logsumexp), dp = dout v^T, ds = p (dp - "
@@ -165,7 +175,9 @@ void register_attention(OpRegistry& registry) {
                 .attrs = kOptions,
                 .types = kTypes,
                 .infer = infer_attention_grad,
-                .draws_random_numbers = true});
+                .draws_random_numbers = true,
+                // The scores again, dp, dq, dk, dv.
+                .flops = [](const NodeSpec& s) { return attention_flops(s, 1, 5); }});
 }
 
 }  // namespace ortrain::ops

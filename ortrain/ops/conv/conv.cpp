@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -170,6 +171,12 @@ void conv_transpose_gradient(GradContext& g) {
   bias_gradient(g);
 }
 
+// One filter per element of `points`: the result of a convolution, or the operand of a transposed.
+double filter_flops(const TensorSpec& points, const TensorSpec& weight) {
+  if (weight.dims.empty() || weight.dims[0] == 0) return 0.0;
+  return 2 * count_of(points) * count_of(weight) / static_cast<double>(weight.dims[0]);
+}
+
 }  // namespace
 
 void register_conv(OpRegistry& registry) {
@@ -183,7 +190,8 @@ void register_conv(OpRegistry& registry) {
                 .attrs = conv_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_conv,
-                .gradient = conv_gradient});
+                .gradient = conv_gradient,
+                .flops = [](const NodeSpec& s) { return filter_flops(s.output(0), s.input(1)); }});
   registry.add({.name = "ConvInputGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "dx of y = Conv(x, w): the transposed convolution of dy with w.",
@@ -192,7 +200,8 @@ void register_conv(OpRegistry& registry) {
                 .attrs = conv_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_conv_input_grad,
-                .gradient = conv_input_grad_gradient});
+                .gradient = conv_input_grad_gradient,
+                .flops = [](const NodeSpec& s) { return filter_flops(s.input(0), s.input(1)); }});
   registry.add({.name = "ConvWeightGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "dw of y = Conv(x, w): the correlation of x with dy.",
@@ -201,7 +210,8 @@ void register_conv(OpRegistry& registry) {
                 .attrs = conv_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_conv_weight_grad,
-                .gradient = conv_weight_grad_gradient});
+                .gradient = conv_weight_grad_gradient,
+                .flops = [](const NodeSpec& s) { return filter_flops(s.input(0), s.output(0)); }});
   std::vector<FormalAttribute> transpose_attributes = conv_attributes();
   transpose_attributes.push_back({"output_padding", AttributeKind::ints});
   transpose_attributes.push_back({"output_shape", AttributeKind::ints});
@@ -214,7 +224,8 @@ void register_conv(OpRegistry& registry) {
                 .attrs = std::move(transpose_attributes),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_conv_transpose,
-                .gradient = conv_transpose_gradient});
+                .gradient = conv_transpose_gradient,
+                .flops = [](const NodeSpec& s) { return filter_flops(s.input(0), s.input(1)); }});
 }
 
 }  // namespace ortrain::ops

@@ -576,7 +576,7 @@ KernelFn onednn_kernel(ConvNode node) {
   std::string why;
   std::shared_ptr<OnednnConv> conv = OnednnConv::make(onednn_description(node), &why);
   if (!conv) throw UnsupportedError(str("oneDNN refuses the convolution: ", why));
-  // The prepared convolution holds its own scratch memory; runs of one plan may overlap.
+  // A prepared convolution holds the addresses it works on; runs of one plan may overlap.
   auto busy = std::make_shared<std::mutex>();
   return [conv, busy, node = std::move(node)](const KernelArgs& args) {
     const float* in[] = {args.input<float>(0), args.input<float>(1),

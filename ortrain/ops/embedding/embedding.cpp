@@ -79,7 +79,8 @@ void register_embedding(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
                 .infer = infer_embedding,
                 .gradient = embedding_gradient,
-                .row_operand = 1});
+                .row_operand = 1,
+                .looks_up = true});
   registry.add(
       {.name = "EmbeddingGrad",
        .domain = std::string(kOrtrainDomain),

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -78,7 +79,8 @@ void register_grouped_matmul(OpRegistry& registry) {
                 .attrs = {{"trans_w", int64_t{0}}},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
                 .infer = infer_grouped_matmul,
-                .gradient = grouped_matmul_gradient});
+                .gradient = grouped_matmul_gradient,
+                .flops = [](const NodeSpec& s) { return product_flops(s); }});
   registry.add({.name = "GroupedMatMulWeightGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "dw[e] = x_e^T * dy_e with the rows of each group; 0 for empty groups.",
@@ -87,7 +89,8 @@ void register_grouped_matmul(OpRegistry& registry) {
                 .attrs = {},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
                 .infer = infer_weight_grad,
-                .gradient = weight_grad_gradient});
+                .gradient = weight_grad_gradient,
+                .flops = weight_grad_flops});
 }
 
 }  // namespace ortrain::ops

@@ -31,7 +31,8 @@ void infer_gather(InferContext& context) {
     if (index < -extent || index >= extent) {
       throw IndexError(str("index ", index, " is out of range for an extent of ", extent));
     }
-    contents.push_back((*context.known(0))[static_cast<size_t>(index < 0 ? index + extent : index)]);
+    contents.push_back(
+        (*context.known(0))[static_cast<size_t>(index < 0 ? index + extent : index)]);
   }
   context.set_known(0, std::move(contents));
 }
@@ -53,16 +54,16 @@ void infer_gather_grad(InferContext& context) {
     fits = !dy[i].is_constant() || !expected[i].is_constant() || dy[i] == expected[i];
   }
   if (!fits) {
-    throw ShapeError(str("the gradient has the shape ", shape_str(dy), ", expected ",
-                         shape_str(expected)));
+    throw ShapeError(
+        str("the gradient has the shape ", shape_str(dy), ", expected ", shape_str(expected)));
   }
   context.set_output(0, context.dtype(0), shape);
 }
 
 void gather_grad_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
-  g.set_input_grad(0, g.op("Gather", {g.output_grad(0), g.input(1)},
-                           {{"axis", g.attrs().int_("axis")}}));
+  g.set_input_grad(
+      0, g.op("Gather", {g.output_grad(0), g.input(1)}, {{"axis", g.attrs().int_("axis")}}));
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ void register_gather(OpRegistry& registry) {
                 .attrs = {{"axis", int64_t{0}}},
                 .types = {{"T", kAllTypes}, {"Tind", kIndexTypes}},
                 .infer = infer_gather,
-                .gradient = gather_gradient});
+                .gradient = gather_gradient,
+                .looks_up = true});
   registry.add({.name = "GatherGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "Gradient of Gather: zeros of `shape`, to which every slice of dy is "

@@ -31,8 +31,8 @@ void check_same(const Shape& given, const Shape& expected, const char* what) {
     same = !given[i].is_constant() || !expected[i].is_constant() || given[i] == expected[i];
   }
   if (!same) {
-    throw ShapeError(str(what, " has the shape ", shape_str(given), ", expected ",
-                         shape_str(expected)));
+    throw ShapeError(
+        str(what, " has the shape ", shape_str(given), ", expected ", shape_str(expected)));
   }
 }
 
@@ -40,8 +40,7 @@ void check_reduction(const InferContext& context) {
   const std::string& reduction = context.attrs().string_("reduction");
   if (reduction != "none" && reduction != "add" && reduction != "mul" && reduction != "max" &&
       reduction != "min") {
-    throw InvalidModelError(
-        str("reduction '", reduction, "' is none of none, add, mul, max, min"));
+    throw InvalidModelError(str("reduction '", reduction, "' is none of none, add, mul, max, min"));
   }
 }
 
@@ -68,8 +67,8 @@ Shape gathered_nd(const Shape& data, const Shape& indices, int64_t batch_dims) {
                          shape_str(data), " and indices of shape ", shape_str(indices)));
   }
   if (!indices.back().is_constant()) {
-    throw UnsupportedError(str("the length of an index must be known, indices have the shape ",
-                               shape_str(indices)));
+    throw UnsupportedError(
+        str("the length of an index must be known, indices have the shape ", shape_str(indices)));
   }
   const int64_t length = indices.back().constant();
   if (length < 0 || batch_dims + length > static_cast<int64_t>(data.size())) {
@@ -108,15 +107,14 @@ void infer_scatter_nd(InferContext& context) {
 
 void gather_elements_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
-  g.set_input_grad(0, g.op("ScatterElements",
-                           {g.zeros_like(g.input(0)), g.input(1), g.output_grad(0)},
-                           {{"axis", g.attrs().int_("axis")}, {"reduction", std::string("add")}}));
+  g.set_input_grad(0,
+                   g.op("ScatterElements", {g.zeros_like(g.input(0)), g.input(1), g.output_grad(0)},
+                        {{"axis", g.attrs().int_("axis")}, {"reduction", std::string("add")}}));
 }
 
 void gather_nd_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
-  g.set_input_grad(0, g.own("GatherNDGrad",
-                            {g.output_grad(0), g.input(1), g.shape_of(g.input(0))},
+  g.set_input_grad(0, g.own("GatherNDGrad", {g.output_grad(0), g.input(1), g.shape_of(g.input(0))},
                             {{"batch_dims", g.attrs().int_("batch_dims")}}));
 }
 
@@ -168,8 +166,7 @@ class ScatterGradient {
     const ValueId one = g_.scalar(dtype, 1.0);
     const ValueId is_zero = g_.op("Equal", {updates_, zero});
     const ValueId without_zeros = g_.where(is_zero, one, updates_);
-    const ValueId zeros =
-        gather_(scatter_(g_.zeros_like(data_), g_.cast(is_zero, dtype), "add"));
+    const ValueId zeros = gather_(scatter_(g_.zeros_like(data_), g_.cast(is_zero, dtype), "add"));
     const ValueId others = gather_(g_.mul(dy_, scatter_(data_, without_zeros, "mul")));
     const ValueId only_zero = g_.where(g_.op("Equal", {zeros, one}), others, zero);
     const ValueId quotient = g_.div(gather_(g_.mul(dy_, g_.output(0))), without_zeros);
@@ -184,8 +181,7 @@ class ScatterGradient {
     const ValueId y = g_.output(0);
     const ValueId data_hits = g_.cast(g_.op("Equal", {data_, y}), wide);
     const ValueId update_hits = g_.cast(g_.op("Equal", {updates_, gather_(y)}), wide);
-    const ValueId share =
-        g_.div(g_.cast(dy_, wide), scatter_(data_hits, update_hits, "add"));
+    const ValueId share = g_.div(g_.cast(dy_, wide), scatter_(data_hits, update_hits, "add"));
     set(0, [&] { return g_.cast(g_.mul(share, data_hits), dtype); });
     set(2, [&] { return g_.cast(g_.mul(gather_(share), update_hits), dtype); });
   }
@@ -229,7 +225,8 @@ void register_scatter(OpRegistry& registry) {
                 .attrs = {{"axis", int64_t{0}}},
                 .types = {{"T", kAllTypes}, {"Tind", kIndexTypes}},
                 .infer = infer_gather_elements,
-                .gradient = gather_elements_gradient});
+                .gradient = gather_elements_gradient,
+                .looks_up = true});
   registry.add({.name = "ScatterElements",
                 .since = 18,
                 .summary = "A copy of data with updates put, added, multiplied, or taken as "
@@ -248,7 +245,8 @@ void register_scatter(OpRegistry& registry) {
                 .attrs = {{"batch_dims", int64_t{0}}},
                 .types = {{"T", kAllTypes}},
                 .infer = infer_gather_nd,
-                .gradient = gather_nd_gradient});
+                .gradient = gather_nd_gradient,
+                .looks_up = true});
   registry.add({.name = "GatherNDGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "Gradient of GatherND: zeros of `shape`, to which every slice of dy is "

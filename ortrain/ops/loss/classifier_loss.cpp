@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ops/loss/class_loss.h"
@@ -62,7 +63,10 @@ void register_classifier_loss(OpRegistry& registry) {
                  {"label_smoothing", 0.0}},
        .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
        .infer = infer_classifier_loss_grad,
-       .differentiable = false});
+       .differentiable = false,  // All rows; those without a label are skipped.
+       .flops = [](const NodeSpec& s) {
+         return 4 * count_of(s.input(1)) * extent_from_end(s.input(5), 1);
+       }});
 }
 
 }  // namespace ortrain::ops

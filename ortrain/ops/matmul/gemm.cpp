@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -64,7 +65,8 @@ void register_gemm(OpRegistry& registry) {
        .types = {{"T", kFloatTypes}},
        .infer = infer_gemm,
        .gradient = gemm_gradient,
-       .row_operand = 0});
+       .row_operand = 0,
+       .flops = [](const NodeSpec& s) { return product_flops(s, "transA"); }});
 }
 
 }  // namespace ortrain::ops

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -108,7 +109,8 @@ void register_linear(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_linear,
                 .gradient = linear_gradient,
-                .row_operand = 0});
+                .row_operand = 0,
+                .flops = [](const NodeSpec& s) { return product_flops(s); }});
   registry.add({.name = "LinearInputGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "base + dy weight over the last dimension: dy[..., N], weight[N, K] to "
@@ -117,7 +119,8 @@ void register_linear(OpRegistry& registry) {
                 .outputs = {{"dx", "T"}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_input_grad,
-                .gradient = input_grad_gradient});
+                .gradient = input_grad_gradient,
+                .flops = [](const NodeSpec& s) { return product_flops(s); }});
   registry.add({.name = "LinearWeightGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary =
@@ -127,7 +130,8 @@ void register_linear(OpRegistry& registry) {
                 .outputs = {{"dw", "T"}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_weight_grad,
-                .gradient = weight_grad_gradient});
+                .gradient = weight_grad_gradient,
+                .flops = weight_grad_flops});
 }
 
 }  // namespace ortrain::ops

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -96,7 +97,8 @@ void register_matmul(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes | kMatMulIntegers}},
                 .infer = infer_matmul,
                 .gradient = matmul_gradient,
-                .row_operand = 0});
+                .row_operand = 0,
+                .flops = [](const NodeSpec& s) { return product_flops(s); }});
   registry.add({.name = "FusedMatMul",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "alpha op(A) op(B), op transposing the last two dimensions where asked; "
@@ -106,7 +108,8 @@ void register_matmul(OpRegistry& registry) {
                 .attrs = {{"transA", int64_t{0}}, {"transB", int64_t{0}}, {"alpha", 1.0}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_fused_matmul,
-                .gradient = fused_matmul_gradient});
+                .gradient = fused_matmul_gradient,
+                .flops = [](const NodeSpec& s) { return product_flops(s, "transA"); }});
 }
 
 }  // namespace ortrain::ops

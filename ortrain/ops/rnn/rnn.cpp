@@ -1,8 +1,10 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -180,6 +182,13 @@ std::vector<FormalAttribute> layer_attributes() {
   return {{"hidden_size", AttributeKind::int_}, {"reverse", int64_t{0}}};
 }
 
+// Inputs from `x` on: x[time, batch, in], `states` initial states, w_ih, w_hh.
+double recurrence_flops(const NodeSpec& spec, size_t x, size_t states, double products) {
+  const double steps = count_of(spec.input(x)) / std::max(extent_from_end(spec.input(x), 1), 1.0);
+  return products * 2 * steps *
+         (count_of(spec.input(x + 1 + states)) + count_of(spec.input(x + 2 + states)));
+}
+
 void register_lstm(OpRegistry& registry) {
   const std::string own(kOrtrainDomain);
   registry.add({.name = "LSTM",
@@ -191,7 +200,8 @@ void register_lstm(OpRegistry& registry) {
                 .attrs = layer_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer(kLstm, {4, 1}),
-                .gradient = layer_gradient("LSTMGrad", kLstm, {3, 4}, 1)});
+                .gradient = layer_gradient("LSTMGrad", kLstm, {3, 4}, 1),
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 2, 1); }});
   registry.add({.name = "LSTMGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::LSTM; db is that of both biases.",
@@ -200,7 +210,8 @@ void register_lstm(OpRegistry& registry) {
                 .attrs = layer_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer_grad(kLstm, {4, 1}, 1),
-                .gradient = nullptr});
+                .gradient = nullptr,
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 3, 2, 2); }});
 }
 
 void register_gru(OpRegistry& registry) {
@@ -215,7 +226,8 @@ void register_gru(OpRegistry& registry) {
                 .attrs = layer_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer(kGru, {4}),
-                .gradient = layer_gradient("GRUGrad", kGru, {2}, 2)});
+                .gradient = layer_gradient("GRUGrad", kGru, {2}, 2),
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }});
   registry.add({.name = "GRUGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::GRU.",
@@ -224,7 +236,8 @@ void register_gru(OpRegistry& registry) {
                 .attrs = layer_attributes(),
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer_grad(kGru, {4}, 2),
-                .gradient = nullptr});
+                .gradient = nullptr,
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 2, 1, 2); }});
 }
 
 void check_activation(const InferContext& context) {
@@ -254,7 +267,8 @@ void register_plain(OpRegistry& registry) {
                 .attrs = attributes,
                 .types = {{"T", kFloatTypes}},
                 .infer = with_activation(infer_layer(kRnn, {})),
-                .gradient = layer_gradient("RNNGrad", kRnn, {}, 1)});
+                .gradient = layer_gradient("RNNGrad", kRnn, {}, 1),
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }});
   registry.add({.name = "RNNGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::RNN; db is that of both biases.",
@@ -263,7 +277,8 @@ void register_plain(OpRegistry& registry) {
                 .attrs = attributes,
                 .types = {{"T", kFloatTypes}},
                 .infer = with_activation(infer_layer_grad(kRnn, {}, 1)),
-                .gradient = nullptr});
+                .gradient = nullptr,
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 2, 1, 2); }});
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ void infer_slice(InferContext& context) {
   if (!slice.start.is_constant() || !slice.count.is_constant()) return;
   std::vector<Dim> contents;
   for (int64_t i = 0; i < slice.count.constant(); ++i) {
-    contents.push_back((*context.known(0))[static_cast<size_t>(slice.start.constant() +
-                                                               i * slice.step)]);
+    contents.push_back(
+        (*context.known(0))[static_cast<size_t>(slice.start.constant() + i * slice.step)]);
   }
   context.set_known(0, std::move(contents));
 }
@@ -57,8 +57,8 @@ void infer_slice_grad(InferContext& context) {
 
 void slice_grad_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
-  g.set_input_grad(0, g.op("Slice", {g.output_grad(0), g.input(2), g.input(3), g.input(4),
-                                     g.input(5)}));
+  g.set_input_grad(
+      0, g.op("Slice", {g.output_grad(0), g.input(2), g.input(3), g.input(4), g.input(5)}));
 }
 
 }  // namespace
@@ -76,7 +76,8 @@ void register_slice(OpRegistry& registry) {
                 .outputs = {{"output", "T"}},
                 .types = {{"T", kAllTypes}, {"Tind", kIndexTypes}},
                 .infer = infer_slice,
-                .gradient = slice_gradient});
+                .gradient = slice_gradient,
+                .looks_up = true});
   registry.add({.name = "SliceGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "Zeros of `shape` with dy where Slice(starts, ends, axes, steps) of a "
