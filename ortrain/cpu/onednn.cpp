@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -58,9 +59,20 @@ Plugin load() {
   return {api, ""};
 }
 
+// oneDNN allocates megabytes for packed operands in many calls. glibc gives such memory back to the
+// system, and takes it anew page by page, until it has seen a block of that size freed once: here it
+// does, a block of the largest size that it learns from. Nobody touches it, so it costs nothing, and
+// thresholds that the user has set stay.
+void let_malloc_keep_large_blocks() {
+  constexpr size_t kLargestLearnt = (size_t{32} << 20) - (size_t{64} << 10);
+  void* volatile block = std::malloc(kLargestLearnt);
+  std::free(block);
+}
+
 const Plugin& plugin() {
   static const Plugin loaded = [] {
     Plugin found = load();
+    if (found.api != nullptr) let_malloc_keep_large_blocks();
     log_line("dispatch", found.api != nullptr ? str("oneDNN ", found.api->version)
                                               : str("no oneDNN: ", found.missing_reason));
     return found;
