@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/onednn/gemm.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -32,8 +34,9 @@ memory::data_type data_type_of(int32_t type) {
 
 // A matrix product with its bias and its sum fused, prepared for one shape.
 struct Matmul {
-  using Key = std::array<int64_t, 8>;
+  using Key = std::array<int64_t, 9>;
 
+  // A primitive never uses more threads than there were when it was made.
   static Key key(const OrtrainOnednnGemm& g) {
     const int64_t factors = static_cast<int64_t>(std::bit_cast<uint32_t>(g.alpha)) << 32 |
                             std::bit_cast<uint32_t>(g.beta);
@@ -44,7 +47,8 @@ struct Matmul {
             g.k,
             g.lda,
             g.ldb,
-            g.ldc};
+            g.ldc,
+            omp_get_max_threads()};
   }
 
   explicit Matmul(const OrtrainOnednnGemm& g) {
@@ -110,13 +114,14 @@ class MatmulCache {
   }
 
  private:
-  static constexpr size_t kMost = 256;
+  static constexpr size_t kMost = 128;
   using Entry = std::pair<Matmul::Key, Matmul>;
   std::list<Entry> recent_;
   std::map<Matmul::Key, std::list<Entry>::iterator> by_key_;
 };
 
-// Whether a product of this type runs on instructions for it, not on oneDNN's reference code.
+// Whether a product of this type runs on instructions for it. Without them oneDNN has reference
+// code, or widens in front of its float product, which costs more than widening while packing.
 bool has_instructions_for(int32_t type) {
   constexpr int64_t kSize = 64;
   try {
@@ -135,7 +140,12 @@ bool has_instructions_for(int32_t type) {
                                          .c = nullptr,
                                          .ldc = kSize,
                                          .bias = nullptr});
-    return !std::string_view(probe.description.impl_info_str()).starts_with("ref");
+    const std::string_view code = probe.description.impl_info_str();
+    if (code.starts_with("ref") || code.starts_with("gemm")) return false;
+    const auto names = [&](std::string_view part) {
+      return code.find(part) != std::string_view::npos;
+    };
+    return names("amx") || names(type == kOrtrainBF16 ? "bf16" : "fp16");
   } catch (const dnnl::error&) {
     return false;
   }

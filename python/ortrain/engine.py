@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,14 @@ from torch import nn
 from ortrain import _core
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.errors import CaptureError, ChangingAttributeError, ConversionError
+from ortrain.capture.errors import CaptureError, ChangingAttributeError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import prepare, refuse_hooks
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.entry import Entry
 from ortrain.fallback import Refused, fall_back, is_strict
 from ortrain.input_errors import check_devices, input_error
-from ortrain.module_states import ModuleStates
+from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import execute
@@ -57,6 +58,7 @@ class Engine:
         self._captured_state = 0
         self._captured_once = False
         self._changes_attributes = False
+        self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward on the engine; the result is what the module would return."""
@@ -72,17 +74,20 @@ class Engine:
                 self._fall_back(error, "")
             return module.forward(*args, **kwargs)
         check_devices(call)
-        self._look_at_module()
-        key = self._key(call)
-        entry = self._find(key, call)
-        if entry is not None:
-            self._misses = 0
-        else:
-            entry = self._make_entry(key, call, args, kwargs)
+        with self._lock:  # while a thread traces, the module holds other tensors
+            tensors = self._look_at_module()
+            key = self._key(call)
+            entry = self._find(key, call)
+            if entry is not None:
+                self._misses = 0
+            else:
+                entry = self._make_entry(key, call, args, kwargs)
+                tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         try:
-            outputs = execute(entry, entry.inputs(call, self._states.tensors), self._remember_plan)
+            inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
+            outputs = execute(entry, inputs, targets, self._remember_plan)
         except _core.UnsupportedError as error:
             if is_strict():
                 raise
@@ -114,10 +119,12 @@ class Engine:
 
     # --- looking up and capturing
 
-    def _look_at_module(self) -> None:
-        """Notice what of the module has changed; forget states that no kept graph is for."""
-        if self._states.look():
+    def _look_at_module(self) -> Tensors:
+        """Return the module's tensors; forget the states that no kept graph is for."""
+        tensors, changed = self._states.look()
+        if changed:
             self._states.keep(state for _, state, _ in self._entries)
+        return tensors
 
     def _key(self, call: FlatCall) -> _Key:
         """Return what a captured graph depends on, sizes of the arguments aside."""
@@ -150,17 +157,22 @@ class Engine:
                     module=type(self.module).__name__,
                 )
             entry = self._capture(call, args, kwargs, reason)
-        except (CaptureError, ConversionError, _core.OrtrainError) as error:
-            if is_strict():
+        except _core.OrtrainError as error:
+            if is_strict() or isinstance(error, _core.OutOfMemoryError):
                 raise
             self._changes_attributes = isinstance(error, ChangingAttributeError)
+            self._count_miss(key)
             return Refused(error, reason)
         self._captured_once = True
-        self._misses += key[1] != self._captured_state
-        self._captured_state = self._states.present
+        self._count_miss(key)
         self._keep(call, entry)
         self.records.append(entry.record)
         return entry
+
+    def _count_miss(self, key: _Key) -> None:
+        """Count a state of the module for which there was no graph, if it is a new one."""
+        self._misses += key[1] != self._captured_state
+        self._captured_state = self._states.present
 
     def _keep(self, call: FlatCall, entry: Entry | Refused) -> None:
         self._entries.setdefault(self._key(call), []).append(entry)
@@ -200,7 +212,8 @@ class Engine:
             raise input_error(name, error, call, self._captured()) from error
         self._fall_back(refused.error, refused.reason)
         refused.shown = True
-        self._keep(call, refused)
+        with self._lock:
+            self._keep(call, refused)
         return result
 
     def _fall_back(self, error: Exception, reason: str) -> None:

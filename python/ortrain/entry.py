@@ -158,15 +158,26 @@ class Entry:
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made
 
+    def update_targets(
+        self, call: FlatCall, tensors: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """Return what a call writes to, in the order of `updates`; not all of it is an input."""
+        return [_input((kind, where), call, tensors) for _, kind, where in self.updates]
+
+    def updated_inputs(self) -> list[int]:
+        """Return the positions of the inputs that a call writes to."""
+        updated = {(kind, where) for _, kind, where in self.updates}
+        return [i for i, source in enumerate(self.tensors) if source in updated]
+
     def apply_updates(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self, targets: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         """Write to the buffers and arguments that the module writes to."""
         if not self.updates:
             return
         with torch.no_grad():
-            for position, kind, where in self.updates:
-                inputs[self.tensors.index((kind, where))].copy_(outputs[position])
+            for target, (position, _, _) in zip(targets, self.updates, strict=True):
+                target.copy_(outputs[position])
 
 
 def _input(source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any]) -> torch.Tensor:

@@ -14,9 +14,14 @@ from torch import nn
 
 from ortrain import _core
 
+# Parameters and buffers, None where a layer has registered none.
+Tensors = tuple[torch.Tensor | None, ...]
+
 
 class ModuleStates:
     """Gives each state of a module a number: its layers, attributes, hooks, kinds of tensors.
+
+    For one thread at a time.
 
     Other parameters and buffers of the same kind, tied the same way, leave the state as it is.
 
@@ -34,26 +39,30 @@ class ModuleStates:
         self._seen = 0
 
     @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+    def tensors(self) -> Tensors:
         """Parameters and buffers at the last look; graphs know them by their position here."""
         return self._guard.tensors
 
-    def look(self) -> bool:
-        """Look at the module again; return whether its state is another one than before."""
+    def look(self) -> tuple[Tensors, bool]:
+        """Look at the module again.
+
+        Returns:
+          Its tensors now, and whether its state is another one than before.
+        """
         left = self._guard
         if left is not None:
             if left.holds():
-                return False
+                return left.tensors, False
             left.release_tensors()  # they may be replaced until the state comes back
-        others = ((n, guard) for n, guard in reversed(self._guards.items()) if guard is not left)
-        number = next((n for n, guard in others if guard.holds()), None)
+        others = [(n, guard) for n, guard in self._guards.items() if guard is not left]
+        number = next((n for n, guard in reversed(others) if guard.holds()), None)
         if number is None:
             self._seen += 1
             number = self._seen
             self._guards[number] = _core.ModuleGuard(list(self.module.modules()))
         self._guards.move_to_end(number)
         self.present, self._guard = number, self._guards[number]
-        return True
+        return self._guard.tensors, True
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all states, and the layers replaced since, but these and the present one."""

@@ -17,13 +17,17 @@ _ANCHOR = torch.empty(0)
 
 
 def execute(
-    entry: Entry, inputs: list[torch.Tensor], on_run: Callable[[Any], None]
+    entry: Entry,
+    inputs: list[torch.Tensor],
+    targets: list[torch.Tensor],
+    on_run: Callable[[Any], None],
 ) -> list[torch.Tensor]:
     """Run the graph of an entry under autograd and return the user outputs.
 
     Args:
       entry: The captured graph.
       inputs: Its inputs.
+      targets: What it writes to.
       on_run: Is handed the `_core.Run` once its forward has run.
 
     Raises:
@@ -41,12 +45,12 @@ def execute(
         entry.record.stages["plan"] = timing.seconds
         entry.planned = True
     if program.gradient_of:
-        outputs = _Step.apply(on_run, entry, program, inputs, *inputs)
+        outputs = _Step.apply(on_run, entry, program, targets, inputs, *inputs)
     else:
         run = _core.Run(program.session)
         outputs = run.forward(inputs)
         on_run(run)
-        entry.apply_updates(inputs, outputs)
+        entry.apply_updates(targets, outputs)
     return list(outputs[: entry.num_user_outputs])
 
 
@@ -59,18 +63,18 @@ class _Step(torch.autograd.Function):
         on_run: Callable[[Any], None],
         entry: Entry,
         program: Program,
+        targets: list[torch.Tensor],
         inputs: list[torch.Tensor],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         inputs = [t.detach() for t in inputs]
-        for _, kind, where in entry.updates:  # backward may run the forward again
-            position = entry.tensors.index((kind, where))
+        for position in entry.updated_inputs():  # backward may run the forward again
             inputs[position] = inputs[position].clone()
         run = _core.Run(program.session)
         outputs = run.forward(inputs)
         on_run(run)
-        entry.apply_updates(tensors, outputs)
+        entry.apply_updates(targets, outputs)
         ctx.entry, ctx.program, ctx.run, ctx.inputs = entry, program, run, inputs
         ctx.save_for_backward(_ANCHOR)  # PyTorch frees it, and refuses a second backward then
         ctx.versions = [t._version for t in inputs]
@@ -92,7 +96,7 @@ class _Step(torch.autograd.Function):
             present = [g for g in result if g is not None]
             marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), *present))
             result = [None if g is None else next(marked) for g in result]
-        return (None, None, None, None, *result)
+        return (None, None, None, None, None, *result)
 
     @staticmethod
     def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[Any]:

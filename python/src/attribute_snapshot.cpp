@@ -3,6 +3,7 @@
 #include "python/src/attribute_snapshot.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace nb = nanobind;
 
@@ -161,6 +162,10 @@ void AttributeSnapshot::take_dictionary(PyObject* dict, SnapshotContext& context
 bool AttributeSnapshot::equals(PyObject* now) {
   if (now == value_.ptr()) return true;
   if (Py_TYPE(now) != Py_TYPE(value_.ptr())) return false;
+  if (PyFloat_CheckExact(now)) {  // -0.0 is not 0.0 to a graph, and NaN is what it was
+    const double before = PyFloat_AS_DOUBLE(value_.ptr());
+    return std::bit_cast<uint64_t>(before) == std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(now));
+  }
   const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
   if (equal < 0) PyErr_Clear();
   if (equal != 1) return false;

@@ -91,10 +91,10 @@ class AutocastState:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Enter autocast as recorded."""
+        """Enter autocast as recorded; casts are not kept, which would outlive a trace."""
         with contextlib.ExitStack() as stack:
             for device, dtype in self.enabled:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield
 
 

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from ortrain._core import OrtrainError
 
-class CaptureError(NotImplementedError):
+
+class CaptureError(OrtrainError, NotImplementedError):
     """A module, or one of its operators, cannot be turned into a graph.
 
     Attributes:
@@ -46,5 +48,5 @@ class ChangingAttributeError(CaptureError):
     """The forward assigns to attributes of its layers, which no graph does; every call differs."""
 
 
-class ConversionError(RuntimeError):
+class ConversionError(OrtrainError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""

@@ -67,8 +67,17 @@ class _FlatModule(nn.Module):
             buffers = [id(b) for b in module.buffers()]
             attributes = scalars(module)
             try:
-                with autocast.applied():
+                switched: list[bool] = []
+                with internals.at_grad_mode_switches(
+                    lambda: switched.append(AutocastState.current() != autocast)
+                ):
                     flat, tree = flatten_outputs(module(*args, **kwargs))
+                if any(switched):
+                    raise CaptureError(
+                        "its forward turns gradients on or off inside an autocast region of its "
+                        "own, which an export forgets",
+                        module=name,
+                    )
                 if buffers != [id(b) for b in module.buffers()]:
                     # torch.export forgets it.
                     raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
@@ -197,7 +206,8 @@ def _capture(
     shapes = tuple(dict.fromkeys(range(t.dim()), auto) for t in tensors) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     flat = _FlatModule(module, signature, call, equal, autocast, trees)
-    with _capturing(module):
+    # Around the export: entered inside, it would become a region that knows no grad modes.
+    with _capturing(module), autocast.applied():
         start = time.perf_counter()
         program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
@@ -205,7 +215,8 @@ def _capture(
         start = time.perf_counter()
         conditions = internals.guards_code(program)
         detach_no_grad_regions(program)
-        if known is not None and is_functional(program, known):
+        # Tracing again is what puts the casts of autocast into the graph.
+        if known is not None and not autocast.enabled and is_functional(program, known):
             inline_regions(program)
         else:
             keep_layers_in_regions(program)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,6 +108,34 @@ def no_grad_region() -> Any:
 def autocast_region() -> Any:
     """Return the higher order operator in which export keeps a region under autocast."""
     return torch.ops.higher_order.wrap_with_autocast
+
+
+@contextlib.contextmanager
+def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action`` before this thread enters or leaves no_grad, enable_grad, set_grad_enabled."""
+    thread = threading.get_ident()
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                action()
+            return method(*args, **kwargs)
+
+        return call
+
+    switches = ("__enter__", "__exit__"), ("__enter__", "__exit__"), ("__init__", "__exit__")
+    held: list[tuple[type, str, Any]] = []
+    classes = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+    try:
+        for cls, names in zip(classes, switches, strict=True):
+            for name in names:
+                held.append((cls, name, cls.__dict__[name]))
+                setattr(cls, name, watched(cls.__dict__[name]))
+        yield
+    finally:
+        for cls, name, method in held:
+            setattr(cls, name, method)
 
 
 def size_expression(size: Any) -> int | sympy.Expr:

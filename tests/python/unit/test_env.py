@@ -89,7 +89,7 @@ def test_an_older_core_without_the_functions(with_core):
 
 
 def test_every_error_of_the_engine_has_one_base() -> None:
-    for name in ("ShapeError", "DTypeError", "DeviceError", "UnsupportedError", "FileError"):
+    for name in errors.__all__:
         assert issubclass(getattr(errors, name), errors.OrtrainError)
     assert issubclass(errors.ShapeError, ValueError)
     assert issubclass(errors.FileError, OSError)

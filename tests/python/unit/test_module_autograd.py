@@ -231,3 +231,48 @@ def test_an_argument_written_in_place() -> None:
         (y + (h * h).sum()).backward()
 
     compare(lambda m, x: (x.mul_(3) * m.w).sum(), use, torch.ones(3))
+
+
+class FrozenBranch(nn.Module):
+    """A layer under no_grad, whose result meets one that learns; autocast around or within."""
+
+    def __init__(self, nesting: str) -> None:
+        super().__init__()
+        self.nesting = nesting
+        self.frozen = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def autocast() -> torch.autocast:
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+
+        if self.nesting == "autocast inside":
+            with torch.no_grad(), autocast():
+                t = self.frozen(x)
+            h = self.head(x)
+        elif self.nesting == "no_grad inside":
+            with autocast():
+                h = self.head(x)
+                with torch.no_grad():
+                    t = self.frozen(x)
+        else:
+            with torch.no_grad():
+                t = self.frozen(x)
+            h = self.head(x)
+        return h.float() * t.float()
+
+
+@pytest.mark.parametrize("nesting", ["autocast around", "autocast inside", "no_grad inside"])
+@pytest.mark.filterwarnings("ignore:FrozenBranch runs in PyTorch")
+def test_no_grad_holds_under_autocast(nesting: str) -> None:
+    plain = FrozenBranch(nesting)
+    ours = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(3, 4)
+    for model in (ours, plain):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=nesting == "autocast around"):
+            out = model(x)
+        out.sum().backward()
+    assert ours.frozen.weight.grad is None
+    torch.testing.assert_close(ours.head.weight.grad, plain.head.weight.grad, rtol=2e-2, atol=1e-2)
+    native = ours.report().native_share
+    assert native == (0 if nesting == "no_grad inside" else 1)

@@ -123,12 +123,16 @@ def test_what_no_graph_depends_on_may_change() -> None:
     assert guard.holds()
 
 
-def test_nan_attributes_never_hold() -> None:
+def test_floats_are_compared_by_their_bits() -> None:
     model = Layers()
     model.scale = float("nan")
     guard = guard_of(model)
-    assert guard.holds()
     model.scale = float("nan")
+    assert guard.holds()
+    model.scale = 0.0
+    assert not guard.holds()
+    guard = guard_of(model)
+    model.scale = -0.0
     assert not guard.holds()
 
 

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 import weakref
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -330,3 +332,83 @@ def test_module_on_another_device_can_be_moved_back() -> None:
         ours.bias.zero_()
     torch.testing.assert_close(ours(x), x.sum(1, keepdim=True).expand(2, 3))
     assert ours.report().native_share == 1.0
+
+
+def test_a_buffer_that_is_written_and_never_read() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("last", torch.zeros(2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            self.last.copy_(y.detach())
+            return y
+
+    module = ORTModule(Keeps())
+    for training in (True, False):
+        x = torch.randn(2, 3)
+        with torch.set_grad_enabled(training):
+            y = module(x)
+        if training:
+            y.sum().backward()
+        torch.testing.assert_close(module.last, y.detach())
+    assert module.report().native_share == 1.0
+
+
+def test_spectral_norm_follows_pytorch() -> None:
+    torch.manual_seed(0)
+    plain = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)).train()
+    ours = ORTModule(copy.deepcopy(plain))
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        for model in (ours, plain):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        assert_same_gradients(ours, plain)
+    for p, q in zip(ours.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.filterwarnings("ignore:Counts runs in PyTorch")
+def test_a_module_refused_in_ever_other_states_is_left_to_pytorch() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            return x * 2 if x.sum() > 0 else x
+
+    module = ORTModule(Counts())
+    for _ in range(30):
+        module(torch.ones(2))
+    assert len(module.report().captures) <= 10
+
+
+def test_threads_may_make_the_first_call_together() -> None:
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    module = ORTModule(plain)
+    x = torch.randn(5, 4)
+    with futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: module(x).detach(), range(8)))
+    for result in results:
+        torch.testing.assert_close(result, plain(x).detach())
+    assert len(module.report().captures) == 1
+
+
+def test_a_zero_of_the_other_sign_is_another_number() -> None:
+    class Fills(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1 / torch.full_like(x, self.value)
+
+    module = ORTModule(Fills())
+    assert module(torch.ones(2)).tolist() == [torch.inf] * 2
+    module.module.value = -0.0
+    assert module(torch.ones(2)).tolist() == [-torch.inf] * 2
