@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,15 +111,23 @@ def autocast_region() -> Any:
     return torch.ops.higher_order.wrap_with_autocast
 
 
+# What switches grad modes while it traces, and the switches calling each other.
+_NOT_THE_MODULE = ("torch._", "torch.fx.", "torch.autograd.grad_mode")
+
+
 @contextlib.contextmanager
 def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
-    """Call ``action`` before this thread enters or leaves no_grad, enable_grad, set_grad_enabled."""
+    """Call ``action`` before this thread enters or leaves no_grad, enable_grad, set_grad_enabled.
+
+    Not for what tracing itself does.
+    """
     thread = threading.get_ident()
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if threading.get_ident() == thread and not caller.startswith(_NOT_THE_MODULE):
                 action()
             return method(*args, **kwargs)
 

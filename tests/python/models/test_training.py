@@ -108,6 +108,35 @@ def test_follows_eager(name: str) -> None:
     assert len(report.captures) == 1, str(report)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_follows_eager_under_autocast(name: str) -> None:
+    """Roundings differ, places of casts do not: no further from float32 than PyTorch is."""
+    case = case_of(name)
+    plain = case.build()
+    ours = ORTModule(copy.deepcopy(plain))
+    batch = case.batch(*case.sample, 1)
+
+    def run(model: nn.Module, enabled: bool) -> tuple[float, list[torch.Tensor | None]]:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss, _ = forward(model, batch)
+        loss.backward()
+        return loss.item(), [p.grad for p in model.parameters()]
+
+    _, exact = run(plain, False)
+    theirs, expected = run(plain, True)
+    mine, got = run(ours, True)
+    assert mine == pytest.approx(theirs, rel=1e-2)
+    norm = torch.stack([g.norm() for g in exact if g is not None]).norm()
+    for (key, _), a, b, truth in zip(plain.named_parameters(), got, expected, exact, strict=True):
+        assert (a is None) == (b is None), key
+        if a is not None:
+            assert a.dtype == b.dtype, key
+            assert (a - truth).norm() < 2 * (b - truth).norm() + 0.002 * norm, key
+    report = ours.report()
+    assert report.native_share == 1.0, str(report)
+
+
 @pytest.mark.parametrize(
     "name", [m for m in MODELS if m not in ("mlp", "resnet", "lstm", "minilm")]
 )
