@@ -108,7 +108,13 @@ def test_follows_eager(name: str) -> None:
     assert len(report.captures) == 1, str(report)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        m if m in ("mlp", "bert", "gpt2") else pytest.param(m, marks=pytest.mark.slow)
+        for m in MODELS
+    ],
+)
 def test_follows_eager_under_autocast(name: str) -> None:
     """Roundings differ, places of casts do not: no further from float32 than PyTorch is."""
     case = case_of(name)
@@ -175,6 +181,7 @@ def test_dropout(name: str) -> None:
     assert 0.4 < statistics.stdev(mine) / spread < 2.5
 
 
+@pytest.mark.slow
 def test_mean_gradient_over_masks_agrees() -> None:
     """A mask drawn differently in the backward, or scaled wrongly, would move the mean gradient."""
     masks, directions = 200, 64
