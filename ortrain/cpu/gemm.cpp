@@ -33,6 +33,11 @@ void run_batch(int64_t count, int64_t work, Product product) {
   for (int64_t i = 0; i < count; ++i) product(i);
 }
 
+// Of a 16-bit format.
+OrtrainOnednnType onednn_type(Storage storage) {
+  return storage == Storage::kBF16 ? kOrtrainBF16 : kOrtrainF16;
+}
+
 void run_onednn(OrtrainOnednnType type, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                 float alpha, const void* a, int64_t lda, const void* b, int64_t ldb, float beta,
                 void* c, int64_t ldc, const void* bias) {
@@ -47,8 +52,7 @@ GemmBackend gemm_backend_for(Storage storage, int64_t m, int64_t n, int64_t k) {
   if (storage == Storage::kF64) return GemmBackend::kPacked;
   if (storage != Storage::kF32) {
     // Without instructions for the type, widening while packing wins over the library.
-    const uint32_t type = storage == Storage::kBF16 ? kOrtrainBF16 : kOrtrainF16;
-    if (onednn() == nullptr || (onednn()->gemm_types >> type & 1u) == 0) {
+    if (onednn() == nullptr || (onednn()->gemm_types >> onednn_type(storage) & 1u) == 0) {
       return GemmBackend::kPacked;
     }
   }
@@ -83,8 +87,8 @@ void gemm(Storage storage, bool trans_a, bool trans_b, int64_t m, int64_t n, int
           int64_t ldc, const uint16_t* bias) {
   if (gemm_backend_for(storage, m, n, k) == GemmBackend::kOnednn &&
       (bias == nullptr || alpha == 1.0f)) {
-    run_onednn(storage == Storage::kBF16 ? kOrtrainBF16 : kOrtrainF16, trans_a, trans_b, m, n, k,
-               alpha, a, lda, b, ldb, beta, c, ldc, bias);
+    run_onednn(onednn_type(storage), trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc,
+               bias);
     return;
   }
   for (int64_t j = 0; j < n; j += kHalfCols) {

@@ -141,7 +141,7 @@ bool has_instructions_for(int32_t type) {
                                          .ldc = kSize,
                                          .bias = nullptr});
     const std::string_view code = probe.description.impl_info_str();
-    if (code.starts_with("ref") || code.starts_with("gemm")) return false;
+    if (code.starts_with("gemm")) return false;
     const auto names = [&](std::string_view part) {
       return code.find(part) != std::string_view::npos;
     };

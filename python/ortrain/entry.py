@@ -35,6 +35,7 @@ class Entry:
       record: What the report says of it.
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
+      updated_inputs: Positions of the inputs that a call writes to.
       planned: Whether its memory has been planned once.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
@@ -47,6 +48,7 @@ class Entry:
     record: CaptureRecord
     rows: RowSelection | None
     ones: tuple[Any, ...] | None
+    updated_inputs: list[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
     planned: bool = False
     refused_plans: set[str] = dataclasses.field(default_factory=set)
@@ -106,6 +108,7 @@ class Entry:
                     )
                 updates.append((position, "user", target))
 
+        updated = {(kind, where) for _, kind, where in updates}
         user = [o for o in graph.outputs if o["role"] == "user"]
         differentiable = graph.differentiable_outputs()
         training = prepared.grad_enabled and any(differentiable)
@@ -126,6 +129,7 @@ class Entry:
             ),
             rows=RowSelection.of(graph),
             ones=extents_of_one(call) if prepared.squeezes else None,
+            updated_inputs=[i for i, source in enumerate(sources) if source in updated],
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
@@ -163,11 +167,6 @@ class Entry:
     ) -> list[torch.Tensor]:
         """Return what a call writes to, in the order of `updates`; not all of it is an input."""
         return [_input((kind, where), call, tensors) for _, kind, where in self.updates]
-
-    def updated_inputs(self) -> list[int]:
-        """Return the positions of the inputs that a call writes to."""
-        updated = {(kind, where) for _, kind, where in self.updates}
-        return [i for i, source in enumerate(self.tensors) if source in updated]
 
     def apply_updates(
         self, targets: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

@@ -69,7 +69,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         inputs = [t.detach() for t in inputs]
-        for position in entry.updated_inputs():  # backward may run the forward again
+        for position in entry.updated_inputs:  # backward may run the forward again
             inputs[position] = inputs[position].clone()
         run = _core.Run(program.session)
         outputs = run.forward(inputs)
