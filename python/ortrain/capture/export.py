@@ -19,7 +19,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.functional import inline_regions, is_functional, keep_layers_in_regions
+from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
     dimensions_of,
@@ -29,7 +29,7 @@ from ortrain.capture.interface import (
     user_values,
 )
 from ortrain.capture.locations import error_source, reason_of
-from ortrain.capture.no_grad_regions import detach_no_grad_regions
+from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.side_effects import refuse_changed_attributes, scalars
 from ortrain.capture.signature import (
     CallSignature,
@@ -214,9 +214,11 @@ def _capture(
 
         start = time.perf_counter()
         conditions = internals.guards_code(program)
+        if torch.is_grad_enabled():
+            refuse_writes_through_detach(program)
         detach_no_grad_regions(program)
         # Tracing again is what puts the casts of autocast into the graph.
-        if known is not None and not autocast.enabled and is_functional(program, known):
+        if known is not None and not autocast.enabled and make_functional(program, known):
             inline_regions(program)
         else:
             keep_layers_in_regions(program)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Exported programs that are functional as they are, so that PyTorch need not trace them again."""
+"""Exported programs that are functional, so that PyTorch need not trace them again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import torch
 from torch import fx
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.writes import (
+    is_rewritable_write,
+    replace_writes,
+    updates_running_statistics,
+)
 
 # Operators that write to their running statistics without a word of it in their schema.
 _HIDDEN_WRITES = frozenset(
     {
-        "aten::batch_norm",
         "aten::cudnn_batch_norm",
         "aten::instance_norm",
         "aten::miopen_batch_norm",
@@ -31,14 +35,17 @@ _AUTOCAST_BODY = 4  # after the device type, dtype, enabled and cache_enabled
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
-def is_functional(program: torch.export.ExportedProgram, known: Callable[[Any], bool]) -> bool:
-    """Tell whether a program writes to no tensor and consists of known operators only.
+def make_functional(program: torch.export.ExportedProgram, known: Callable[[Any], bool]) -> bool:
+    """Let a program write to no tensor; tell whether it does so now, of known operators alone.
 
     Functionalizing and decomposing would change nothing that matters then: aliases are as good as
     copies where nothing is written.
     """
     nodes = program.graph.nodes
-    return all(_is_harmless(program.graph_module, node, known) for node in nodes)
+    others = [node for node in nodes if not _is_harmless(program.graph_module, node, known)]
+    if not all(is_rewritable_write(node) for node in others):
+        return False
+    return not others or replace_writes(program, known)
 
 
 def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool]) -> bool:
@@ -60,6 +67,8 @@ def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bo
         name = target.name().partition(".")[0]
         if name in _CHECKS:
             return True
+        if name == "aten::batch_norm":
+            return not updates_running_statistics(node) and known(target)
         return not target._schema.is_mutable and name not in _HIDDEN_WRITES and known(target)
     return target is operator.getitem or isinstance(node.meta.get("val"), _SIZES)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
@@ -63,6 +64,29 @@ def has_global_module_hooks() -> bool:
 def is_fake(value: object) -> bool:
     """Tell whether a value is a tensor without contents, made while tracing."""
     return isinstance(value, FakeTensor)
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """Return a number that living tensors with the same memory, and no others, share."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator makes of fake tensors; None if not known for all of their sizes."""
+    mode = detect_fake_mode((args, kwargs))
+    if mode is None:
+        return None
+    guards = len(mode.shape_env.guards) if mode.shape_env is not None else 0
+    try:
+        with mode, torch.no_grad():
+            result = target(*args, **kwargs)
+    except (RuntimeError, TypeError):
+        return None
+    if mode.shape_env is not None and len(mode.shape_env.guards) != guards:
+        return None
+    return result
 
 
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:
