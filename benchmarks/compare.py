@@ -19,7 +19,7 @@ from benchmarks.worker import Worker, WorkerError
 from benchmarks.workloads import Workload
 
 TURN_SECONDS = 0.3  # a side does at least this much work before the next one has its turn
-GEMM_REPEAT = 3
+GEMM_REPEAT = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,9 +68,11 @@ def compare(
       say: Called with what is being done.
 
     Returns:
-      A dict for JSON with "workload", "settings", "flops", "gemm" (FLOP/s by library) and "sides".
-      A side has "error", or: seconds "wall" and "cpu" (median, min, quartiles, steps), "first_step",
-      page faults per step, memory, and "eta", the share of the best matrix rate.
+      A dict for JSON with "workload", "settings", "flops", "gemm" and "gemm_best" (median and most
+      FLOP/s by library) and "sides". A side has "error", or: seconds "wall" and "cpu" (median, min,
+      quartiles, steps), "first_step", page faults per step, memory, and "eta": the time that the
+      better library would take for the step's products over that of the step, medians of both,
+      since the clock of a machine varies; "eta_best" likewise of the best times.
     """
     plain = dataclasses.asdict(workload)
     sides: dict[str, dict[str, Any]] = {}
@@ -78,7 +80,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         reference = stack.enter_context(Worker({}, settings.threads))
         flops = reference.ask("flops", workload=plain)
-        gemm = reference.ask("gemm", repeat=GEMM_REPEAT)
+        rates = reference.ask("gemm", repeat=GEMM_REPEAT)
         workers: dict[str, Worker] = {}
         turn: dict[str, int] = {}
         for name in settings.peers:
@@ -98,8 +100,8 @@ def compare(
             samples[name] = {"wall": [], "cpu": [], "faults": [], "loss": []}
         for number in range(settings.rounds):
             say(f"{workload.name}: round {number + 1} of {settings.rounds}")
-            for library, rate in reference.ask("gemm", repeat=GEMM_REPEAT).items():
-                gemm[library] = max(gemm[library], rate)
+            for library, more in reference.ask("gemm", repeat=GEMM_REPEAT).items():
+                rates[library] += more
             for name in list(workers) if number % 2 == 0 else list(reversed(workers)):
                 try:
                     done = workers[name].ask("steps", count=turn[name])
@@ -110,19 +112,25 @@ def compare(
                 samples[name]["cpu"] += done["cpu"]
                 samples[name]["faults"] += done["faults"]
                 samples[name]["loss"].append(done["loss"])
+        gemm = {library: statistics.median(each) for library, each in rates.items()}
+        gemm_best = {library: max(each) for library, each in rates.items()}
         for name in list(workers):
             try:
                 facts = workers[name].ask("finish")
             except WorkerError as error:
                 _drop(name, error, sides, workers, workers[name])
                 continue
-            sides[name] |= facts | _figures(samples[name], flops, max(gemm.values()))
+            figures = _figures(samples[name])
+            figures["eta"] = flops / max(gemm.values()) / figures["wall"]["median"]
+            figures["eta_best"] = flops / max(gemm_best.values()) / figures["wall"]["min"]
+            sides[name] |= facts | figures
     return {
         "workload": {"name": workload.name, **plain},
         "settings": dataclasses.asdict(settings),
         "load": os.getloadavg()[0],
         "flops": flops,
         "gemm": gemm,
+        "gemm_best": gemm_best,
         "sides": sides,
     }
 
@@ -135,7 +143,7 @@ def ratio(result: dict[str, Any], of: str, to: str, clock: str = "wall") -> floa
     return slow["median"] / quick["median"]
 
 
-def _figures(samples: dict[str, list[float]], flops: float, rate: float) -> dict[str, Any]:
+def _figures(samples: dict[str, list[float]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for clock in ("wall", "cpu"):
         steps = samples[clock]
@@ -152,8 +160,6 @@ def _figures(samples: dict[str, list[float]], flops: float, rate: float) -> dict
         }
     result["faults_per_step"] = statistics.median(samples["faults"])
     result["loss"] = samples["loss"][-1]
-    result["eta"] = flops / rate / result["wall"]["median"]
-    result["eta_best"] = flops / rate / result["wall"]["min"]
     return result
 
 

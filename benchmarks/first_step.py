@@ -3,7 +3,8 @@
 """Time until training runs: ``python -m benchmarks.first_step``.
 
 Every row is the first training step of a fresh process, the model being built already, and what a
-batch of another shape costs after that: its first step less a repeated one. CPU time includes child
+batch of another shape costs after that, its first step less a repeated one: of a larger batch, whose
+memory is new, and of one in between. CPU time includes child
 processes, such as compilers.
 """
 
@@ -14,7 +15,7 @@ import dataclasses
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -51,7 +52,11 @@ def rows(peers: list[str], folder: str) -> Iterator[tuple[str, str, Mapping[str,
 
 
 def measure(
-    workload: Workload, other: Workload, peer: str, environment: Mapping[str, str], threads: int
+    workload: Workload,
+    others: Sequence[Workload],
+    peer: str,
+    environment: Mapping[str, str],
+    threads: int,
 ) -> dict[str, Any]:
     """Return the figures of one fresh process; "error" where it failed."""
     with Worker(environment, threads) as worker:
@@ -61,18 +66,20 @@ def measure(
             )
             first = worker.ask("first_step")
             steady = worker.ask("steps", count=3)
-            worker.ask("rebatch", workload=dataclasses.asdict(other), dtype="f32")
-            changed = worker.ask("first_step")
-            repeated = worker.ask("steps", count=5)
+            costs = []
+            for other in others:
+                worker.ask("rebatch", workload=dataclasses.asdict(other), dtype="f32")
+                changed = worker.ask("first_step")
+                repeated = worker.ask("steps", count=5)
+                costs.append(changed["wall"] - statistics.median(repeated["wall"]))
         except WorkerError as error:
             return {"error": str(error)}
     return {
         "optimizer": built["optimizer"],
         "first": first,
         "steady": min(steady["wall"]),
-        "shape_first": changed["wall"],
-        "shape_steady": min(repeated["wall"]),
-        "shape_cost": changed["wall"] - statistics.median(repeated["wall"]),
+        "larger_shape_cost": costs[0],
+        "shape_cost": costs[1],
     }
 
 
@@ -83,17 +90,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     workload, peers = dense_workload_of(parser, options)
     if MODELS[options.model].kind in ("image", "vector"):
-        other = dataclasses.replace(workload, batch=options.batch + 1)
+        others = [dataclasses.replace(workload, batch=options.batch + n) for n in (2, 1)]
     else:
-        other = dataclasses.replace(workload, batch=options.batch + 1, seq=options.seq + 32)
+        others = [
+            dataclasses.replace(workload, batch=options.batch + 1, seq=options.seq + n)
+            for n in (32, 16)
+        ]
     console = make_console()
-    table = Table(title=f"First step, {workload.name}; then {other.name}")
-    add_columns(table, "process", "wall", "CPU", "steady step", "new shape costs", "peak")
+    table = Table(title=f"First step, {workload.name}; then {others[0].name}, {others[1].name}")
+    add_columns(
+        table, "process", "wall", "CPU", "steady step", "larger shape", "then another", "peak"
+    )
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="ortrain-bench-") as folder:
         for name, peer, environment in rows(peers, folder):
             with console.status(name):
-                row = measure(workload, other, peer, environment, options.threads)
+                row = measure(workload, others, peer, environment, options.threads)
             results[name] = row
             if "error" in row:
                 table.add_row(name, f"failed: {row['error']}")
@@ -103,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
                 seconds(row["first"]["wall"]),
                 seconds(row["first"]["cpu"]),
                 seconds(row["steady"]),
+                seconds(max(row["larger_shape_cost"], 0.0)),
                 seconds(max(row["shape_cost"], 0.0)),
                 f"{row['first']['peak_bytes'] / 2**20:.0f} MiB",
             )

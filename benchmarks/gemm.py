@@ -30,13 +30,14 @@ class Products:
             "ortrain": lambda: engine(left),
         }
 
-    def rates(self, repeat: int) -> dict[str, float]:
-        """Return the best FLOP/s of some products in turn, by library."""
-        best = dict.fromkeys(self._run, float("inf"))
+    def rates(self, repeat: int) -> dict[str, list[float]]:
+        """Return the FLOP/s of some products in turn, by library."""
+        rates: dict[str, list[float]] = {name: [] for name in self._run}
         with torch.no_grad():
             for _ in range(repeat):
                 for name, run in self._run.items():
                     start = time.perf_counter()
                     run()
-                    best[name] = min(best[name], time.perf_counter() - start)
-        return {name: 2 * ROWS * DEPTH * COLUMNS / seconds for name, seconds in best.items()}
+                    seconds = time.perf_counter() - start
+                    rates[name].append(2 * ROWS * DEPTH * COLUMNS / seconds)
+        return rates

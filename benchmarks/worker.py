@@ -215,8 +215,8 @@ class _Requests:
         _quiet()
         return Workload(**workload).flops()
 
-    def gemm(self, repeat: int, threads: int | None) -> dict[str, float]:
-        """Return the best FLOP/s of a large float32 product, by library."""
+    def gemm(self, repeat: int, threads: int | None) -> dict[str, list[float]]:
+        """Return the FLOP/s of some large float32 products, by library."""
         import torch
 
         from benchmarks.gemm import Products
