@@ -1,304 +1,15 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 
-#include "ortrain/base/philox.h"
-#include "ortrain/cpu/attention.h"
-#include "ortrain/cpu/scratch.h"
+#include "ortrain/cpu/attention_blocks.h"
 #include "ortrain/cpu/simd/attention_rows.h"
-#include "ortrain/cpu/simd/dropout_factors.h"
-#include "ortrain/cpu/simd/gemm_kernels.h"
 #include "ortrain/cpu/simd/row_ops.h"
-#include "ortrain/cpu/threads.h"
 
 namespace ortrain::cpu {
 namespace {
 
-constexpr int64_t kBlockKeys = 256;
-constexpr int64_t kBlockQueries = 72;  // at most; a multiple of the panel height is taken
-constexpr int64_t kScoreStride = GemmBlock::kRowStride;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-// Sizes that follow from the shape and the vector width alone.
-struct Blocking {
-  Blocking(const AttentionShape& s, const GemmKernels<float>& k)
-      : panel_rows(k.panel_rows),
-        panel_cols(k.panel_cols),
-        head_pad(round_up(s.head_dim, k.panel_cols)),
-        value_pad(round_up(s.value_dim, k.panel_cols)) {
-    const int64_t most = kBlockQueries / panel_rows * panel_rows;
-    const int64_t even = ceil_div(s.queries, std::max<int64_t>(1, ceil_div(s.queries, most)));
-    block_queries = round_up(std::max<int64_t>(even, 1), panel_rows);
-    query_blocks = ceil_div(s.queries, block_queries);
-  }
-  int64_t panel_rows, panel_cols, head_pad, value_pad, block_queries, query_blocks;
-};
-
-// Cuts one thread's scratch memory into arrays that start on cache lines.
-class Carver {
- public:
-  // First pass: sums sizes. Second pass: hands out addresses.
-  float* take(int64_t count) {
-    const int64_t begin = used_;
-    used_ += round_up(count, 16);
-    return base_ == nullptr ? nullptr : base_ + begin;
-  }
-  void allocate() {
-    base_ = scratch<float>(ScratchSlot::kAttention, used_);
-    used_ = 0;
-  }
-
- private:
-  float* base_ = nullptr;
-  int64_t used_ = 0;
-};
-
-const void* element(const void* base, Storage storage, int64_t index) {
-  return static_cast<const char*>(base) + index * storage_size(storage);
-}
-
-int64_t offset(const AttentionStrides& s, int64_t b, int64_t h, int64_t row) {
-  return b * s.batch + h * s.head + row * s.row;
-}
-
-void load_row(const void* base, Storage storage, int64_t index, int64_t n, float* out) {
-  const void* source = element(base, storage, index);
-  if (storage == Storage::kF32) {
-    std::memcpy(out, source, static_cast<size_t>(n) * sizeof(float));
-  } else {
-    widen(storage, static_cast<const uint16_t*>(source), out, n);
-  }
-}
-
-void store_row(const float* values, Storage storage, int64_t n, void* base, int64_t index) {
-  void* target = const_cast<void*>(element(base, storage, index));
-  if (storage == Storage::kF32) {
-    std::memcpy(target, values, static_cast<size_t>(n) * sizeof(float));
-  } else {
-    narrow(storage, values, static_cast<uint16_t*>(target), n);
-  }
-}
-
-// Rows [row, row + rows) of one head as floats, `ld` apart, zero from `n` to `ld`.
-void load_rows(const void* base, Storage storage, const AttentionStrides& strides, int64_t b,
-               int64_t h, int64_t row, int64_t rows, int64_t n, float* out, int64_t ld) {
-  for (int64_t i = 0; i < rows; ++i) {
-    load_row(base, storage, offset(strides, b, h, row + i), n, out + i * ld);
-    std::fill(out + i * ld + n, out + (i + 1) * ld, 0.0f);
-  }
-}
-
-// The same rows as panels of `width`, transposed.
-void pack_rows(const GemmKernels<float>& kernels, const void* base, Storage storage,
-               const AttentionStrides& strides, int64_t b, int64_t h, int64_t row, int64_t rows,
-               int64_t n, int64_t width, float* out) {
-  for (int64_t i = 0; i < rows; i += width) {
-    kernels.pack_contiguous(element(base, storage, offset(strides, b, h, row + i)), storage,
-                            strides.row, std::min(width, rows - i), n, width, out + i * n);
-  }
-}
-
-// Rows of the mask as floats to add, or null where there is nothing to add.
-class MaskRows {
- public:
-  MaskRows(const AttentionForward& a, float* buffer)
-      : mask_(a.mask), storage_(a.storage), buffer_(buffer) {}
-
-  const float* row(int64_t b, int64_t h, int64_t i, int64_t j, int64_t n) {
-    if (mask_.kind == AttentionMask::Kind::kNone) return nullptr;
-    const int64_t index = b * mask_.batch + h * mask_.head + i * mask_.row + j * mask_.col;
-    if (mask_.kind == AttentionMask::Kind::kFloat && storage_ == Storage::kF32 &&
-        (mask_.col == 1 || n == 1)) {
-      return static_cast<const float*>(mask_.data) + index;
-    }
-    // Masks that repeat from query to query are converted once per block.
-    if (index == held_index_ && n <= held_) return buffer_;
-    held_index_ = index;
-    held_ = n;
-    if (mask_.kind == AttentionMask::Kind::kBool) {
-      const bool* see = static_cast<const bool*>(mask_.data) + index;
-      if (mask_.col == 1) {
-        for (int64_t c = 0; c < n; ++c) buffer_[c] = see[c] ? 0.0f : -kInfinity;
-      } else {
-        for (int64_t c = 0; c < n; ++c) buffer_[c] = see[c * mask_.col] ? 0.0f : -kInfinity;
-      }
-    } else if (mask_.col == 1) {
-      load_row(mask_.data, storage_, index, n, buffer_);
-    } else {
-      for (int64_t c = 0; c < n; ++c) {
-        load_row(mask_.data, storage_, index + c * mask_.col, 1, buffer_ + c);
-      }
-    }
-    return buffer_;
-  }
-
- private:
-  const AttentionMask& mask_;
-  const Storage storage_;
-  float* const buffer_;
-  int64_t held_index_ = -1;
-  int64_t held_ = 0;
-};
-
-// Dropout factors of one row of scores.
-struct DropoutRows {
-  explicit DropoutRows(const AttentionForward& a, float* buffer)
-      : options(a.options),
-        rows(a.rows),
-        threshold(dropout_threshold(a.options.dropout)),
-        scale(static_cast<float>(dropout_scale(a.options.dropout))),
-        buffer(buffer) {}
-
-  bool active() const { return options.dropout > 0.0; }
-  const float* row(int64_t row_index, int64_t j, int64_t n) const {
-    const int64_t begin = rows.draw(row_index, j);
-    dropout_factors(options.seed, options.stream, threshold, scale, begin, begin + n, buffer);
-    return buffer;
-  }
-
-  const AttentionOptions& options;
-  const AttentionRowIndex& rows;
-  const uint32_t threshold;
-  const float scale;
-  float* const buffer;
-};
-
-// Hands out tasks, unless the whole problem is smaller than the cost of waking the threads.
-template <class Fn>
-void for_each_task(const AttentionShape& s, int64_t tasks, Fn fn) {
-  constexpr int64_t kSerialWork = 200'000;
-  if (s.batch * s.heads * s.queries * s.keys * (s.head_dim + s.value_dim) < kSerialWork) {
-    for (int64_t task = 0; task < tasks; ++task) fn(task);
-  } else {
-    parallel_blocks(tasks, fn);
-  }
-}
-
-int64_t visible_keys(const AttentionForward& a, int64_t query_end) {
-  return a.options.causal ? std::min(a.shape.keys, query_end) : a.shape.keys;
-}
-
-// ---------------------------------------------------------------------------------- forward
-
-// Query blocks [first, last) of one head.
-void forward_blocks(const AttentionForward& a, const Blocking& size, int64_t b, int64_t h,
-                    int64_t first, int64_t last) {
-  const AttentionShape& s = a.shape;
-  const GemmKernels<float> gemm = gemm_kernels_f32();
-  const RowOps<float> ops = row_ops<float>();
-  const AttentionRows rows_ops = attention_rows();
-  const int64_t kv = h / (s.heads / s.kv_heads);
-  const int64_t bq = size.block_queries;
-  const int64_t keys = visible_keys(a, std::min(s.queries, last * bq));
-
-  Carver carver;
-  float *k_panels, *v_rows, *q_panels, *scores, *sums, *max, *total, *mask_row, *factor_row;
-  for (int pass = 0; pass < 2; ++pass) {
-    if (pass == 1) carver.allocate();
-    k_panels = carver.take(round_up(keys, size.panel_cols) * s.head_dim);
-    v_rows = carver.take(keys * size.value_pad);
-    q_panels = carver.take(bq * s.head_dim);
-    scores = carver.take(bq * kScoreStride);
-    sums = carver.take(bq * size.value_pad);
-    max = carver.take(bq);
-    total = carver.take(bq);
-    mask_row = carver.take(kBlockKeys);
-    factor_row = carver.take(kBlockKeys);
-  }
-  pack_rows(gemm, a.k, a.storage, a.k_strides, b, kv, 0, keys, s.head_dim, size.panel_cols,
-            k_panels);
-  load_rows(a.v, a.storage, a.v_strides, b, kv, 0, keys, s.value_dim, v_rows, size.value_pad);
-  const DropoutRows dropout(a, factor_row);
-
-  for (int64_t block = first; block < last; ++block) {
-    const int64_t i0 = block * bq;
-    const int64_t rows = std::min(bq, s.queries - i0);
-    pack_rows(gemm, a.q, a.storage, a.q_strides, b, h, i0, rows, s.head_dim, size.panel_rows,
-              q_panels);
-    std::fill(max, max + rows, -kInfinity);
-    std::fill(total, total + rows, 0.0f);
-    std::fill(sums, sums + rows * size.value_pad, 0.0f);
-    MaskRows mask(a, mask_row);
-
-    const int64_t block_keys = visible_keys(a, i0 + rows);
-    for (int64_t j0 = 0; j0 < block_keys; j0 += kBlockKeys) {
-      const int64_t cols = std::min(kBlockKeys, block_keys - j0);
-      GemmBlock product;
-      product.rows = rows;
-      product.cols = round_up(cols, size.panel_cols);
-      product.depth = s.head_dim;
-      product.alpha = static_cast<float>(a.options.scale);
-      product.accumulate = false;
-      product.a_layout = GemmBlock::A::kPanels;
-      product.a = q_panels;
-      product.a_stride = 0;
-      product.b = k_panels + j0 * s.head_dim;
-      product.b_panel = size.panel_cols * s.head_dim;
-      product.b_stride = size.panel_cols;
-      product.c = scores;
-      product.ldc = kScoreStride;
-      gemm_block(product);
-
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t i = i0 + r;
-        float* p = scores + r * kScoreStride;
-        const int64_t seen = a.options.causal ? std::clamp<int64_t>(i + 1 - j0, 0, cols) : cols;
-        std::fill(p + seen, p + cols, 0.0f);
-        if (seen == 0) continue;
-        const float block_max = rows_ops.mask_max(p, mask.row(b, h, i, j0, seen), seen);
-        // NaN scores must reach the sum, and a row without any key so far has nothing to add.
-        if (block_max == -kInfinity && ops.sum(p, seen) == -kInfinity) {
-          std::fill(p, p + seen, 0.0f);
-          continue;
-        }
-        const float new_max = std::max(max[r], block_max);
-        if (max[r] != new_max) {
-          const float shrink = std::exp(max[r] - new_max);
-          if (max[r] != -kInfinity) ops.scale(shrink, sums + r * size.value_pad, size.value_pad);
-          total[r] *= shrink;
-          max[r] = new_max;
-        }
-        total[r] += ops.exp_shifted(new_max, p, p, seen);
-        if (dropout.active()) {
-          ops.multiply(dropout.row(a.rows.of(b, h, i), j0, seen), p, seen);
-        }
-      }
-
-      product.cols = size.value_pad;
-      product.depth = cols;
-      product.alpha = 1.0f;
-      product.accumulate = true;
-      product.a_layout = GemmBlock::A::kRows;
-      product.a = scores;
-      product.b = v_rows + j0 * size.value_pad;
-      product.b_panel = size.panel_cols;
-      product.b_stride = size.value_pad;
-      product.c = sums;
-      product.ldc = size.value_pad;
-      gemm_block(product);
-    }
-
-    float* lse = static_cast<float*>(a.logsumexp);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t i = i0 + r;
-      float* sum = sums + r * size.value_pad;
-      const bool dead = total[r] == 0.0f;
-      ops.scale(dead ? 0.0f : 1.0f / total[r], sum, s.value_dim);
-      store_row(sum, a.storage, s.value_dim, a.out, offset(a.out_strides, b, h, i));
-      if (lse != nullptr) {
-        lse[a.rows.of(b, h, i)] = dead ? kInfinity : max[r] + std::log(total[r]);
-      }
-    }
-  }
-}
-
-// --------------------------------------------------------------------------------- backward
+using namespace attention_blocks;
 
 // How the work is cut. Everything here depends on the shape alone, so the results do too.
 struct BackwardPlan {
@@ -483,8 +194,7 @@ class BackwardTask {
       std::fill(p + seen, p + cols, 0.0f);
       std::fill(ds + seen, ds + cols, 0.0f);
       if (seen == 0) continue;
-      const float* factor =
-          dropout.active() ? dropout.row(row_index, begin_ + j0, seen) : nullptr;
+      const float* factor = dropout.active() ? dropout.row(row_index, begin_ + j0, seen) : nullptr;
       rows_ops_.gradient(p, ds, mask.row(b, h, i, begin_ + j0, seen), factor, lse[row_index],
                          delta_[r], seen);
       if (g_.dmask != nullptr) add_mask_gradient(b, h, i, begin_ + j0, seen, ds);
@@ -572,25 +282,6 @@ void sum_partial_dq(const AttentionBackward& g, const BackwardPlan& plan) {
 
 }  // namespace
 
-void attention_blocked(const AttentionForward& a) {
-  const AttentionShape& s = a.shape;
-  if (s.batch * s.heads * s.queries == 0) return;
-  const Blocking size(s, gemm_kernels_f32());
-  // A task packs the keys it needs, so heads are cut only where there are few of them.
-  const int64_t heads = s.batch * s.heads;
-  const int64_t wanted = thread_count() > 1 ? ceil_div(4 * thread_count(), heads) : 1;
-  const int64_t cuts = std::clamp<int64_t>(wanted, 1, size.query_blocks);
-  const int64_t step = ceil_div(size.query_blocks, cuts);
-  const int64_t tasks = ceil_div(size.query_blocks, step);
-  for_each_task(s, heads * tasks, [&](int64_t task) {
-    const int64_t head = task / tasks;
-    // The last query blocks see the most keys under a causal mask: hand them out first.
-    const int64_t first = (tasks - 1 - task % tasks) * step;
-    forward_blocks(a, size, head / s.heads, head % s.heads, first,
-                   std::min(size.query_blocks, first + step));
-  });
-}
-
 int64_t attention_backward_workspace(const AttentionShape& s, const AttentionMask& mask,
                                      bool wants_dmask) {
   const BackwardPlan plan(s, mask, wants_dmask);
@@ -623,17 +314,6 @@ void attention_blocked(const AttentionBackward& g) {
     }
   });
   if (g.dq != nullptr && plan.chunks > 1) sum_partial_dq(g, plan);
-}
-
-void attention_blocked(const AttentionForward& a, const AttentionSequences& sequences) {
-  const int64_t heads = a.shape.heads;
-  for_each_task(a.shape, sequences.count * heads, [&](int64_t task) {
-    const AttentionForward one = sequence_of(a, sequences, task / heads);
-    if (one.shape.queries == 0) return;
-    const Blocking size(one.shape, gemm_kernels_f32());
-    forward_blocks(one, size, 0, task % heads, 0, size.query_blocks);
-  });
-  fill_rest(a, sequences);
 }
 
 void attention_blocked(const AttentionBackward& g, const AttentionSequences& sequences) {
