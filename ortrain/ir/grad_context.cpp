@@ -54,6 +54,11 @@ ValueId GradContext::output(size_t index) {
   return id;
 }
 
+void GradContext::set_forward_attribute(const std::string& name, Attribute value) {
+  check(def_->find_attribute(name) != nullptr, "the operator has no such attribute");
+  graph().node(node_).attributes[name] = std::move(value);
+}
+
 bool GradContext::has_output_grad(size_t index) const {
   return index < output_grads_.size() && output_grads_[index] != kNoValue;
 }

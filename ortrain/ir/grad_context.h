@@ -44,6 +44,9 @@ class GradContext : public GraphBuilder {
   void set_input_grad(size_t index, ValueId gradient);
   const std::vector<ValueId>& input_grads() const { return input_grads_; }
 
+  // Tells the forward node something that only the gradient knows.
+  void set_forward_attribute(const std::string& name, Attribute value);
+
  private:
   const OpDef* def_;
   NodeId node_;

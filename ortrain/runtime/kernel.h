@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,12 +15,18 @@
 
 namespace ortrain {
 
+// What the nodes of one run keep from its forward for its backward, by a number of theirs.
+struct RunState {
+  std::map<int64_t, std::shared_ptr<void>> kept;
+};
+
 // Addresses of one run: null for absent inputs and outputs; 64-byte aligned unless the tensor
 // comes from the user.
 struct KernelArgs {
   const void* const* in;
   void* const* out;
   void* workspace;
+  RunState* run = nullptr;  // null while planning
 
   template <typename T>
   const T* input(size_t i) const {

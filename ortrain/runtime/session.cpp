@@ -95,6 +95,7 @@ void RunContext::release() {
   arena_.reset();
   output_blocks_.clear();
   inputs_.clear();
+  state_.kept.clear();
 }
 
 void RunContext::run_steps(size_t begin, size_t end) {
@@ -126,7 +127,8 @@ void RunContext::run_steps(size_t begin, size_t end) {
     if (args.size() < count) args.resize(count);
     for (size_t i = 0; i < count; ++i) args[i] = address(plan_->args[step.first_arg + i]);
     const KernelArgs kernel_args{
-        .in = args.data(), .out = args.data() + step.num_inputs, .workspace = args[count - 1]};
+        .in = args.data(), .out = args.data() + step.num_inputs, .workspace = args[count - 1],
+        .run = &state_};
     if (!profile) {
       step.run(kernel_args);
       continue;

@@ -86,6 +86,7 @@ class RunContext {
   std::shared_ptr<const ExecutionPlan> plan_;
   std::shared_ptr<Block> arena_;
   std::vector<const void*> inputs_;
+  RunState state_;
   std::vector<std::shared_ptr<Block>> output_blocks_;
 };
 

@@ -20,7 +20,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import prepare, refuse_hooks
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.entry import Entry
-from ortrain.fallback import Refused, fall_back, is_strict
+from ortrain.fallback import Refused, fall_back, is_strict, tell_escapes
 from ortrain.input_errors import check_devices, input_error
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
@@ -85,6 +85,8 @@ class Engine:
                 tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
+        if entry.writes_to_shared_memory(call):
+            return module.forward(*args, **kwargs)
         try:
             inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
             outputs = execute(entry, inputs, targets, self._remember_plan)
@@ -163,6 +165,7 @@ class Engine:
             self._changes_attributes = isinstance(error, ChangingAttributeError)
             self._count_miss(key)
             return Refused(error, reason)
+        tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
         self._count_miss(key)
         self._keep(call, entry)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture import torch_internals as internals
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import extents_of_one
@@ -36,6 +37,7 @@ class Entry:
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       updated_inputs: Positions of the inputs that a call writes to.
+      updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       planned: Whether its memory has been planned once.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
@@ -49,6 +51,7 @@ class Entry:
     rows: RowSelection | None
     ones: tuple[Any, ...] | None
     updated_inputs: list[int]
+    updated_arguments: list[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
     planned: bool = False
     refused_plans: set[str] = dataclasses.field(default_factory=set)
@@ -126,13 +129,17 @@ class Entry:
                 aten_nodes=prepared.aten_nodes,
                 stages=stages,
                 from_disk="load" in stages,
+                escapes=tuple(prepared.escapes),
             ),
             rows=RowSelection.of(graph),
             ones=extents_of_one(call) if prepared.squeezes else None,
+            updated_arguments=[where for kind, where in updated if kind == "user"],
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
         )
         program = entry.program(entry.preferred)
-        entry.record = dataclasses.replace(entry.record, native_nodes=program.num_nodes)
+        entry.record = dataclasses.replace(
+            entry.record, native_nodes=program.num_native, escaped_nodes=program.num_escaped
+        )
         return entry
 
     @property
@@ -167,6 +174,13 @@ class Entry:
     ) -> list[torch.Tensor]:
         """Return what a call writes to, in the order of `updates`; not all of it is an input."""
         return [_input((kind, where), call, tensors) for _, kind, where in self.updates]
+
+    def writes_to_shared_memory(self, call: FlatCall) -> bool:
+        """Tell whether a call writes to an argument of which another one is a view."""
+        if not self.updated_arguments:
+            return False
+        memories = [internals.storage_identity(tensor) for tensor in call.tensors]
+        return any(memories.count(memories[i]) > 1 for i in self.updated_arguments)
 
     def apply_updates(
         self, targets: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

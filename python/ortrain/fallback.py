@@ -8,9 +8,12 @@ import dataclasses
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 
 import torch
 
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.escapes import Escape
 from ortrain.capture.signature import FlatCall
 from ortrain.report import CaptureRecord
 
@@ -58,6 +61,27 @@ def fall_back(name: str, error: Exception, reason: str) -> CaptureRecord:
         stacklevel=_depth_of_caller(),
     )
     return CaptureRecord(reason, torch.is_grad_enabled(), 0, str(error), 0, {})
+
+
+def tell_escapes(name: str, escapes: Sequence[Escape]) -> None:
+    """Warn that operators of a module run in PyTorch, each as one node of the graph.
+
+    Raises:
+      CaptureError: The user wants an error rather than PyTorch.
+    """
+    if not escapes:
+        return
+    first = escapes[0]
+    if is_strict():
+        raise CaptureError(
+            f"{first.target}: {first.reason}", module=first.layer, source=first.source
+        )
+    shown = list(dict.fromkeys(map(str, escapes)))
+    warnings.warn(
+        f"{name}: {len(escapes)} of its operators run in PyTorch: {'; '.join(shown)}",
+        RuntimeWarning,
+        stacklevel=_depth_of_caller(),
+    )
 
 
 def _depth_of_caller() -> int:

@@ -17,6 +17,9 @@ _VIEWS = frozenset(
     | {"Transpose", "Expand", "SumToShape"}
 )
 
+# Operators that run outside of the engine.
+_ESCAPES = frozenset({"External", "ExternalGrad"})
+
 # Which rows a program computes: None for all, else the packed ones with or without causal masks.
 Form = bool | None
 
@@ -32,6 +35,8 @@ class Program:
     Attributes:
       session: Runs it.
       stages: Seconds that making it took, per stage.
+      num_native: Nodes that Ortrain runs.
+      num_escaped: Nodes that PyTorch runs.
       incoming: The outputs that get a gradient handed in, in order.
       outgoing: The inputs that get one handed out, in order.
       late_inputs: The inputs that the backward reads.
@@ -51,7 +56,9 @@ class Program:
             graph.run_passes("fuse")
         stages["passes"] = timing.seconds
         self.stages = stages
-        self.num_nodes = graph.num_nodes
+        ops = [node["op"] for node in graph.nodes()]
+        self.num_escaped = sum(op in _ESCAPES for op in ops)
+        self.num_native = len(ops) - self.num_escaped
         self.session = _core.Session(graph)
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]

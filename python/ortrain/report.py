@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ortrain.capture.escapes import Escape
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CaptureRecord:
@@ -14,11 +16,13 @@ class CaptureRecord:
     Attributes:
       reason: Why it was captured ("first call", "no captured graph fits: ...").
       training: Whether it has a backward.
-      native_nodes: Nodes of the optimized graph, all of which Ortrain runs.
+      native_nodes: Nodes of the optimized graph that Ortrain runs.
       fallback: Why it runs in PyTorch instead; empty where it is native.
       aten_nodes: ATen operators in the captured graph; 0 where none was captured.
       stages: Seconds per stage: capture and convert, or load, then autodiff, passes, plan.
       from_disk: Whether the graph of an earlier process was used (ORTRAIN_CACHE_DIR).
+      escapes: The operators of the captured graph that run in PyTorch.
+      escaped_nodes: Nodes of the optimized graph that run in PyTorch.
     """
 
     reason: str
@@ -28,6 +32,8 @@ class CaptureRecord:
     aten_nodes: int
     stages: dict[str, float]
     from_disk: bool = False
+    escapes: tuple[Escape, ...] = ()
+    escaped_nodes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class ModuleReport:
     @property
     def total_nodes(self) -> int:
         """All nodes; a call signature that runs in PyTorch counts as one."""
-        return sum(record.native_nodes or 1 for record in self.captures)
+        return sum(record.native_nodes + record.escaped_nodes or 1 for record in self.captures)
 
     @property
     def native_share(self) -> float:
@@ -69,6 +75,7 @@ class ModuleReport:
                 what += " from disk cache"
             times = ", ".join(f"{k} {v:.2f} s" for k, v in record.stages.items())
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
+            lines += [f"    in PyTorch: {escape}" for escape in record.escapes]
         return "\n".join(lines)
 
 

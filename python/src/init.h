@@ -9,6 +9,7 @@ namespace ortrain::python {
 void init_errors(nanobind::module_& module);
 void init_graph(nanobind::module_& module);
 void init_session(nanobind::module_& module);
+void init_external(nanobind::module_& module);
 void init_packing(nanobind::module_& module);
 void init_module_guard(nanobind::module_& module);
 void init_registry(nanobind::module_& module);

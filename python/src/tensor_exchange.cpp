@@ -186,7 +186,7 @@ namespace {
 // What a tensor made here owns until its consumer calls the deleter.
 struct Owner {
   dlpack::ManagedTensor managed{};
-  std::shared_ptr<Block> block;
+  std::shared_ptr<void> memory;
   Dims dims;
   Dims strides;
 };
@@ -194,20 +194,24 @@ struct Owner {
 }  // namespace
 
 nb::object to_torch(const RunOutput& output) {
+  return to_torch(output.block->data(), output.spec, output.block);
+}
+
+nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> memory) {
   if (const dlpack::ExchangeTable* table = exchange_table()) {
     auto owner = std::make_unique<Owner>();
-    owner->block = output.block;
-    owner->dims = output.spec.dims;
+    owner->memory = std::move(memory);
+    owner->dims = spec.dims;
     owner->strides = strides_of(owner->dims);
     owner->managed.version = {dlpack::kMajorVersion, 0};
     owner->managed.manager_ctx = owner.get();
     owner->managed.deleter = [](dlpack::ManagedTensor* self) {
       delete static_cast<Owner*>(self->manager_ctx);
     };
-    owner->managed.tensor = {.data = output.block->data(),
+    owner->managed.tensor = {.data = data,
                              .device = {dlpack::kCpu, 0},
                              .ndim = static_cast<int32_t>(owner->dims.size()),
-                             .dtype = dlpack_type(output.spec.dtype),
+                             .dtype = dlpack_type(spec.dtype),
                              .shape = owner->dims.data(),
                              .strides = owner->strides.data(),
                              .byte_offset = 0};
@@ -216,12 +220,12 @@ nb::object to_torch(const RunOutput& output) {
     owner.release();  // the tensor deletes it
     return nb::steal(static_cast<PyObject*>(object));
   }
-  auto* held = new std::shared_ptr<Block>(output.block);
+  auto* held = new std::shared_ptr<void>(std::move(memory));
   nb::capsule keeper(held,
-                     [](void* p) noexcept { delete static_cast<std::shared_ptr<Block>*>(p); });
-  const dlpack::DataType type = dlpack_type(output.spec.dtype);
-  std::vector<size_t> shape(output.spec.dims.begin(), output.spec.dims.end());
-  nb::ndarray<nb::pytorch> array(output.block->data(), shape.size(), shape.data(), keeper, nullptr,
+                     [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+  const dlpack::DataType type = dlpack_type(spec.dtype);
+  std::vector<size_t> shape(spec.dims.begin(), spec.dims.end());
+  nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), keeper, nullptr,
                                  nb::dlpack::dtype{type.code, type.bits, type.lanes},
                                  nb::device::cpu::value, 0);
   return nb::cast(array);

@@ -51,6 +51,8 @@ bool is_row_major(const TensorView& view);
 
 // A torch tensor over the memory of `output`, which it keeps alive.
 nanobind::object to_torch(const RunOutput& output);
+// A torch tensor over dense row-major memory, which `owner` keeps alive; null: the caller does.
+nanobind::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> owner);
 
 // Copies a numpy array or CPU torch tensor.
 TensorData copy_to_tensor_data(nanobind::handle array, const std::string& what);

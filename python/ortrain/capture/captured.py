@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
 from ortrain.capture.signature import OutputTree
 
@@ -117,6 +118,7 @@ class CapturedModule:
       dynamic: False where the sizes of the sample are baked in.
       seconds: Wall time per stage.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
+      functions: The autograd functions that stand in the graph as operators.
     """
 
     module_name: str
@@ -134,6 +136,7 @@ class CapturedModule:
     dynamic: bool
     seconds: dict[str, float]
     ones: frozenset[sympy.Symbol] = frozenset()
+    functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
 
 
 def environment_key() -> Hashable:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from ortrain.capture import torch_internals as internals
 
@@ -18,7 +19,43 @@ def decompose_unknown(
     """Replace operators that have no conversion by simpler ones, as far as PyTorch knows how.
 
     Composite operators come apart exactly as they do in eager PyTorch, so their gradient stays.
+    Others stay whole where their parts would have no conversion either.
     """
+    whole: set[str] = set()  # by name: a trace may hold copies of operators
+
+    def has_place(target: Any) -> bool:
+        return str(target) in whole or known(target)
+
+    while True:
+        result = _decomposed(program, has_place)
+        # Parts without conversion tell which operator they came from.
+        left = [node for node in _needed(result.graph) if not has_place(node.target)]
+        origins = [node.meta.get("original_aten") for node in left]
+        names = {
+            str(op)
+            for op in origins
+            if internals.is_escapable(op) and not internals.is_composite(op)
+        } - whole
+        if not names:
+            return result
+        whole |= names
+
+
+def _needed(graph: fx.Graph) -> list[fx.Node]:
+    """Return the operators that an output depends on."""
+    pending = [node for node in graph.nodes if node.op == "output"]
+    seen = set(pending)
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node not in seen:
+                seen.add(node)
+                pending.append(node)
+    return [node for node in graph.nodes if node in seen and node.op == "call_function"]
+
+
+def _decomposed(
+    program: torch.export.ExportedProgram, known: Callable[[Any], bool]
+) -> torch.export.ExportedProgram:
     refused: set[Any] = set()
     for _ in range(8):
         table = {}

@@ -19,6 +19,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.errors import CaptureError
+from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
@@ -111,12 +112,12 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _capturing(module: nn.Module) -> Iterator[None]:
+def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with (
         warnings.catch_warnings(),
         without_cache(module),
-        internals.refuse_autograd_functions(),
+        internals.autograd_functions_by(functions.apply),
         internals.flexible_sizes(),
         internals.recurrent_layers_whole(),
         internals.quiet_logs(),
@@ -200,6 +201,7 @@ def _capture(
 ) -> CapturedModule:
     seconds: dict[str, float] = {}
     autocast = AutocastState.current()
+    functions = FunctionCalls()
     tensors = tuple(_sample(t) for t in call.tensors)
     equal = _equal_sizes(tensors) if dynamic else []
     auto = torch.export.Dim.AUTO
@@ -207,13 +209,14 @@ def _capture(
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     flat = _FlatModule(module, signature, call, equal, autocast, trees)
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    with _capturing(module), autocast.applied():
+    with _capturing(module, functions), autocast.applied():
         start = time.perf_counter()
         program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
 
         start = time.perf_counter()
         conditions = internals.guards_code(program)
+        functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
         detach_no_grad_regions(program)
@@ -252,6 +255,7 @@ def _capture(
         guards=guards,
         dims=dimensions_of(values),
         ones=held_at_one(values, guards, tensors),
+        functions=functions,
         training={path: part.training for path, part in module.named_modules()},
         autocast=autocast,
         grad_enabled=torch.is_grad_enabled(),

@@ -8,12 +8,9 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.aliases import is_floating, origin_of, written_by
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.locations import module_path, node_source
-
-
-def _is_written_in_place(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def detach_no_grad_regions(program: torch.export.ExportedProgram) -> None:
@@ -34,21 +31,15 @@ def _refuse_writes_to_tracked(body: torch.fx.GraphModule, call: torch.fx.Node) -
         zip((n for n in body.graph.nodes if n.op == "placeholder"), call.args[2:], strict=True)
     )
     for node in body.graph.nodes:
-        if node.op != "call_function" or not _is_written_in_place(node) or not node.args:
-            continue
-        source = outer.get(node.args[0])
-        value = node.meta.get("val")
-        if (
-            isinstance(source, torch.fx.Node)
-            and source.op != "placeholder"
-            and isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-        ):
-            raise CaptureError(
-                f"{node.target} writes, under no_grad, into a tensor that gradients flow through",
-                module=module_path(node),
-                source=node_source(node),
-            )
+        for written in filter(is_floating, written_by(node)):
+            source = outer.get(origin_of(written)[0])
+            if isinstance(source, torch.fx.Node) and origin_of(source)[0].op != "placeholder":
+                raise CaptureError(
+                    f"{node.target} writes, under no_grad, into a tensor that gradients flow "
+                    "through",
+                    module=module_path(node),
+                    source=node_source(node),
+                )
 
 
 def refuse_writes_through_detach(program: torch.export.ExportedProgram) -> None:
@@ -62,39 +53,14 @@ def refuse_writes_through_detach(program: torch.export.ExportedProgram) -> None:
         if spec.kind is InputKind.BUFFER
     }
     for node in program.graph.nodes:
-        if node.op != "call_function" or not _is_written_in_place(node):
-            continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            root = _detached_from(value)
-            if root is not None and root.name not in buffers:
+        for written in filter(is_floating, written_by(node)):
+            origin, detached = origin_of(written)
+            if detached and origin.name not in buffers:
                 raise CaptureError(
                     f"{node.target} writes, detached, into a tensor that gradients flow through",
                     module=module_path(node),
                     source=node_source(node),
                 )
-
-
-def _detached_from(node: object) -> torch.fx.Node | None:
-    """Return the first tensor with the memory of a node, if detach stands between the two."""
-    detached = False
-    while isinstance(node, torch.fx.Node):
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return None
-        memory = internals.storage_identity(value)
-        sources = [n for n in node.all_input_nodes if _has_memory(n, memory)]
-        if not sources:
-            return node if detached else None
-        detached = detached or node.target is torch.ops.aten.detach.default
-        node = sources[0]
-    return None
-
-
-def _has_memory(node: torch.fx.Node, memory: int) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and internals.storage_identity(value) == memory
 
 
 def _detach_outputs(body: torch.fx.GraphModule) -> None:

@@ -18,7 +18,7 @@ from ortrain.capture.export import capture
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import has_hooks, nothing_added, without_root_hooks
 from ortrain.capture.signature import FlatCall
-from ortrain.capture.torch_internals import has_global_module_hooks
+from ortrain.capture.torch_internals import decomposition, has_global_module_hooks, is_escapable
 
 
 def prepare(
@@ -61,6 +61,8 @@ def prepare(
         output_tree=captured.output_tree,
         grad_enabled=captured.grad_enabled,
         squeezes=squeezes,
+        escapes=converted.escapes,
+        escaped_calls=converted.escaped_calls,
     )
 
 
@@ -78,6 +80,13 @@ def extents_of_one(call: FlatCall) -> tuple[Any, ...]:
     return tuple(tuple(size == 1 for size in t.shape) for t in call.tensors)
 
 
+def _has_place(target: Any) -> bool:
+    """Tell whether an operator need not be taken apart: it is converted, or runs in PyTorch."""
+    if conversion(target) is not None:
+        return True
+    return is_escapable(target) and decomposition(target) is None
+
+
 def _capture(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, dynamic: bool = True
 ) -> CapturedModule:
@@ -85,6 +94,6 @@ def _capture(
         module,
         args,
         kwargs,
-        known=lambda target: conversion(target) is not None,
+        known=_has_place,
         dynamic=dynamic,
     )

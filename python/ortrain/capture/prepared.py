@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ortrain import _core
+from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
 from ortrain.capture.signature import (
     Builder,
@@ -48,6 +49,8 @@ class PreparedGraph:
       output_tree: Rebuilds the module's result from the user outputs.
       grad_enabled: Grad mode at the capture.
       squeezes: Whether it holds only where the same extents are 1 as in the sample.
+      escapes: The operators that run in PyTorch.
+      escaped_calls: Their functions, which must live as long as the graph.
     """
 
     graph: Any
@@ -58,13 +61,18 @@ class PreparedGraph:
     output_tree: OutputTree
     grad_enabled: bool
     squeezes: bool
+    escapes: list[Escape] = dataclasses.field(default_factory=list)
+    escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
 
         Raises:
-          NotStorableError: The result's structure holds objects that have no such form.
+          NotStorableError: The result's structure holds objects that have no such form, or an
+            operator runs in PyTorch.
         """
+        if self.escapes:
+            raise NotStorableError("operators that run in PyTorch")
         description = {
             "user_inputs": self.user_inputs,
             "aten_nodes": self.aten_nodes,

@@ -23,9 +23,10 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
+from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
 
-from ortrain.capture.errors import AutogradFunctionError, CaptureError
+from ortrain.capture.errors import CaptureError
 
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod
@@ -37,6 +38,8 @@ DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNod
 # Functions of PyTorch that stand behind operators whose gradient PyTorch knows. Others of its own,
 # such as reentrant checkpointing and backward hooks of modules, would lose their backward.
 _HARMLESS_FUNCTIONS = ("torch._", "torch.autograd.", "torch.nn.parallel.", "torch.nested.")
+# What Dynamo puts in the place of a function of the user.
+_IN_PLACE_OF_FUNCTIONS = "torch._functorch.autograd_function"
 
 
 _GLOBAL_HOOKS = (
@@ -87,6 +90,28 @@ def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if mode.shape_env is not None and len(mode.shape_env.guards) != guards:
         return None
     return result
+
+
+def fake_results_with_gradients(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Call a function on fake tensors that want a gradient; None where it cannot be called so."""
+    mode = detect_fake_mode((args, kwargs))
+    if mode is None:
+        return None
+
+    def wanting(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return leaf.detach().requires_grad_()
+        return leaf
+
+    try:
+        with mode, torch.enable_grad():
+            args, kwargs = pytree.tree_map(wanting, (args, kwargs))
+            return function(*args, **kwargs)
+    except Exception:
+        # Code of the user may raise anything where it does not take such tensors.
+        return None
 
 
 def guards_code(program: torch.export.ExportedProgram) -> list[str]:
@@ -272,6 +297,38 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     return _decomposition_table().get(op)
 
 
+_OF_STRIDES = frozenset(
+    f"aten::{name}"
+    for name in ("as_strided_copy", "as_strided_scatter", "resize", "resize_as", "set")
+)
+
+
+def is_escapable(op: Any) -> bool:
+    """Tell whether ``op`` can run in PyTorch as one node: from tensors to tensors, no writes."""
+    return (
+        isinstance(op, torch._ops.OpOverload)
+        and op.namespace != "prims"  # those have no gradient
+        and not op._schema.is_mutable
+        # Views depend on strides, which tensors of a graph do not have.
+        and all(r.alias_info is None for r in op._schema.returns)
+        and op.name().partition(".")[0] not in _OF_STRIDES
+        and bool(op._schema.returns)
+        and all("Tensor" in str(r.type) for r in op._schema.returns)
+    )
+
+
+def has_dense_gradients(node: torch.fx.Node) -> bool:
+    """Tell whether the gradients of an operator have the layout of its arguments."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return not given.get("sparse", False)
+
+
+def draws_random_numbers(op: Any) -> bool:
+    """Tell whether an operator may read PyTorch's generator; of others than its own nobody knows."""
+    return op.namespace != "aten" or torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
 def _subclasses(cls: type) -> Iterator[type]:
     for child in cls.__subclasses__():
         yield child
@@ -279,27 +336,38 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 @contextlib.contextmanager
-def refuse_autograd_functions() -> Iterator[None]:
-    """Raise AutogradFunctionError where a torch.autograd.Function is applied.
+def autograd_functions_by(
+    handler: Callable[[type, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[None]:
+    """Call ``handler`` where a torch.autograd.Function is applied.
 
-    Export would trace through its forward and silently lose its backward.
+    Export would trace through its forward and silently lose its backward. The handler gets the
+    class, its own ``apply``, and the arguments.
     """
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs
-        raise AutogradFunctionError(
-            f"torch.autograd.Function '{cls.__module__}.{cls.__qualname__}' has a backward of its "
-            "own, which a capture would lose"
-        )
-
     base = torch.autograd.Function
-    held: list[tuple[type, Any]] = []
+    originals: dict[type, Any] = {}  # None where it is inherited
+    patches: list[Any] = []
+    thread = threading.get_ident()
 
     # The subclasses are patched, not the base: dynamo, which traces loops, knows the base's method.
     def patch(cls: type) -> None:
-        if not cls.__module__.startswith(_HARMLESS_FUNCTIONS):
-            held.append((cls, cls.__dict__.get("apply")))
-            cls.apply = classmethod(refuse)  # type: ignore[attr-defined]
+        name = cls.__module__
+        if name == _IN_PLACE_OF_FUNCTIONS or not name.startswith(_HARMLESS_FUNCTIONS):
+            own = cls.__dict__.get("apply")
+            originals[cls] = None if own in patches else own  # a copy of another class's attributes
+
+            def original(*args: Any, **kwargs: Any) -> Any:
+                found = (originals.get(c, c.__dict__.get("apply")) for c in cls.__mro__)
+                return next(f for f in found if f is not None).__get__(None, cls)(*args, **kwargs)
+
+            def apply(_: type, *args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != thread:  # another one, which traces nothing
+                    return original(*args, **kwargs)
+                return handler(cls, original, args, kwargs)
+
+            patches.append(classmethod(apply))
+            cls.apply = patches[-1]  # type: ignore[attr-defined]
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
@@ -312,7 +380,7 @@ def refuse_autograd_functions() -> Iterator[None]:
         yield
     finally:
         del base.__init_subclass__
-        for cls, original in held:
+        for cls, original in originals.items():
             if original is None:
                 del cls.apply  # type: ignore[attr-defined]
             else:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
-from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.aliases import memories_of
 
 _aten = torch.ops.aten
-# They change what a tensor is, not what it holds.
+# They change what a tensor is, not what it holds, as all do that PyTorch tags inplace_view.
 _NOT_VALUES = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
 # Of torch.nn.functional.batch_norm.
 _RUNNING = (3, 4)
@@ -87,6 +87,7 @@ def _functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | N
         or not name.endswith("_")
         or name.endswith("__")
         or name in _NOT_VALUES
+        or torch.Tag.inplace_view in target.tags
         or len(written) != 1
         or written[0] is not target._schema.arguments[0]
     ):
@@ -189,7 +190,7 @@ class _Rewriting:
 
     def _register(self, node: fx.Node, copy: fx.Node) -> None:
         """Remember what of the program a copied node stands for, and what it shares memory with."""
-        storages = _storages(node)
+        storages = memories_of(node)
         shared = [s for s in storages if s in self._memories]
         if node.op == "placeholder" and shared:
             self._memories[shared[0]].inputs += 1
@@ -205,7 +206,7 @@ class _Rewriting:
             self._memories[storages[0]] = memory
             self._aliases[node] = _Alias(memory, None, copy)
             return
-        sources = [n for n in node.all_input_nodes if storages[0] in _storages(n)]
+        sources = [n for n in node.all_input_nodes if storages[0] in memories_of(n)]
         parent = sources[0] if sources and sources[0] in self._aliases else None
         self._aliases[node] = _Alias(memory, parent, copy, memory.version)
 
@@ -310,15 +311,6 @@ class _Rewriting:
 
 def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
-
-
-def _storages(node: fx.Node) -> list[int]:
-    """Return which storages the tensors of a node have."""
-    return [
-        internals.storage_identity(tensor)
-        for tensor in pytree.tree_leaves(_value(node))
-        if isinstance(tensor, torch.Tensor)
-    ]
 
 
 def _same_kind(old: torch.Tensor, made: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from ortrain.capture.errors import (
     UnsupportedInputError,
     UnsupportedOperatorError,
 )
+from ortrain.capture.locations import node_source
 from ortrain.testing.parity import capture_known, reference_graph
 
 
@@ -36,25 +37,55 @@ class WithFunction(nn.Module):
         return Doubled.apply(x)
 
 
-def test_autograd_function_is_refused_by_name_and_line() -> None:
-    with pytest.raises(AutogradFunctionError, match="Doubled") as caught:
-        capture_known(WithFunction(), {"x": torch.randn(3)})
-    assert "return Doubled.apply(x)" in caught.value.source
-    assert caught.value.module == "WithFunction"
+def test_autograd_function_is_one_operator() -> None:
+    captured = capture_known(WithFunction(), {"x": torch.randn(3)})
+    (call,) = captured.functions.calls.values()
+    assert call.name.endswith("Doubled")
+    (node,) = [n for n in captured.graph_module.graph.nodes if n.target in captured.functions.calls]
+    assert "return Doubled.apply(x)" in node_source(node)
     # The patch is gone afterwards.
     x = torch.randn(3, requires_grad=True)
     Doubled.apply(x).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
-def test_function_made_in_forward_is_refused() -> None:
+def test_function_made_in_forward_is_one_operator() -> None:
     class Module(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             inner = type("Made", (torch.autograd.Function,), dict(Doubled.__dict__))
             return inner.apply(x)
 
-    with pytest.raises(AutogradFunctionError, match="Made"):
+    captured = capture_known(Module(), {"x": torch.randn(3)})
+    assert [call.name.rpartition(".")[2] for call in captured.functions.calls.values()] == ["Made"]
+
+
+def test_autograd_function_of_a_traced_closure_is_refused() -> None:
+    class Called(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
+            return function(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return gradient, None
+
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            return Called.apply(x, lambda z: z * y)
+
+    with pytest.raises(AutogradFunctionError, match="belongs to one trace only"):
         capture_known(Module(), {"x": torch.randn(3)})
+
+
+def test_autograd_function_under_autocast_is_refused() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(AutogradFunctionError, match="Doubled") as caught,
+    ):
+        capture_known(WithFunction(), {"x": torch.randn(3)})
+    assert "return Doubled.apply(x)" in caught.value.source
+    assert caught.value.module == "WithFunction"
 
 
 def test_reentrant_checkpoint_is_refused() -> None:
@@ -97,7 +128,7 @@ def test_error_in_forward_names_its_line() -> None:
 def test_unknown_operator_names_target_layer_and_line() -> None:
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.eigvalsh(x @ x.T)
+            return torch.fft.fft(x @ x.T).real
 
     class Module(nn.Module):
         def __init__(self) -> None:
@@ -108,11 +139,11 @@ def test_unknown_operator_names_target_layer_and_line() -> None:
             return self.inner(x)
 
     captured = capture_known(Module(), {"x": torch.randn(3, 3)})
-    with pytest.raises(UnsupportedOperatorError, match="eigh") as caught:
+    with pytest.raises(UnsupportedOperatorError, match="fft") as caught:
         reference_graph(captured)
     assert caught.value.module == "inner"
-    assert "torch.linalg.eigvalsh" in caught.value.source
-    assert "eigh" in caught.value.target
+    assert "torch.fft.fft" in caught.value.source
+    assert "fft" in caught.value.target
 
 
 @pytest.mark.parametrize(

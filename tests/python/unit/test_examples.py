@@ -28,6 +28,15 @@ def test_quickstart_learns():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["custom_autograd", "torch_compile_backend"])
+def test_example_learns(name):
+    command = [sys.executable, EXAMPLES / f"{name}.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)", done.stdout)
+    assert float(accuracy) > 0.9
+
+
+@pytest.mark.slow
 def test_gpt2_step_can_be_profiled(tmp_path):
     options = ["--steps", "2", "--batch", "2", "--length", "16", "--layers", "1", "--width", "64"]
     outputs = ["--trace", tmp_path / "t.json", "--html", tmp_path / "p.html"]

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each non-public name of PyTorch still means what the capture relies on."""
 
+from typing import Any
+
 import pytest
 import sympy
 import torch
@@ -103,16 +105,25 @@ def test_composite_and_table_decompositions() -> None:
     assert internals.decomposition(torch.sym_min) is None
 
 
-def test_autograd_functions_are_refused_only_inside() -> None:
+def test_autograd_functions_are_taken_over_only_inside() -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
+    class Thrice(Twice):
+        @classmethod
+        def apply(cls, x: torch.Tensor) -> torch.Tensor:
+            return super().apply(x) * 1.5
+
+    def handler(cls: type, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return cls.__name__, original(*args, **kwargs).tolist()
+
     x = torch.ones(2)
-    with internals.refuse_autograd_functions(), pytest.raises(NotImplementedError, match="Twice"):
-        Twice.apply(x)
+    with internals.autograd_functions_by(handler):
+        assert Twice.apply(x) == ("Twice", [2.0, 2.0])
     assert torch.equal(Twice.apply(x), x * 2)
+    assert torch.equal(Thrice.apply(x), x * 3)
     assert "apply" not in Twice.__dict__
     assert "__init_subclass__" not in torch.autograd.Function.__dict__
 

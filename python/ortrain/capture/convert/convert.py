@@ -18,6 +18,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
 from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.convert.escape import add_escape
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.convert.sizes import Size, linear_root
 from ortrain.capture.dtypes import TORCH_DTYPE, onnx_code
@@ -26,6 +27,7 @@ from ortrain.capture.errors import (
     ConversionError,
     UnsupportedOperatorError,
 )
+from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.locations import module_path, node_source
 
 # Keyword arguments of ATen operators that a graph does not have.
@@ -54,6 +56,8 @@ class Converted:
       has_seed: Whether the graph draws random numbers and takes a seed.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
+      escapes: Those of them that run in PyTorch.
+      escaped_calls: Their functions, which the graph needs as long as it is run.
       seconds: Wall time of the conversion.
     """
 
@@ -64,6 +68,8 @@ class Converted:
     has_seed: bool
     user_outputs: list[str]
     nodes: int
+    escapes: list[Escape]
+    escaped_calls: list[EscapedCall]
     seconds: float
 
 
@@ -92,6 +98,8 @@ class _Conversion:
         self._buffers: dict[str, Value] = {}
         self._live: set[fx.Node] = set()
         self._converted = 0
+        self._escapes: list[Escape] = []
+        self._escaped_calls: list[EscapedCall] = []
 
     def run(self) -> Converted:
         start = time.perf_counter()
@@ -113,6 +121,8 @@ class _Conversion:
             has_seed=self._e.has_seed,
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
+            escapes=self._escapes,
+            escaped_calls=self._escaped_calls,
             seconds=time.perf_counter() - start,
         )
 
@@ -228,21 +238,42 @@ class _Conversion:
         if e.target in _CHECKS:
             self._env[node] = None
             return
+        args = [self._resolve(a) for a in node.args]
+        kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
+        try:
+            result = self._native(node, args, kwargs)
+        except UnsupportedOperatorError as error:
+            result = self._escaped(node, args, kwargs, error)
+        self._env[node] = self._checked(node, result, node.meta["val"])
+        self._converted += 1
+
+    def _native(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Add the nodes that the operator is converted to; return its results."""
+        e = self._e
         function = conversion(node.target)
         if function is None:
             raise e.unsupported("there is no conversion for this operator")
-        args = [self._resolve(a) for a in node.args]
-        kwargs = {k: self._resolve(v) for k, v in node.kwargs.items() if k not in _PLACEMENT}
         try:
-            result = function(e, *args, **kwargs)
+            kept = {k: v for k, v in kwargs.items() if k not in _PLACEMENT}
+            return function(e, *args, **kept)
         except (CaptureError, ConversionError):
             raise
         except TypeError as error:
             raise UnsupportedOperatorError(
                 e.target, f"called in an unknown form ({error})", module=e.path, source=e.source
             ) from error
-        self._env[node] = self._checked(node, result, node.meta["val"])
-        self._converted += 1
+
+    def _escaped(
+        self, node: fx.Node, args: list[Any], kwargs: dict[str, Any], why: UnsupportedOperatorError
+    ) -> Any:
+        """Add a node that runs the operator in PyTorch; return its results."""
+        function = self._captured.functions.calls.get(node.target)
+        if not all(self._e.sizes.knows(symbol) for symbol in _symbols_of(node)):
+            raise why
+        made = add_escape(self._e, node, function, args, kwargs, why)
+        self._escaped_calls.append(made.call)
+        self._escapes.append(made.escape)
+        return made.results
 
     def _size_node(self, node: fx.Node) -> None:
         """Keep a size as an expression; a number read from a tensor gets its value here."""

@@ -209,6 +209,8 @@ def batch_norm_functional(
     y, new_mean, new_var, mean, deviation = _batch_norm_training(
         e, x, weight, bias, running_mean, running_var, momentum, eps
     )
+    new_mean = e.node("StopGradient", new_mean, domain="ortrain")
+    new_var = e.node("StopGradient", new_var, domain="ortrain")
     # PyTorch's composite on the CPU gives the statistics of the batch in the type of x.
     return y, e.cast(mean, x.dtype), e.cast(deviation, x.dtype), new_mean, new_var
 

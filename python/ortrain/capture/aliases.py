@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of an exported program share memory, and which nodes write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ortrain.capture import torch_internals as internals
+
+
+def memories_of(node: fx.Node) -> list[int]:
+    """Return a number per tensor of a node's value; equal ones stand for the same memory."""
+    return [
+        internals.storage_identity(leaf)
+        for leaf in pytree.tree_leaves(node.meta.get("val"))
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def origin_of(node: fx.Node) -> tuple[fx.Node, bool]:
+    """Return the first node with the memory of a node, and whether a detach stands between them.
+
+    A region under no_grad detaches too.
+    """
+    detached = False
+    while True:
+        memories = set(memories_of(node))
+        sources = [n for n in node.all_input_nodes if not memories.isdisjoint(memories_of(n))]
+        if not sources:
+            return node, detached
+        region = node.target is internals.no_grad_region() and node.args[0] is False
+        detached = detached or region or node.target is torch.ops.aten.detach.default
+        node = sources[0]
+
+
+def written_by(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes whose tensors an operator writes to, as its schema says."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return
+    schema = node.target._schema
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Tell whether a node's value has floating point tensors, the ones that gradients belong to."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves)

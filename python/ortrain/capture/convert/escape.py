@@ -1,0 +1,122 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Operators without a conversion as nodes that run in PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.builder import Value
+from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.errors import UnsupportedOperatorError
+from ortrain.capture.escapes import Escape, EscapedCall, Operand
+from ortrain.capture.function_calls import FunctionCall
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddedEscape:
+    """A node that was added, its function, and what the report says of it."""
+
+    results: Any
+    call: EscapedCall
+    escape: Escape
+
+
+def add_escape(
+    e: Emitter,
+    node: fx.Node,
+    function: FunctionCall | None,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    why: UnsupportedOperatorError,
+) -> AddedEscape:
+    """Add a node that runs the current operator in PyTorch.
+
+    Args:
+      e: Adds nodes.
+      node: The operator in the captured graph.
+      function: The autograd function that it stands for, if it does.
+      args: Its arguments, tensors being values of the graph here.
+      kwargs: Its keyword arguments, likewise.
+      why: Why there is no native form.
+
+    Raises:
+      UnsupportedOperatorError: It is no function from tensors to tensors, ``why``.
+    """
+    if function is None and not (
+        internals.is_escapable(node.target) and internals.has_dense_gradients(node)
+    ):
+        raise why
+    value = node.meta["val"]
+    made = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if v is not None]
+    if not all(map(_is_dense, made)) or not all(_is_dense(n.meta["val"]) for n in _tensors(node)):
+        raise why
+    try:
+        types = [onnx_code(v.dtype) for v in made]
+    except TypeError:
+        raise why from None
+    operands: list[Value] = []
+
+    def stand_in(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            operands.append(leaf.value)
+            return Operand(len(operands) - 1)
+        if isinstance(leaf, sympy.Basic):
+            operands.append(e.sizes.value(leaf))
+            return Operand(len(operands) - 1, is_number=True)
+        if isinstance(leaf, (fx.Node, fx.GraphModule)):
+            raise why
+        return leaf
+
+    filled = pytree.tree_map(stand_in, (args, kwargs))
+    stream = e.stream()
+    draws = function is not None or internals.draws_random_numbers(node.target)
+    if draws:
+        operands.append(e.seed())
+    name = function.name if function is not None else e.target
+    call = EscapedCall(name, function or node.target, *filled, stream=stream if draws else None)
+    results = list(
+        e.nodes(
+            "External",
+            len(made),
+            *(e.vector(tuple(map(internals.size_expression, v.shape))) for v in made),
+            *operands,
+            domain="ortrain",
+            callable=call.key,
+            types=types,
+            site=stream,
+        )
+    )
+    for index, reached in enumerate(_reached_by_gradients(node, function, len(made))):
+        if not reached and made[index].is_floating_point():
+            results[index] = e.node("StopGradient", results[index], domain="ortrain")
+    escape = Escape(name, e.path, why.reason.removeprefix(f"{e.target}: "), e.source)
+    if not isinstance(value, (list, tuple)):
+        return AddedEscape(results[0], call, escape)
+    given = iter(results)
+    nested = tuple(None if v is None else next(given) for v in value)
+    return AddedEscape(nested, call, escape)
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+
+
+def _reached_by_gradients(node: fx.Node, function: FunctionCall | None, count: int) -> list[bool]:
+    """Tell which results have a gradient in PyTorch; all of them where it cannot be told."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    made = internals.fake_results_with_gradients(function or node.target, args, kwargs)
+    tensors = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+    return [t.requires_grad for t in tensors] if len(tensors) == count else [True] * count

@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of autograd functions, each one operator of the captured graph.
+
+An export would trace through the forward of a ``torch.autograd.Function`` and lose its backward. While
+a module is captured, applying one calls an operator made for this call instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.aliases import origin_of, written_by
+from ortrain.capture.errors import AutogradFunctionError
+from ortrain.capture.escapes import Operand
+from ortrain.capture.locations import module_path, node_source
+
+_numbers = itertools.count()
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+# PyTorch's own ones run pieces of a model whose tensors are no arguments, or are hooks.
+_NOT_THE_USERS = "torch."
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class FunctionCall:
+    """One application of an autograd function.
+
+    Attributes:
+      name: The class, with its module.
+      leaves: The arguments, flat, with an ``Operand`` where a tensor or a size stands.
+      tree: How they are nested.
+      shares_memory: Whether a result is a view of an argument or of another result.
+    """
+
+    name: str
+    apply: Callable[..., Any]
+    leaves: list[Any]
+    tree: Any
+    result_tree: Any = None
+    constants: dict[int, Any] = dataclasses.field(default_factory=dict)
+    shares_memory: bool = False
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
+        """Apply the function; return the tensors of its result."""
+        flat, _ = pytree.tree_flatten(self._apply(tensors, sizes))
+        return [part for part in flat if isinstance(part, torch.Tensor)]
+
+    def traced(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        """Return empty tensors like the results, and remember how the result is nested.
+
+        Raises:
+          AutogradFunctionError: The function writes to its arguments, or its result holds something
+            that no graph can give.
+        """
+        versions = [t._version for t in tensors]
+        with torch.no_grad():
+            flat, self.result_tree = pytree.tree_flatten(self._apply(tensors, sizes))
+        if versions != [t._version for t in tensors]:
+            raise AutogradFunctionError(f"autograd function '{self.name}' writes to its arguments")
+        results = []
+        self.constants = {}
+        memories = [internals.storage_identity(t) for t in tensors]
+        for index, part in enumerate(flat):
+            if isinstance(part, torch.Tensor):
+                if part.layout is not torch.strided:
+                    raise AutogradFunctionError(
+                        f"autograd function '{self.name}' returns a tensor of {part.layout}"
+                    )
+                self.shares_memory |= internals.storage_identity(part) in memories
+                memories.append(internals.storage_identity(part))
+                results.append(torch.empty(part.shape, dtype=part.dtype, device=part.device))
+            elif part is None or type(part) in (bool, int, float, str):
+                self.constants[index] = part
+            else:
+                raise AutogradFunctionError(
+                    f"autograd function '{self.name}' returns a {type(part).__name__}"
+                )
+        return results
+
+    def _apply(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Any:
+        filled = [
+            (sizes if leaf.is_number else tensors)[leaf.position]
+            if isinstance(leaf, Operand)
+            else leaf
+            for leaf in self.leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(filled, self.tree)
+        return self.apply(*args, **kwargs)
+
+    def nested(self, results: Sequence[torch.Tensor]) -> Any:
+        """Return the results as the function nests them."""
+        tensors = iter(results)
+        count = self.result_tree.num_leaves
+        flat = [self.constants[i] if i in self.constants else next(tensors) for i in range(count)]
+        return pytree.tree_unflatten(flat, self.result_tree)
+
+
+class FunctionCalls:
+    """Makes an operator for each application of an autograd function; they go when it goes."""
+
+    def __init__(self) -> None:
+        self._namespace = f"ortrain_functions_{next(_numbers)}"
+        self._library: torch.library.Library | None = None
+        self.calls: dict[Any, FunctionCall] = {}
+
+    def apply(
+        self, cls: type, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the operator that stands for ``cls.apply(*args, **kwargs)``.
+
+        Raises:
+          AutogradFunctionError: The call has no place in a graph.
+        """
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if name.startswith(_NOT_THE_USERS) or torch.is_autocast_enabled("cpu"):
+            raise AutogradFunctionError(
+                f"torch.autograd.Function '{name}' has a backward of its own, which a capture "
+                "would lose"
+            )
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        tensors: list[torch.Tensor] = []
+        sizes: list[torch.SymInt] = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves[index] = Operand(len(tensors))
+                tensors.append(leaf)
+            elif isinstance(leaf, torch.SymInt):
+                leaves[index] = Operand(len(sizes), is_number=True)
+                sizes.append(leaf)
+            elif isinstance(leaf, (torch.SymFloat, torch.SymBool)) or _holds_traced(leaf):
+                raise AutogradFunctionError(
+                    f"autograd function '{name}' takes a {type(leaf).__name__} that belongs to "
+                    "one trace only"
+                )
+        call = FunctionCall(name, original, leaves, tree)
+        results = self._operator(cls, call)(tensors, sizes)
+        return call.nested(results)
+
+    def refuse_writes_to_shared_memory(self, program: torch.export.ExportedProgram) -> None:
+        """Refuse a program that writes to what a function's result shares memory with.
+
+        Raises:
+          AutogradFunctionError: It does; the operator has a result of its own.
+        """
+        shared: dict[fx.Node, FunctionCall] = {}
+        for node in program.graph.nodes:
+            call = self.calls.get(node.target)
+            if call is not None and call.shares_memory:
+                for member in (node, *node.all_input_nodes):
+                    shared[origin_of(member)[0]] = call
+        for node in program.graph.nodes if shared else ():
+            for written in written_by(node):
+                found = shared.get(origin_of(written)[0])
+                if found is not None:
+                    raise AutogradFunctionError(
+                        f"autograd function '{found.name}' returns a view, and {node.target} "
+                        "writes to its memory",
+                        module=module_path(node),
+                        source=node_source(node),
+                    )
+
+    def _operator(self, cls: type, call: FunctionCall) -> Any:
+        if self._library is None:
+            self._library = torch.library.Library(self._namespace, "DEF")
+        name = f"{''.join(c if c.isalnum() else '_' for c in cls.__qualname__)}_{len(self.calls)}"
+        self._library.define(f"{name}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+        torch.library.register_fake(
+            f"{self._namespace}::{name}", call.traced, lib=self._library, allow_override=True
+        )
+        operator = getattr(getattr(torch.ops, self._namespace), name).default
+        self.calls[operator] = call
+        return operator
+
+
+def _holds_traced(value: Any, depth: int = 4) -> bool:
+    """Tell whether an argument holds tensors without contents, as far as it can be looked into.
+
+    The tensors of layers are without contents during a trace only.
+    """
+    if internals.is_fake(value):
+        return True
+    if depth == 0 or value is None or isinstance(value, (*_PLAIN, nn.Module, type)):
+        return False
+    if isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = list(value)
+    else:
+        parts = list(getattr(value, "__dict__", {}).values())
+        parts += [getattr(value, name, None) for name in ("__self__", "func", "args", "keywords")]
+        parts += _closure(value)
+    return any(_holds_traced(part, depth - 1) for part in parts)
+
+
+def _closure(value: Any) -> list[Any]:
+    contents = []
+    for cell in getattr(value, "__closure__", None) or ():
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:  # it is empty
+            continue
+    return contents
