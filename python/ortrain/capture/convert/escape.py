@@ -98,7 +98,12 @@ def add_escape(
     for index, reached in enumerate(_reached_by_gradients(node, function, len(made))):
         if not reached and made[index].is_floating_point():
             results[index] = e.node("StopGradient", results[index], domain="ortrain")
-    escape = Escape(name, e.path, why.reason.removeprefix(f"{e.target}: "), e.source)
+    reason = (
+        "an autograd function has a backward of its own"
+        if function is not None
+        else why.reason.removeprefix(f"{e.target}: ")
+    )
+    escape = Escape(name, e.path, reason, e.source)
     if not isinstance(value, (list, tuple)):
         return AddedEscape(results[0], call, escape)
     given = iter(results)
