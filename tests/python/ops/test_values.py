@@ -97,18 +97,18 @@ def test_values_equal_reference(index: int, case: dict[str, Any]) -> None:
             )
 
 
+# What they compute is not the engine's to say: ortrain/ops/external/external_test.cpp.
+OUTSIDE = {"ortrain::External", "ortrain::ExternalGrad"}
+
+
 def test_every_own_operator_has_a_reference() -> None:
-    missing = [
-        f"ortrain::{op['name']}"
-        for op in _core.ops()
-        if op["domain"] == "ortrain" and find_reference(f"ortrain::{op['name']}") is None
-    ]
-    assert not missing
+    own = {f"ortrain::{op['name']}" for op in _core.ops() if op["domain"] == "ortrain"}
+    assert not [name for name in own - OUTSIDE if find_reference(name) is None]
 
 
 def test_every_operator_has_cases_and_a_kernel() -> None:
     counts = collections.Counter(case["op"] for case in _core.op_cases())
     for op in _core.ops():
         name = f"{op['domain']}::{op['name']}" if op["domain"] else op["name"]
-        assert counts[name], f"{name} has no case"
+        assert counts[name] or name in OUTSIDE, f"{name} has no case"
         assert op["kernels"], f"{name} has no kernel"
