@@ -139,6 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     console = make_console()
     machine = env.collect()
+    machine["core"].pop("file", None)  # where this copy lies; results are published
     name = result_name(machine) + ("" if settings.dtype == "f32" else f"-{settings.dtype}")
     results: list[dict[str, Any]] = []
     for entry in SUITE:
