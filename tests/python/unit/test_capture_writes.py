@@ -300,6 +300,7 @@ def test_running_statistics_have_no_gradient() -> None:
     torch.testing.assert_close(ours.fc.weight.grad, plain.fc.weight.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", REWRITTEN, ids=lambda f: f.__name__)
 def test_both_ways_compute_the_same(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(6, 4)

@@ -560,6 +560,7 @@ def test_threads() -> None:
         torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.slow
 def test_graphs_with_functions_are_not_kept_on_disk(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
