@@ -56,9 +56,9 @@ class Program:
             graph.run_passes("fuse")
         stages["passes"] = timing.seconds
         self.stages = stages
-        ops = [node["op"] for node in graph.nodes()]
-        self.num_escaped = sum(op in _ESCAPES for op in ops)
-        self.num_native = len(ops) - self.num_escaped
+        nodes = graph.nodes()
+        self.num_escaped = sum(node["op"] in _ESCAPES for node in nodes)
+        self.num_native = len(nodes) - self.num_escaped
         self.session = _core.Session(graph)
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
@@ -67,15 +67,14 @@ class Program:
         self.outgoing = [
             inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
         ]
-        late = _values_read_by_backward(graph)
+        late = _values_read_by_backward(nodes)
         self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
         user = [o["value"] for o in graph.outputs if o["role"] == "user"]
         self.late_outputs = [i for i, name in enumerate(user) if name in late]
 
 
-def _values_read_by_backward(graph: Any) -> set[str]:
+def _values_read_by_backward(nodes: Sequence[Any]) -> set[str]:
     """Return the names of the values whose memory backward nodes read, through views too."""
-    nodes = graph.nodes()
     reading = [n for n in nodes if n["phase"] == "backward" and n["op"] != "Shape"]
     late = {name for node in reading for name in node["inputs"]}
     views = [node for node in nodes if node["op"] in _VIEWS]

@@ -52,6 +52,12 @@ class Operand:
     is_number: bool = False
 
 
+def with_operands(leaves: Sequence[Any], tree: Any, given: Callable[[Operand], Any]) -> Any:
+    """Return the structure of ``leaves``, with what is given for each operand in its place."""
+    filled = [given(leaf) if isinstance(leaf, Operand) else leaf for leaf in leaves]
+    return pytree.tree_unflatten(filled, tree)
+
+
 class EscapedCall:
     """One call of a function of PyTorch, made whenever its node of the graph runs.
 
@@ -115,13 +121,11 @@ class EscapedCall:
         return (leaves, made) if tracked else None
 
     def _call(self, tensors: list[torch.Tensor], seed: int | None) -> Any:
-        filled = [
-            (tensors[leaf.position].item() if leaf.is_number else tensors[leaf.position])
-            if isinstance(leaf, Operand)
-            else leaf
-            for leaf in self._leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(filled, self._tree)
+        def given(operand: Operand) -> Any:
+            tensor = tensors[operand.position]
+            return tensor.item() if operand.is_number else tensor
+
+        args, kwargs = with_operands(self._leaves, self._tree, given)
         if seed is None:
             return self._function(*args, **kwargs)
         generator = torch.default_generator  # not torch.manual_seed, which seeds all devices

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import origin_of, written_by
 from ortrain.capture.errors import AutogradFunctionError
-from ortrain.capture.escapes import Operand
+from ortrain.capture.escapes import Operand, with_operands
 from ortrain.capture.locations import module_path, node_source
 
 _numbers = itertools.count()
@@ -86,13 +86,9 @@ class FunctionCall:
         return results
 
     def _apply(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Any:
-        filled = [
-            (sizes if leaf.is_number else tensors)[leaf.position]
-            if isinstance(leaf, Operand)
-            else leaf
-            for leaf in self.leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(filled, self.tree)
+        args, kwargs = with_operands(
+            self.leaves, self.tree, lambda o: (sizes if o.is_number else tensors)[o.position]
+        )
         return self.apply(*args, **kwargs)
 
     def nested(self, results: Sequence[torch.Tensor]) -> Any:
@@ -172,9 +168,7 @@ class FunctionCalls:
             self._library = torch.library.Library(self._namespace, "DEF")
         name = f"{''.join(c if c.isalnum() else '_' for c in cls.__qualname__)}_{len(self.calls)}"
         self._library.define(f"{name}(Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
-        torch.library.register_fake(
-            f"{self._namespace}::{name}", call.traced, lib=self._library, allow_override=True
-        )
+        torch.library.register_fake(f"{self._namespace}::{name}", call.traced, lib=self._library)
         operator = getattr(getattr(torch.ops, self._namespace), name).default
         self.calls[operator] = call
         return operator
