@@ -36,8 +36,9 @@ class Worker:
     """
 
     def __init__(self, environment: Mapping[str, str], threads: int | None = None) -> None:
-        # A waiting OpenMP thread must not take the processor from the one being timed.
-        settings = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+        # Threads wait as OpenMP's defaults say, as they do for users: its waiting threads go to
+        # sleep within milliseconds, so an idle worker takes no time from the one being timed.
+        settings = {"TOKENIZERS_PARALLELISM": "false"}
         if threads is not None:
             settings["OMP_NUM_THREADS"] = str(threads)
         path = os.pathsep.join(p for p in (str(ROOT / "python"), os.environ.get("PYTHONPATH")) if p)

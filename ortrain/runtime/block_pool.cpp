@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "ortrain/base/error.h"
@@ -15,7 +16,7 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 // Blocks from here on start at a huge page: fewer page faults and TLB misses on the first touch.
 constexpr size_t kHugePageThreshold = size_t{4} << 20;
-// Cached tensors may take as much as those in use, plus this.
+// Blocks in use and cached tensors may take what was in use at most, plus this.
 constexpr size_t kCacheSlack = size_t{64} << 20;
 
 size_t rounded(size_t bytes) {
@@ -24,11 +25,51 @@ size_t rounded(size_t bytes) {
   return std::max<size_t>((bytes + small_unit - 1) / small_unit * small_unit, 256);
 }
 
-void* allocate(size_t bytes) {
+// Pages of their own, which can grow in place of being copied, for large arenas; malloc's
+// otherwise.
+bool has_own_pages(bool is_arena, size_t bytes) { return is_arena && bytes >= kHugePageThreshold; }
+
+// `bytes` of addresses that begin at a huge page; null if there are none.
+char* map_pages(size_t bytes, int protection) {
+  const size_t room = bytes + kHugePage;
+  void* const mapped = mmap(nullptr, room, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* const begin = static_cast<char*>(mapped);
+  const size_t lead = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (lead != 0) munmap(begin, lead);
+  if (room - lead > bytes) munmap(begin + lead + bytes, room - lead - bytes);
+  return begin + lead;
+}
+
+// Moves the pages to an aligned place with room for `bytes`; null, and nothing changed, if the
+// system refuses.
+void* grow_pages(void* data, size_t old_bytes, size_t bytes) {
+  char* const place = map_pages(bytes, PROT_NONE);
+  if (place == nullptr) return nullptr;
+  void* const moved = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+  if (moved == MAP_FAILED) {
+    munmap(place, bytes);
+    return nullptr;
+  }
+  madvise(moved, bytes, MADV_HUGEPAGE);  // only a hint
+  return moved;
+}
+
+void* allocate(bool is_arena, size_t bytes) {
   const bool huge = bytes >= kHugePageThreshold;
-  void* data = std::aligned_alloc(huge ? kHugePage : kAlignment, bytes);
+  void* const data = has_own_pages(is_arena, bytes)
+                         ? map_pages(bytes, PROT_READ | PROT_WRITE)
+                         : std::aligned_alloc(huge ? kHugePage : kAlignment, bytes);
   if (data != nullptr && huge) madvise(data, bytes, MADV_HUGEPAGE);  // only a hint
   return data;
+}
+
+void deallocate(bool is_arena, void* data, size_t bytes) {
+  if (has_own_pages(is_arena, bytes)) {
+    munmap(data, bytes);
+  } else {
+    std::free(data);
+  }
 }
 
 }  // namespace
@@ -44,13 +85,11 @@ const std::shared_ptr<BlockPool>& BlockPool::host() {
 }
 
 BlockPool::~BlockPool() {
-  for (const Free& block : free_arenas_) std::free(block.data);
-  for (const Free& block : free_tensors_) std::free(block.data);
+  shrink(free_arenas_, 0);
+  shrink(free_tensors_, 0);
 }
 
-std::shared_ptr<Block> BlockPool::arena(size_t bytes) {
-  return acquire(free_arenas_, true, bytes);
-}
+std::shared_ptr<Block> BlockPool::arena(size_t bytes) { return acquire(free_arenas_, true, bytes); }
 
 std::shared_ptr<Block> BlockPool::tensor(size_t bytes) {
   return acquire(free_tensors_, false, bytes);
@@ -63,10 +102,22 @@ void BlockPool::shrink(std::vector<Free>& free_list, size_t keep) {
   while (dropped < free_list.size() && cached > keep) {
     cached -= free_list[dropped].bytes;
     stats_.bytes_cached -= free_list[dropped].bytes;
-    std::free(free_list[dropped].data);
+    deallocate(&free_list == &free_arenas_, free_list[dropped].data, free_list[dropped].bytes);
     ++dropped;
   }
   free_list.erase(free_list.begin(), free_list.begin() + static_cast<std::ptrdiff_t>(dropped));
+}
+
+void* BlockPool::grow_arena(size_t bytes) {
+  const auto largest =
+      std::max_element(free_arenas_.begin(), free_arenas_.end(),
+                       [](const Free& a, const Free& b) { return a.bytes < b.bytes; });
+  if (largest == free_arenas_.end() || !has_own_pages(true, largest->bytes)) return nullptr;
+  void* const data = grow_pages(largest->data, largest->bytes, bytes);
+  if (data == nullptr) return nullptr;
+  stats_.bytes_cached -= largest->bytes;
+  free_arenas_.erase(largest);
+  return data;
 }
 
 std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_arena,
@@ -88,21 +139,28 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
       stats_.bytes_cached -= size;
       free_list.erase(free_list.begin() + static_cast<std::ptrdiff_t>(best));
     } else {
+      if (is_arena) data = grow_arena(wanted);
       // Free arenas are all too small now: a larger one serves their purpose as well.
-      shrink(free_list, is_arena ? 0 : stats_.bytes_in_use + kCacheSlack);
-      data = allocate(wanted);
+      // Tensors stay: the gradients of the last step are wanted again once backward runs.
+      const size_t room = most_in_use_ + kCacheSlack;
+      const size_t taken = stats_.bytes_in_use + wanted;
+      shrink(free_list, is_arena || taken > room ? 0 : room - taken);
+      if (data == nullptr) data = allocate(is_arena, wanted);
       if (data == nullptr) {
         shrink(free_arenas_, 0);
         shrink(free_tensors_, 0);
-        data = allocate(wanted);
+        data = allocate(is_arena, wanted);
       }
       if (data == nullptr) {
-        throw OutOfMemoryError(str("DefaultCPUAllocator: can't allocate memory: out of memory. "
-                                   "Tried to allocate ", wanted, " bytes"));
+        throw OutOfMemoryError(
+            str("DefaultCPUAllocator: can't allocate memory: out of memory. "
+                "Tried to allocate ",
+                wanted, " bytes"));
       }
       ++stats_.system_allocations;
     }
     stats_.bytes_in_use += size;
+    most_in_use_ = std::max(most_in_use_, stats_.bytes_in_use);
   }
   auto* block = new Block();
   block->data_ = data;
@@ -124,6 +182,7 @@ void BlockPool::trim() {
   std::lock_guard lock(mutex_);
   shrink(free_arenas_, 0);
   shrink(free_tensors_, 0);
+  most_in_use_ = stats_.bytes_in_use;
 }
 
 BlockPool::Stats BlockPool::stats() const {

@@ -24,8 +24,8 @@ class Block {
 };
 
 // Keeps freed blocks for reuse, so that steady training neither allocates nor faults pages. Arenas
-// and tensors are kept apart: arenas are few and large, any that fits will do; tensors want a close
-// fit. Thread-safe.
+// and tensors are kept apart: arenas are few and large, any that fits will do, and where none fits
+// the largest grows, so that only the pages it gains are new; tensors want a close fit. Thread-safe.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static std::shared_ptr<BlockPool> create();
@@ -58,10 +58,13 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   void release(bool is_arena, void* data, size_t bytes);
   // Drops cached blocks, oldest first, until at most `keep` bytes stay.
   void shrink(std::vector<Free>& free_list, size_t keep);
+  // Takes the largest free arena and makes it `bytes` long; null if there is none, or no memory.
+  void* grow_arena(size_t bytes);
 
   mutable std::mutex mutex_;
   std::vector<Free> free_arenas_;   // oldest first
   std::vector<Free> free_tensors_;  // oldest first
+  size_t most_in_use_ = 0;  // since the last trim
   Stats stats_;
 };
 
