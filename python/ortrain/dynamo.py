@@ -9,11 +9,11 @@ becomes a graph of the engine, with a backward, as a whole module does under ``O
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
@@ -37,14 +37,22 @@ def backend(
     """
     if options:
         raise TypeError(f"the backend 'ortrain' takes no options, got {', '.join(sorted(options))}")
+    return runner_of(graph_module, Engine)
+
+
+def runner_of(
+    graph_module: fx.GraphModule, make_engine: Callable[[nn.Module], Engine]
+) -> Callable[..., Any]:
+    """Return a function that runs a piece on the engine made for it, or else in PyTorch."""
     if _gives_views(graph_module):
         _log.info("a piece runs in PyTorch: its results share memory")
         return graph_module.forward
-    piece, kept = _with_sizes_of_tensors(graph_module)
-    engine = Engine(piece)
+    piece, kept, numbers = _tensors_only(graph_module)
+    engine = make_engine(piece)
 
     def run(*args: Any) -> Any:
-        return engine.run([args[i] for i in kept], {})
+        results = iter(engine.run([args[i] for i in kept], {}) if None in numbers else ())
+        return tuple(next(results) if f is None else f(args) for f in numbers)
 
     return internals.outside_compiled_code(run)
 
@@ -68,35 +76,83 @@ def _gives_views(piece: fx.GraphModule) -> bool:
     return False
 
 
-def _with_sizes_of_tensors(piece: fx.GraphModule) -> tuple[fx.GraphModule, list[int]]:
-    """Return the piece, reading sizes off its tensors, and which of its inputs that one takes.
+# Computes a number from the inputs of a piece.
+_Number = Callable[[Sequence[Any]], int]
 
-    Dynamo passes sizes that vary as arguments of their own. Numbers among the arguments belong to
-    one captured graph; a size of a tensor may vary.
+
+def _tensors_only(
+    piece: fx.GraphModule,
+) -> tuple[fx.GraphModule, list[int], list[_Number | None]]:
+    """Return the piece without the numbers that Dynamo passes in and out of it.
+
+    Sizes that vary, and numbers that layers count in, are inputs of their own. A number among the
+    arguments belongs to one captured graph, the size of a tensor may vary.
+
+    Returns:
+      The piece, reading sizes off its tensors; which of its inputs that one takes; for each result
+      the function that computes it, None where it is the next of those that the piece returns.
     """
     inputs = [node for node in piece.graph.nodes if node.op == "placeholder"]
     axes: dict[Any, tuple[fx.Node, int]] = {}
-    for node in inputs:
+    symbols: dict[Any, _Number] = {}
+    for position, node in enumerate(inputs):
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor):
             for axis, size in enumerate(value.shape):
-                axes.setdefault(internals.size_expression(size), (node, axis))
-    sources = {
-        node: axes.get(internals.size_expression(node.meta["example_value"]))
-        for node in inputs
-        if isinstance(node.meta.get("example_value"), torch.SymInt)
-    }
-    kept = [i for i, node in enumerate(inputs) if sources.get(node) is None]
-    if len(kept) == len(inputs):
-        return piece, kept
+                expression = internals.size_expression(size)
+                axes.setdefault(expression, (node, axis))
+                symbols.setdefault(expression, lambda a, p=position, x=axis: a[p].shape[x])
+        elif isinstance(value, torch.SymInt):
+            symbols[internals.size_expression(value)] = lambda a, p=position: a[p]
+
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for position in kept:
-        copies[inputs[position]] = graph.node_copy(inputs[position])
-    for node, source in sources.items():
-        if source is not None:
-            copies[node] = graph.call_method("size", (copies[source[0]], source[1]))
+    copies = {node: graph.node_copy(node) for node in inputs}
+    results: list[fx.Node] = []
+    numbers: list[_Number | None] = []
     for node in piece.graph.nodes:
-        if node.op != "placeholder":
+        if node.op == "output":
+            for result in node.args[0]:
+                computed = _computed(result, symbols)
+                numbers.append(computed)
+                if computed is None:
+                    results.append(copies.get(result, result))
+        elif node.op == "placeholder":
+            source = axes.get(_expression(node))
+            if source is not None and source[0] is not node and _expression(node) is not None:
+                copies[node] = graph.call_method("size", (copies[source[0]], source[1]))
+        else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(piece, graph), kept
+    graph.output(tuple(results))
+    graph.eliminate_dead_code(is_impure_node=lambda node: not _is_arithmetic(node))
+    unused = {i for i, node in enumerate(graph.find_nodes(op="placeholder")) if not node.users}
+    for i, node in enumerate(graph.find_nodes(op="placeholder")):
+        if i in unused:
+            graph.erase_node(node)
+    kept = [i for i in range(len(inputs)) if i not in unused]
+    return fx.GraphModule(piece, graph), kept, numbers
+
+
+def _expression(node: fx.Node) -> Any:
+    """Return the expression of a node that is a number which varies; None for others."""
+    value = node.meta.get("example_value")
+    return internals.size_expression(value) if isinstance(value, torch.SymInt) else None
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Tell whether a node makes a number and nothing else, and can be left out."""
+    return node.op in ("call_function", "call_method") and _expression(node) is not None
+
+
+def _computed(result: Any, symbols: Mapping[Any, _Number]) -> _Number | None:
+    """Return how to compute a result from the sizes and numbers among the inputs, if it can be."""
+    if not isinstance(result, fx.Node):
+        return (lambda _: result) if isinstance(result, (int, float, bool, type(None))) else None
+    expression = _expression(result)
+    if expression is None:
+        return None
+    needed = sorted(getattr(expression, "free_symbols", ()), key=str)
+    if any(symbol not in symbols for symbol in needed):
+        return None
+    function = internals.size_function(expression, needed)
+    sources = [symbols[symbol] for symbol in needed]
+    return lambda args: function(*(source(args) for source in sources))

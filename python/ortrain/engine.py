@@ -7,20 +7,28 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from ortrain import _core
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.errors import CaptureError, ChangingAttributeError
+from ortrain.capture.dynamo_internals import may_compile
+from ortrain.capture.errors import (
+    CaptureError,
+    ChangingAttributeError,
+    EverNewCallError,
+    FirstCallError,
+)
+from ortrain.capture.export import is_capturing, one_thread_traces
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.prepare import prepare, refuse_hooks
+from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.entry import Entry
-from ortrain.fallback import Refused, fall_back, is_strict, tell_escapes
+from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
 from ortrain.input_errors import check_devices, input_error
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
@@ -35,26 +43,55 @@ _MOST_MISSES = 8
 _Key = tuple[Hashable, int, Hashable]
 
 
+class Cut(Protocol):
+    """Runs a module in pieces, with an engine for each (`ortrain.pieces`)."""
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """One per piece."""
+
+    @property
+    def breaks(self) -> Sequence[str]:
+        """Why the module was cut."""
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the module's forward."""
+
+
 class Engine:
     """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
 
     Args:
       module: The module; its parameters and buffers are used where they are.
       max_graphs: Captured graphs kept per module, the least recently used goes first.
+      cut: Makes what runs the module in pieces where no graph holds all of it; None leaves such
+        calls to PyTorch.
+      tells: Whether to warn of what runs in PyTorch; it is recorded in any case.
     """
 
-    def __init__(self, module: nn.Module, max_graphs: int = 16) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        max_graphs: int = 16,
+        *,
+        cut: Callable[[nn.Module], Cut] | None = None,
+        tells: bool = True,
+    ) -> None:
         self.module = module
         self.max_graphs = max_graphs
         self.records: list[CaptureRecord] = []
+        self._cut = cut
+        self._pieces: Cut | None = None
+        self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
             collections.OrderedDict()
         )
         self._states = ModuleStates(module)
-        # Captures in a row for as many states of the module.
-        self._misses = 0
+        # Captures in a row, and for how many states of the module.
+        self._misses = self._state_misses = 0
+        self._told_of_ever_new_calls = False
         self._captured_state = 0
         self._captured_once = False
         self._changes_attributes = False
@@ -63,25 +100,31 @@ class Engine:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward on the engine; the result is what the module would return."""
         module = self.module
-        if self._changes_attributes and not is_strict():
+        if is_capturing():  # a module around this one is
             return module.forward(*args, **kwargs)
+        if self._changes_attributes and not is_strict():
+            return self._run_module(args, kwargs)
         try:
+            refuse_transforms()
             call = self._signature.flatten(args, kwargs)
         except CaptureError as error:
             if is_strict():
                 raise
+            result = self._run_module(args, kwargs)
             if not any(record.fallback == str(error) for record in self.records):
                 self._fall_back(error, "")
-            return module.forward(*args, **kwargs)
+            return result
         check_devices(call)
         with self._lock:  # while a thread traces, the module holds other tensors
             tensors = self._look_at_module()
-            key = self._key(call)
-            entry = self._find(key, call)
+            entry = self._find(self._key(call), call)
             if entry is not None:
-                self._misses = 0
-            else:
-                entry = self._make_entry(key, call, args, kwargs)
+                self._misses = self._state_misses = 0
+        if entry is None:
+            with one_thread_traces, self._lock:
+                self._look_at_module()
+                key = self._key(call)
+                entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
                 tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
@@ -95,9 +138,14 @@ class Engine:
                 raise
             if str(error) not in entry.refused_plans:
                 entry.refused_plans.add(str(error))
-                self._fall_back(error, "shapes that no kernel takes")
+                self._fall_back(error, "shapes that no kernel takes", whole=True)
             return module.forward(*args, **kwargs)
         return entry.captured.output_tree.rebuild(outputs)
+
+    @property
+    def piece_records(self) -> list[CaptureRecord]:
+        """What was captured, and what was not, of the pieces of the module."""
+        return [record for engine in self._piece_engines() for record in engine.records]
 
     def profiles(self) -> list[dict[str, Any]]:
         """Return what was recorded of each graph that is kept, while profiling was on."""
@@ -112,9 +160,14 @@ class Engine:
         for entries in self._entries.values():
             yield from (entry for entry in entries if isinstance(entry, Entry))
 
+    def _piece_engines(self) -> Sequence[Engine]:
+        return self._pieces.engines if self._pieces is not None else ()
+
     def _programs(self) -> Iterator[Program]:
         for entry in self._captured():
             yield from entry.programs.values()
+        for engine in self._piece_engines():
+            yield from engine._programs()
 
     def _remember_plan(self, run: Any) -> None:
         self.last_plan = MemoryPlan(**run.memory_plan)
@@ -152,29 +205,44 @@ class Engine:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             _log.info("capturing again: %s", reason)
         try:
-            if self._misses >= _MOST_MISSES:
-                raise ChangingAttributeError(
-                    "its attributes or those of its layers change from call to call, and a graph "
-                    "holds for one state only",
-                    module=type(self.module).__name__,
-                )
+            self._refuse_ever_new_calls(key)
             entry = self._capture(call, args, kwargs, reason)
         except _core.OrtrainError as error:
             if is_strict() or isinstance(error, _core.OutOfMemoryError):
                 raise
             self._changes_attributes = isinstance(error, ChangingAttributeError)
             self._count_miss(key)
-            return Refused(error, reason)
-        tell_escapes(type(self.module).__name__, entry.record.escapes)
+            told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
+            return Refused(error, reason, shown=told)
+        if self._tells or is_strict():
+            tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
         self._count_miss(key)
         self._keep(call, entry)
         self.records.append(entry.record)
         return entry
 
+    def _refuse_ever_new_calls(self, key: _Key) -> None:
+        """Raise CaptureError where capturing goes on and on, and no call finds a graph."""
+        if self._misses < _MOST_MISSES:
+            return
+        name = type(self.module).__name__
+        if self._state_misses >= _MOST_MISSES:
+            raise ChangingAttributeError(
+                "its attributes or those of its layers change from call to call, and a graph "
+                "holds for one state only",
+                module=name,
+            )
+        raise EverNewCallError(
+            f"each of the last {self._misses} calls needed a graph of its own, since numbers or "
+            "flags among the arguments, or sizes that it holds fixed, differ",
+            module=name,
+        )
+
     def _count_miss(self, key: _Key) -> None:
-        """Count a state of the module for which there was no graph, if it is a new one."""
-        self._misses += key[1] != self._captured_state
+        """Count a call for which there was no graph, and whether the module's state was new."""
+        self._misses += 1
+        self._state_misses += key[1] != self._captured_state
         self._captured_state = self._states.present
 
     def _keep(self, call: FlatCall, entry: Entry | Refused) -> None:
@@ -206,18 +274,59 @@ class Engine:
         self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run the module itself; the first time, say so, or say which argument is at fault."""
+        # The next call finds what the first one makes, and may well be captured.
+        whole = isinstance(refused.error, FirstCallError)
+        run = self._run_forward if whole else self._run_module
         if refused.shown:
-            return self.module.forward(*args, **kwargs)
+            return run(args, kwargs)
         try:
-            result = self.module.forward(*args, **kwargs)
-        except Exception as error:
+            with one_thread_traces:  # Dynamo may compile
+                result = run(args, kwargs)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            if isinstance(error, _core.OrtrainError):
+                raise
             name = type(self.module).__name__
             raise input_error(name, error, call, self._captured()) from error
-        self._fall_back(refused.error, refused.reason)
+        self._fall_back(refused.error, refused.reason, whole=whole)
+        self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
         refused.shown = True
         with self._lock:
             self._keep(call, refused)
         return result
 
-    def _fall_back(self, error: Exception, reason: str) -> None:
-        self.records.append(fall_back(type(self.module).__name__, error, reason))
+    def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.module.forward(*args, **kwargs)
+
+    def _run_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the module itself, in pieces where it can be cut."""
+        if self._cut is None or not may_compile():
+            return self._run_forward(args, kwargs)
+        if self._pieces is None:
+            _log.info("%s is cut in pieces", type(self.module).__name__)
+            self._pieces = self._cut(self.module)
+        return self._pieces.run(args, kwargs)
+
+    def _fall_back(self, error: Exception, reason: str, *, whole: bool = False) -> None:
+        """Record, and tell, that a kind of call runs in PyTorch or in pieces; after its first run.
+
+        Args:
+          error: What stands in the way of a graph.
+          reason: Why a capture was tried.
+          whole: Whether all of the module runs in PyTorch.
+        """
+        native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
+        if native == 0 and self._pieces is not None:
+            self._cut = self._pieces = None  # nothing is gained
+        record = CaptureRecord(
+            reason=reason,
+            training=torch.is_grad_enabled(),
+            native_nodes=0,
+            fallback=str(error),
+            aten_nodes=0,
+            stages={},
+            pieces=0 if whole else native,
+            breaks=() if whole or self._pieces is None else tuple(self._pieces.breaks),
+        )
+        self.records.append(record)
+        if self._tells:
+            tell_fallback(type(self.module).__name__, record)

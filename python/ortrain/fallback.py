@@ -47,20 +47,17 @@ def is_strict() -> bool:
     return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
 
 
-def fall_back(name: str, error: Exception, reason: str) -> CaptureRecord:
-    """Warn that a module runs in PyTorch and return what the report says of it.
+def tell_fallback(name: str, record: CaptureRecord) -> None:
+    """Warn that a module runs in PyTorch, or in pieces with PyTorch between them.
 
     Args:
       name: The module's class.
-      error: What stands in the way of a graph.
-      reason: Why a capture was tried; empty where it was not.
+      record: Of a kind of call that is no graph.
     """
+    how = "in pieces, not whole" if record.pieces else "in PyTorch, not in Ortrain"
     warnings.warn(
-        f"{name} runs in PyTorch, not in Ortrain: {error}",
-        RuntimeWarning,
-        stacklevel=_depth_of_caller(),
+        f"{name} runs {how}: {record.fallback}", RuntimeWarning, stacklevel=_depth_of_caller()
     )
-    return CaptureRecord(reason, torch.is_grad_enabled(), 0, str(error), 0, {})
 
 
 def tell_escapes(name: str, escapes: Sequence[Escape]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ortrain.engine import Engine
+from ortrain.pieces import Pieces
 from ortrain.report import MemoryPlan, ModuleReport
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ORTModule(nn.Module):
             if name in module.__dict__:
                 state[name] = module.__dict__[name]
         state["_ortrain_module"] = module
-        state["_ortrain_engine"] = Engine(module)
+        state["_ortrain_engine"] = Engine(module, cut=Pieces)
 
     # --- what the engine adds
 
@@ -68,7 +69,8 @@ class ORTModule(nn.Module):
 
     def report(self) -> ModuleReport:
         """Return what was captured, what ran natively, and why anything did not."""
-        return ModuleReport(list(self.__dict__["_ortrain_engine"].records))
+        engine = self.__dict__["_ortrain_engine"]
+        return ModuleReport(list(engine.records), engine.piece_records)
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""

@@ -11,18 +11,21 @@ from ortrain.capture.escapes import Escape
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CaptureRecord:
-    """One captured graph, or one call signature that runs in PyTorch.
+    """One captured graph, or one call signature that is none.
 
     Attributes:
       reason: Why it was captured ("first call", "no captured graph fits: ...").
       training: Whether it has a backward.
       native_nodes: Nodes of the optimized graph that Ortrain runs.
-      fallback: Why it runs in PyTorch instead; empty where it is native.
+      fallback: Why it is no graph, and runs in PyTorch or in pieces; empty where it is one.
       aten_nodes: ATen operators in the captured graph; 0 where none was captured.
       stages: Seconds per stage: capture and convert, or load, then autodiff, passes, plan.
       from_disk: Whether the graph of an earlier process was used (ORTRAIN_CACHE_DIR).
       escapes: The operators of the captured graph that run in PyTorch.
       escaped_nodes: Nodes of the optimized graph that run in PyTorch.
+      pieces: Graphs that the module was cut into at the first such call, each with a record of its
+        own; 0 where all of it runs in PyTorch.
+      breaks: Why it was cut where it was.
     """
 
     reason: str
@@ -34,6 +37,8 @@ class CaptureRecord:
     from_disk: bool = False
     escapes: tuple[Escape, ...] = ()
     escaped_nodes: int = 0
+    pieces: int = 0
+    breaks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,22 +46,28 @@ class ModuleReport:
     """What an ORTModule has done so far.
 
     Attributes:
-      captures: One record per captured graph, oldest first.
-      total_nodes: Nodes of all graphs; a signature that runs in PyTorch counts as one.
+      captures: One record per captured graph of the module, oldest first.
+      total_nodes: Nodes of all graphs; a signature that is no graph counts as one.
       native_nodes: Those that Ortrain runs.
+      pieces: The same of the pieces of a module that cannot be captured whole.
     """
 
     captures: list[CaptureRecord]
+    pieces: list[CaptureRecord] = dataclasses.field(default_factory=list)
+
+    @property
+    def _records(self) -> list[CaptureRecord]:
+        return self.captures + self.pieces
 
     @property
     def native_nodes(self) -> int:
         """Nodes that Ortrain runs."""
-        return sum(record.native_nodes for record in self.captures)
+        return sum(record.native_nodes for record in self._records)
 
     @property
     def total_nodes(self) -> int:
-        """All nodes; a call signature that runs in PyTorch counts as one."""
-        return sum(record.native_nodes + record.escaped_nodes or 1 for record in self.captures)
+        """All nodes; a call signature that is no graph counts as one."""
+        return sum(record.native_nodes + record.escaped_nodes or 1 for record in self._records)
 
     @property
     def native_share(self) -> float:
@@ -68,14 +79,17 @@ class ModuleReport:
             f"{self.native_nodes} of {self.total_nodes} nodes native "
             f"({100 * self.native_share:.1f} %)"
         ]
-        for record in self.captures:
+        for record in self._records:
             kind = "training" if record.training else "inference"
             what = record.fallback or f"{record.native_nodes} nodes"
+            if record.pieces:
+                what = f"in {record.pieces} pieces: {what}"
             if record.from_disk:
                 what += " from disk cache"
             times = ", ".join(f"{k} {v:.2f} s" for k, v in record.stages.items())
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
             lines += [f"    in PyTorch: {escape}" for escape in record.escapes]
+            lines += [f"    cut: {cause}" for cause in record.breaks]
         return "\n".join(lines)
 
 

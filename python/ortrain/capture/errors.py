@@ -48,5 +48,13 @@ class ChangingAttributeError(CaptureError):
     """The forward assigns to attributes of its layers, which no graph does; every call differs."""
 
 
+class EverNewCallError(CaptureError):
+    """The calls differ, one after the other, in what a graph holds fixed."""
+
+
+class FirstCallError(CaptureError):
+    """The forward makes attributes at its first call, which later calls find there."""
+
+
 class ConversionError(OrtrainError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""

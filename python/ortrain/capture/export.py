@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import nn
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.decomposition import decompose_unknown
+from ortrain.capture.dynamo_internals import nothing_compiles
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
@@ -111,10 +113,31 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
 
 
+# Tracing patches classes and settings of PyTorch for all threads. Taken before the lock of an engine.
+one_thread_traces = threading.RLock()
+_thread = threading.local()
+
+
+def is_capturing() -> bool:
+    """Tell whether this thread is inside of a capture, running some module on tensors without data."""
+    return getattr(_thread, "captures", 0) > 0
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    with one_thread_traces, nothing_compiles():
+        _thread.captures = getattr(_thread, "captures", 0) + 1
+        try:
+            yield
+        finally:
+            _thread.captures -= 1
+
+
 @contextlib.contextmanager
 def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with (
+        _alone(),
         warnings.catch_warnings(),
         without_cache(module),
         internals.autograd_functions_by(functions.apply),

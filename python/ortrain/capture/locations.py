@@ -10,6 +10,8 @@ import traceback
 
 import torch
 
+from ortrain.capture.torch_internals import DataDependentError
+
 # The module's own name inside of the one that is exported.
 PREFIX = "m"
 _TORCH_ROOT = os.path.dirname(torch.__file__) + os.sep
@@ -60,6 +62,8 @@ def error_source(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return the kind of an exception and the first paragraph of its text, in one line."""
+    if isinstance(error, DataDependentError):
+        return "what it does depends on the values of a tensor"
     text = str(error).strip()
     head = text.split("\n\n")[0].replace("\n", " ") if text else ""
     return f"{type(error).__name__}: {head}" if head else type(error).__name__

@@ -18,7 +18,12 @@ from ortrain.capture.export import capture
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import has_hooks, nothing_added, without_root_hooks
 from ortrain.capture.signature import FlatCall
-from ortrain.capture.torch_internals import decomposition, has_global_module_hooks, is_escapable
+from ortrain.capture.torch_internals import (
+    decomposition,
+    has_global_module_hooks,
+    is_escapable,
+    is_transforming,
+)
 
 
 def prepare(
@@ -73,6 +78,12 @@ def refuse_hooks(module: nn.Module) -> None:
             raise CaptureError("the layer has hooks, which a graph would lose", module=path)
     if has_global_module_hooks():
         raise CaptureError("hooks for all modules are registered, which a graph would lose")
+
+
+def refuse_transforms() -> None:
+    """Raise CaptureError inside of a transform of torch.func, whose tensors hold other tensors."""
+    if is_transforming():
+        raise CaptureError("it is called inside of a transform of torch.func")
 
 
 def extents_of_one(call: FlatCall) -> tuple[Any, ...]:

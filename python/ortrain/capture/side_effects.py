@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ortrain.capture.errors import CaptureError, ChangingAttributeError
+from ortrain.capture.errors import ChangingAttributeError, FirstCallError
 from ortrain.capture.torch_internals import is_fake
 
 _BAKED_IN = (bool, int, float, complex, str, type(None))
@@ -67,7 +67,7 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
                 del table[name]
                 added.append(name)
     if added:
-        raise CaptureError(
+        raise FirstCallError(
             f"its forward makes {', '.join(map(repr, added))} at its first call",
             module=type(module).__name__,
         )
@@ -106,4 +106,6 @@ def refuse_changed_attributes(
             module=module,
         )
     if made:  # PyTorch's first call makes it; later ones find it there
-        raise CaptureError(f"its forward makes {', '.join(made)} at its first call", module=module)
+        raise FirstCallError(
+            f"its forward makes {', '.join(made)} at its first call", module=module
+        )

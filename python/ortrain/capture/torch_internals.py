@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.printers import PythonPrinter
 
 from ortrain.capture.errors import CaptureError
 
@@ -62,6 +64,11 @@ def has_global_module_hooks() -> bool:
     """Tell whether hooks that run for every module are registered."""
     module = torch.nn.modules.module
     return any(getattr(module, table, None) for table in _GLOBAL_HOOKS)
+
+
+def is_transforming() -> bool:
+    """Tell whether a transform of torch.func (vmap, grad, jvp, ...) is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_fake(value: object) -> bool:
@@ -202,6 +209,13 @@ def size_expression(size: Any) -> int | sympy.Expr:
         return size
     expression = size.node.expr
     return int(expression) if expression.is_Integer else expression
+
+
+def size_function(expression: int | sympy.Expr, symbols: list[sympy.Symbol]) -> Callable[..., int]:
+    """Return a function of the values of the symbols, as Python ints, that gives the expression's."""
+    text = PythonPrinter().doprint(sympy.sympify(expression))
+    names = ", ".join(PythonPrinter().doprint(symbol) for symbol in symbols)
+    return eval(f"lambda {names}: int({text})", {"math": math, "torch": torch})
 
 
 def number_expression(number: Any) -> int | float | bool | sympy.Basic:

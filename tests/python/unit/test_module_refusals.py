@@ -70,7 +70,7 @@ def test_a_defect_of_the_capture_leaves_the_module_to_pytorch(
         ORTModule(plain)(**batch())
 
 
-def test_what_cannot_be_captured_runs_in_pytorch_with_one_warning() -> None:
+def test_what_cannot_be_captured_runs_in_pieces_with_one_warning() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -88,9 +88,11 @@ def test_what_cannot_be_captured_runs_in_pytorch_with_one_warning() -> None:
         for seed in range(3):
             x = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
             torch.testing.assert_close(ours(x), plain(x))
-    texts = [str(w.message) for w in caught if "Ortrain" in str(w.message)]
+    texts = [str(w.message) for w in caught if w.category is RuntimeWarning]
     assert len(texts) == 1 and "test_module_refusals.py" in texts[0]
-    assert ours.report().native_share == 0.0
+    assert "runs in pieces, not whole" in texts[0]
+    report = ours.report()
+    assert report.captures[0].pieces == 2 and 0.5 < report.native_share < 1.0
 
 
 def test_shapes_that_no_kernel_takes_run_in_pytorch() -> None:
@@ -110,6 +112,37 @@ def test_shapes_that_no_kernel_takes_run_in_pytorch() -> None:
         for result in results:
             result.backward()
         assert_same_gradients(ours, plain)
+
+
+def test_errors_of_the_module_itself_are_passed_on() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 0:
+                raise KeyError("nothing there")
+            return x * 2
+
+    ours = ORTModule(Asks())
+    with pytest.raises(KeyError, match="nothing there"):
+        ours(torch.ones(2))
+
+
+def test_ever_new_numbers_among_the_arguments_are_not_captured_forever() -> None:
+    class Scales(nn.Module):
+        def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+            return (x * scale).exp()
+
+    ours, x = ORTModule(Scales()), torch.randn(3)
+    ours(x, 0.5)
+    with pytest.warns(RuntimeWarning, match="each of the last 8 calls needed a graph of its own"):
+        for step in range(20):
+            torch.testing.assert_close(ours(x, step / 7), (x * (step / 7)).exp())
+    native = [c for c in ours.report().captures if not c.fallback]
+    assert len(native) == 8
+    # Those that were captured are used, and a change of the module is captured again.
+    ours(x, 0.5)
+    ours.eval()
+    ours(x, 0.5)
+    assert len([c for c in ours.report().captures if not c.fallback]) == 9
 
 
 def test_strict_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The names of Dynamo that are not public, in one place, as ``torch_internals`` is for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ortrain.capture.torch_internals import is_transforming
+
+# Hooks of layers may come and go; a counter among the attributes shall not mean another compilation
+# per call; what Dynamo itself cannot do runs in PyTorch.
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,
+    "allow_unspec_int_on_nn_module": True,
+    "suppress_errors": True,
+}
+
+
+def nothing_compiles() -> Any:
+    """Return a context in which no other thread compiles; a null context where Dynamo is not loaded."""
+    module = sys.modules.get("torch._dynamo.convert_frame")
+    return getattr(module, "compile_lock", None) or contextlib.nullcontext()
+
+
+def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]) -> Any:
+    """Return ``function`` as Dynamo runs it, its pieces made by ``backend``.
+
+    Nothing is compiled before the first call. Other functions that share code with this one do not
+    count towards its limit of compilations, where PyTorch can tell them apart.
+    """
+    apart = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    options: dict[str, Any] = {"isolate_recompiles": True} if apart else {}
+    return torch.compile(function, backend=backend, **options)
+
+
+@contextlib.contextmanager
+def settings_for_pieces() -> Iterator[None]:
+    """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
+    from torch._dynamo import config
+
+    with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
+        yield
+
+
+@contextlib.contextmanager
+def graph_breaks(causes: list[str]) -> Iterator[None]:
+    """Put into ``causes`` why and where Dynamo cuts what it compiles inside of the context."""
+    from torch._dynamo import utils
+
+    known = len(utils.graph_break_reasons)
+    try:
+        yield
+    finally:
+        for cause in utils.graph_break_reasons[known:]:
+            text = cause.reason.strip().partition("\n")[0]
+            line = cause.user_stack[-1] if cause.user_stack else None
+            causes.append(f"{text}, at {line.filename}:{line.lineno}" if line else text)
+
+
+def may_compile() -> bool:
+    """Tell whether Dynamo may run here: not inside of another trace or transform, nor switched off."""
+    if torch.compiler.is_compiling() or is_transforming() or torch._C._len_torch_dispatch_stack():
+        return False
+    from torch._dynamo import config
+
+    return not config.disable
