@@ -12,7 +12,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ortrain.capture.errors import CaptureError
 
@@ -213,9 +213,13 @@ def size_expression(size: Any) -> int | sympy.Expr:
 
 def size_function(expression: int | sympy.Expr, symbols: list[sympy.Symbol]) -> Callable[..., int]:
     """Return a function of the values of the symbols, as Python ints, that gives the expression's."""
-    text = PythonPrinter().doprint(sympy.sympify(expression))
-    names = ", ".join(PythonPrinter().doprint(symbol) for symbol in symbols)
-    return eval(f"lambda {names}: int({text})", {"math": math, "torch": torch})
+    formula = sympy.sympify(expression)
+
+    def value(*values: int) -> int:
+        known = dict(zip(symbols, values, strict=True))
+        return int(sympy_interp(PythonReferenceAnalysis, known, formula))
+
+    return value
 
 
 def number_expression(number: Any) -> int | float | bool | sympy.Basic:
