@@ -7,6 +7,7 @@
 #   make check    the inner loop: lint and the quick tests, under three minutes
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
+#   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
 #   make clean    remove build outputs, keep .venv
@@ -32,7 +33,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench format lock clean
+.PHONY: setup build test check lint demo bench conformance format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -88,6 +89,9 @@ demo: build
 
 bench: build
 	$(PY) -m benchmarks.suite $(BENCH)
+
+conformance: build
+	$(PY) -m conformance $(CONFORMANCE)
 
 format: setup
 	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i

@@ -69,8 +69,12 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) 
     release();
     throw;
   }
-  // Without a backward half nothing has to be kept.
-  if (plan_->num_forward_steps == plan_->steps.size()) release();
+  // Without a backward half nothing has to be kept; one that gives no gradient is still asked for.
+  const std::vector<GraphInput>& declared = session_->graph().inputs();
+  const bool has_backward = std::any_of(declared.begin(), declared.end(), [](const GraphInput& i) {
+    return i.role == InputRole::gradient;
+  });
+  if (!has_backward) release();
   return result;
 }
 

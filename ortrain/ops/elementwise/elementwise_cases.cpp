@@ -88,7 +88,7 @@ void add_unary_cases(CaseRegistry& cases) {
   }
   for (const char* op : {"Log", "Sqrt", "Reciprocal"}) add_unary(cases, op, positive);
   for (const char* op : {"Asin", "Acos", "Tan"}) add_unary(cases, op, inside);
-  for (const char* op : {"Floor", "Ceil", "Round", "Sign"}) {
+  for (const char* op : {"Floor", "Ceil", "Round", "Sign", "ortrain::Trunc"}) {
     add_unary(cases, op, CaseInput::uniform({}, -5.0, 5.0), false);
   }
   for (const char* op : {"Identity", "ortrain::StopGradient"}) {
@@ -109,7 +109,7 @@ void add_unary_cases(CaseRegistry& cases) {
              .check_gradient = false});
   const CaseInput special =
       CaseInput::literal(DType::undefined, {6}, {kNan, kInf, -kInf, 0.0, -0.0, 1.0});
-  for (const char* op : {"Relu", "Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Sign", "Floor", "Erf",
+  for (const char* op : {"Relu", "Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Sign", "Floor", "Erf", "ortrain::Trunc",
                          "Softplus", "Gelu", "Abs", "Reciprocal"}) {
     cases.add({.op = op, .name = "special", .inputs = {special}, .check_gradient = false});
   }

@@ -55,7 +55,11 @@ OpDef fold_def(std::string name, int since, std::string summary, DTypeSet types,
   return def;
 }
 
-void zero_gradient(GradContext&) {}
+void zero_gradient(GradContext& g) {
+  for (size_t i = 0; i < g.num_inputs(); ++i) {
+    if (g.needs_grad(i)) g.set_input_grad(i, g.zeros_like(g.input(i)));
+  }
+}
 
 void infer_contents(InferContext& context,
                     const std::function<std::optional<Dim>(std::span<const Dim>)>& element) {

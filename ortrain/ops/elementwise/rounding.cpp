@@ -11,6 +11,15 @@ void register_rounding(OpRegistry& registry) {
                          zero_gradient));
   registry.add(unary_def("Round", 22, "Nearest integer, halves to the even one.", kFloatTypes,
                          ExprOp::round, zero_gradient));
+  OpDef trunc = unary_def(
+      "Trunc", 1, "The integer part of X.", kFloatTypes,
+      [](ExprEmitter& e) {
+        const ExprReg size = e.unary(ExprOp::floor, e.unary(ExprOp::abs, e.input(0)));
+        return e.emit(ExprOp::mul, {e.unary(ExprOp::sign, e.input(0)), size});
+      },
+      zero_gradient);
+  trunc.domain = std::string(kOrtrainDomain);
+  registry.add(std::move(trunc));
   registry.add(
       unary_def("Sign", 13, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign, zero_gradient));
 }

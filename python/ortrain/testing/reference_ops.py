@@ -612,6 +612,11 @@ def _expm1(inputs: list[Any], _: Attributes) -> Tensor:
     return torch.expm1(inputs[0])
 
 
+@operator("Trunc", "ortrain")
+def _trunc(inputs: list[Any], _: Attributes) -> Tensor:
+    return torch.trunc(inputs[0])
+
+
 @operator("FloorDiv", "ortrain")
 def _floor_div(inputs: list[Any], _: Attributes) -> Tensor:
     _check_same_dtype("FloorDiv", *inputs)

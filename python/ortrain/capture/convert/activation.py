@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -171,11 +172,14 @@ def log_softmax_half(e: Emitter, x: Tensor, dim: int, half_to_float: bool) -> Va
 
 @converts("aten._safe_softmax.default")
 def safe_softmax(e: Emitter, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Value:
-    """Softmax that gives zeros for a row of -inf."""
-    result = softmax(e, x, dim, dtype)
+    """Softmax that gives zeros, and a gradient of zeros, for a row of -inf."""
     masked = e.node("Equal", x, e.scalar(float("-inf"), x.dtype))
     lowest = e.reduce("ReduceMin", e.cast(masked, torch.int32), [x.axis(dim)], True)
-    return e.where(e.cast(lowest, torch.bool), e.scalar(0, e.dtype_of(result)), result)
+    hidden = e.cast(lowest, torch.bool)
+    # Softmax of such a row is NaN, which would come back through its gradient.
+    seen = e.where(hidden, e.scalar(0, x.dtype), x.value)
+    result = softmax(e, dataclasses.replace(x, value=seen), dim, dtype)
+    return e.where(hidden, e.scalar(0, e.dtype_of(result)), result)
 
 
 def _dropout(e: Emitter, x: Tensor, p: float, *, with_mask: bool) -> tuple[Value, Value | None]:

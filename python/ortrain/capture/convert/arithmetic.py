@@ -93,7 +93,7 @@ def div_mode(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = Non
 
 def truncate(e: Emitter, value: Value) -> Value:
     """Round a float toward zero."""
-    return e.node("Mul", e.node("Sign", value), e.node("Floor", e.node("Abs", value)))
+    return e.node("Trunc", value, domain="ortrain")
 
 
 @converts("aten.floor_divide.default", "aten.floor_divide.Scalar")

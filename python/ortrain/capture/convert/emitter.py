@@ -232,7 +232,7 @@ class Emitter:
     # Shapes
 
     def reshape(
-        self, x: Tensor | Value, target: Sequence[Size], source: Sequence[Size] = ()
+        self, x: Tensor | Value, target: Sequence[Size], source: Sequence[Size] | None = None
     ) -> Value:
         """Reshape to ``target``; ``source`` (the sizes of x) lets symbolic sizes be copied.
 
@@ -241,8 +241,9 @@ class Emitter:
         """
         if isinstance(x, Tensor):
             source = x.shape
-        if len(source) == len(target) and all(map(same, source, target)):
+        if source is not None and len(source) == len(target) and all(map(same, source, target)):
             return x.value if isinstance(x, Tensor) else x
+        source = source or ()
         shape: list[int] = []
         unknown = 0
         for i, size in enumerate(target):

@@ -323,6 +323,10 @@ def _rows_put(
     e: Emitter, x: Tensor, dim: int, index: Tensor, source: Value, reduction: str
 ) -> Value:
     """Write whole rows of an axis."""
+    if x.rank == 0:
+        at = e.reshape(e.cast(index, torch.int64), [-1, 1])
+        values = (e.reshape(x, [1]), at, e.reshape(source, [-1]))
+        return e.reshape(e.node("ScatterND", *values, reduction=reduction), [])
     axis = x.axis(dim)
     order = _front_order(x.rank, [axis])
     rows = e.cast(e.unsqueeze(index, [index.rank]), torch.int64)
@@ -351,9 +355,8 @@ def index_copy(e: Emitter, x: Tensor, dim: int, index: Tensor, source: Tensor) -
 
 @converts("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(e: Emitter, x: Tensor, dim: int, index: Tensor, value: Operand) -> Value:
-    axis = x.axis(dim)
-    shape = list(x.shape)
-    shape[axis] = index.shape[0] if index.rank else 1
+    shape = list(x.shape) or [1]
+    shape[x.axis(dim) if x.rank else 0] = index.shape[0] if index.rank else 1
     fill = e.expand(e.operands(value, dtype=x.dtype)[0], shape)
     return _rows_put(e, x, dim, index, fill, "none")
 

@@ -202,15 +202,18 @@ def batch_norm_functional(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value | None, ...]:
+) -> tuple[Value, ...]:
     if not training:
         result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-        return result, None, None, running_mean.value, running_var.value
+        none = e.full([0], 0, x.dtype)
+        return result, none, none, running_mean.value, running_var.value
     y, new_mean, new_var, mean, deviation = _batch_norm_training(
         e, x, weight, bias, running_mean, running_var, momentum, eps
     )
-    new_mean = e.node("StopGradient", new_mean, domain="ortrain")
-    new_var = e.node("StopGradient", new_var, domain="ortrain")
+    # PyTorch differentiates by y alone.
+    new_mean, new_var, mean, deviation = (
+        e.node("StopGradient", v, domain="ortrain") for v in (new_mean, new_var, mean, deviation)
+    )
     # PyTorch's composite on the CPU gives the statistics of the batch in the type of x.
     return y, e.cast(mean, x.dtype), e.cast(deviation, x.dtype), new_mean, new_var
 
@@ -230,6 +233,7 @@ def batch_norm_no_stats(
     channels, dtype = [x.shape[1]], x.dtype if weight is None else weight.dtype
     mean, var = e.full(channels, 0, dtype), e.full(channels, 1, dtype)
     y, _, _, mean, deviation = _batch_norm_training(e, x, weight, bias, mean, var, momentum, eps)
+    mean, deviation = (e.node("StopGradient", v, domain="ortrain") for v in (mean, deviation))
     return y, mean, deviation
 
 
@@ -243,9 +247,11 @@ def batch_norm_no_training(
     running_var: Tensor,
     momentum: float,
     eps: float,
-) -> tuple[Value | None, ...]:
+) -> tuple[Value, ...]:
     del momentum
-    return _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps), None, None
+    result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
+    none = e.full([0], 0, x.dtype)
+    return result, none, none
 
 
 @converts("aten.batch_norm.default")

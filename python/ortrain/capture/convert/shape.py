@@ -317,6 +317,8 @@ def diff(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Value:
+    if n == 0:  # PyTorch leaves out what is put before and behind then
+        return x.value
     axis = x.axis(dim)
     parts = [e.cast(t, x.dtype) for t in (prepend, x, append) if t is not None]
     value = parts[0] if len(parts) == 1 else e.node("Concat", *parts, axis=axis)

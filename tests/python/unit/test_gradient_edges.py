@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients at the edges: zero everywhere, of scalars, of rows without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+
+inf = float("inf")
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def assert_follows(function: Callable[..., Any], *tensors: torch.Tensor) -> ORTModule:
+    plain, ours = Call(function), ORTModule(Call(function))
+    found = []
+    for model in (plain, ours):
+        leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
+        result = model(*leaves)
+        results = result if isinstance(result, tuple) else (result,)
+        sum(r.sum() for r in results if r.requires_grad).backward()
+        found.append([*(r.detach() for r in results), *(leaf.grad for leaf in leaves)])
+    for expected, actual in zip(*found, strict=True):
+        assert (expected is None) == (actual is None)
+        if expected is not None:
+            torch.testing.assert_close(actual, expected, equal_nan=True)
+    return ours
+
+
+@pytest.mark.parametrize("name", ["ceil", "floor", "round", "sign", "trunc", "sgn", "fix"])
+def test_steps_have_a_gradient_of_zeros(name: str) -> None:
+    x = torch.tensor([-1.5, -0.0, 0.3, 2.5, inf, -inf])
+    function = getattr(torch, name)
+    for ours in (assert_follows(function, x), assert_follows(lambda x: function(x) + x * 2, x)):
+        assert ours.report().native_share == 1.0
+
+
+@pytest.mark.parametrize("rounding", ["floor", "trunc"])
+def test_rounded_quotients_have_a_gradient_of_zeros(rounding: str) -> None:
+    x, y = torch.tensor([[7.0, -7.0, 0.5]]), torch.tensor([[2.0], [-3.0]])
+    assert_follows(lambda x, y: torch.div(x, y, rounding_mode=rounding), x, y)
+
+
+def test_statistics_of_a_batch_norm_have_no_gradient() -> None:
+    x, w = torch.randn(4, 3, 5), torch.rand(3)
+    for training in (True, False):
+
+        def function(x: torch.Tensor, w: torch.Tensor, training: bool = training) -> Any:
+            mean, var = torch.zeros(3), torch.ones(3)
+            y, save_mean, deviation = torch.native_batch_norm(
+                x, w, None, mean, var, training, 0.1, 1e-5
+            )
+            return y * 2, save_mean, deviation
+
+        assert_follows(function, x, w)
+
+
+def test_rows_of_a_scalar() -> None:
+    x, zero = torch.tensor(1.5), torch.tensor([0])
+    assert_follows(lambda x: x.index_fill(0, zero, 3.0) + x, x)
+    assert_follows(lambda x: x.index_select(0, zero), x)
+    assert_follows(lambda x, y: x.index_add(0, zero, y), x, torch.tensor(2.5))
+    assert_follows(lambda x, y: x.index_copy(0, zero, y), x, torch.tensor(2.5))
+
+
+def test_a_row_without_values_has_a_softmax_of_zeros() -> None:
+    x = torch.randn(3, 4)
+    x[1] = -inf
+    x[2, 1:3] = -inf
+    ours = assert_follows(lambda x: torch.ops.aten._safe_softmax(x, -1) * torch.arange(4.0), x)
+    assert ours.report().native_share == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:.*run in PyTorch")
+def test_the_logarithm_of_a_small_probability_has_a_gradient() -> None:
+    assert_follows(torch.special.log_ndtr, torch.tensor([-9.0, -4.0, 0.0, 3.0, 9.0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+def test_no_difference_leaves_out_what_is_put_before() -> None:
+    assert_follows(lambda x, y: torch.diff(x, n=0, prepend=y), torch.randn(3, 4), torch.randn(3, 1))
+    assert_follows(lambda x, y: torch.diff(x, n=2, prepend=y), torch.randn(3, 4), torch.randn(3, 1))
