@@ -8,6 +8,7 @@
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
+#   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
 #   make clean    remove build outputs, keep .venv
@@ -33,7 +34,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance format lock clean
+.PHONY: setup build test check lint demo bench conformance soak format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -92,6 +93,9 @@ bench: build
 
 conformance: build
 	$(PY) -m conformance $(CONFORMANCE)
+
+soak: build
+	$(PY) -m conformance.soak $(SOAK)
 
 format: setup
 	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i

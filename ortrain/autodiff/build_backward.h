@@ -30,4 +30,8 @@ std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOpt
 // For each user output, in order, whether it depends on an input with `requires_grad`.
 std::vector<bool> differentiable_outputs(const Graph& graph);
 
+// What buffer and input updates write to, where the value written depends on an input that requires
+// a gradient: the backward of this graph does not know of it.
+std::vector<std::string> differentiable_updates(const Graph& graph);
+
 }  // namespace ortrain

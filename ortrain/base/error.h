@@ -36,6 +36,10 @@ class IndexError : public Error {
 class UnsupportedError : public Error {
   using Error::Error;
 };
+// A result that is not a number, with ORTRAIN_CHECK_NAN. Python: ortrain.NanError(ArithmeticError)
+class NanError : public Error {
+  using Error::Error;
+};
 // A device that is missing or wrong.                   Python: ortrain.DeviceError(RuntimeError)
 class DeviceError : public Error {
   using Error::Error;

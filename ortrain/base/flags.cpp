@@ -19,6 +19,9 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
     Flag{"ORTRAIN_BLAS", "auto",
          "Matrix products: auto, onednn, none (our own kernels), or the path of the plugin."},
+    Flag{"ORTRAIN_CHECK_NAN", "0",
+         "Raise NanError when a result or gradient holds NaN, naming the operator and layer that "
+         "made the first one of the step. Read when a graph is made; slow."},
     Flag{"ORTRAIN_PROFILE", "0",
          "Time every node from the start; read the figures with ORTModule.profile()."},
     Flag{"ORTRAIN_CACHE_DIR", "off",

@@ -25,7 +25,7 @@ class Block {
 
 // Keeps freed blocks for reuse, so that steady training neither allocates nor faults pages. Arenas
 // and tensors are kept apart: arenas are few and large, any that fits will do, and where none fits
-// the largest grows, so that only the pages it gains are new; tensors want a close fit. Thread-safe.
+// the largest, from 4 MiB on, grows, so that only the pages it gains are new; tensors want a close fit. Thread-safe.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static std::shared_ptr<BlockPool> create();

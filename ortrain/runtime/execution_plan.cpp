@@ -438,6 +438,9 @@ class PlanMaker {
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
                     .num_outputs = static_cast<uint32_t>(node.outputs.size())};
+      for (size_t k = 0; k < node.outputs.size(); ++k) {
+        step.outputs.push_back(work.spec->has_output(k) ? work.spec->output(k) : TensorSpec{});
+      }
       const NodeCost cost = node_cost(*work.spec);
       step.bytes = cost.bytes;
       step.flops = cost.flops;

@@ -30,7 +30,8 @@ struct PlanStep {
   uint32_t first_arg = 0;  // into ExecutionPlan::args: inputs, then outputs, then workspace
   uint32_t num_inputs = 0;
   uint32_t num_outputs = 0;
-  double bytes = 0;  // read and written; see NodeCost
+  std::vector<TensorSpec> outputs;  // undefined where absent; none for copies
+  double bytes = 0;                 // read and written; see NodeCost
   double flops = 0;
 };
 

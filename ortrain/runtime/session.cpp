@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/flags.h"
 
 namespace ortrain {
 
@@ -13,6 +14,7 @@ Session::Session(Graph graph, const KernelRegistry& kernels, Options options)
     : graph_(std::move(graph)),
       kernels_(&kernels),
       options_(options),
+      checks_nan_(flag_is_on("ORTRAIN_CHECK_NAN")),
       profile_(make_profile(graph_.name)) {
   check(options_.max_plans > 0, "a session keeps at least one plan");
 }
@@ -63,8 +65,11 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) 
   inputs_.assign(inputs.begin(), inputs.end());
   arena_ = BlockPool::host()->arena(std::max<size_t>(plan_->arena_bytes, 64));
   std::vector<RunOutput> result = make_outputs(false);
+  nan_check_ = {};
+  look_for_nan_in_inputs(false);
   try {
     run_steps(0, plan_->num_forward_steps);
+    refuse_nan(result);
   } catch (...) {
     release();
     throw;
@@ -85,14 +90,35 @@ std::vector<RunOutput> RunContext::backward(std::span<const void* const> gradien
     if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
   }
   std::vector<RunOutput> result = make_outputs(true);
+  look_for_nan_in_inputs(true);
   try {
     run_steps(plan_->num_forward_steps, plan_->steps.size());
+    refuse_nan(result);
   } catch (...) {
     release();
     throw;
   }
   release();
   return result;
+}
+
+void RunContext::look_for_nan_in_inputs(bool backward) {
+  if (!session_->checks_nan()) return;
+  const Graph& graph = session_->graph();
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const GraphInput& input = graph.inputs()[i];
+    if ((input.role == InputRole::gradient) != backward) continue;
+    nan_check_.see_input(graph, input, plan_->inputs[i], inputs_[i]);
+  }
+}
+
+void RunContext::refuse_nan(const std::vector<RunOutput>& outputs) const {
+  if (!session_->checks_nan()) return;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (outputs[k].block == nullptr) continue;
+    nan_check_.require_numbers(session_->graph().outputs()[k], outputs[k].spec,
+                               outputs[k].block->data());
+  }
 }
 
 void RunContext::release() {
@@ -105,6 +131,7 @@ void RunContext::release() {
 void RunContext::run_steps(size_t begin, size_t end) {
   using Clock = std::chrono::steady_clock;
   const bool profile = profiling();
+  const bool checks_nan = session_->checks_nan();
   char* const arena = static_cast<char*>(arena_->data());
   const auto address = [&](const Location& location) -> void* {
     switch (location.kind) {
@@ -133,17 +160,21 @@ void RunContext::run_steps(size_t begin, size_t end) {
     const KernelArgs kernel_args{
         .in = args.data(), .out = args.data() + step.num_inputs, .workspace = args[count - 1],
         .run = &state_};
-    if (!profile) {
+    if (profile) {
+      const Clock::time_point start = Clock::now();
       step.run(kernel_args);
-      continue;
+      const auto nanoseconds = [](Clock::duration time) {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+      };
+      session_->profile().record(session_->graph(), *plan_, s,
+                                 nanoseconds(start.time_since_epoch()),
+                                 nanoseconds(Clock::now() - start));
+    } else {
+      step.run(kernel_args);
     }
-    const Clock::time_point start = Clock::now();
-    step.run(kernel_args);
-    const auto nanoseconds = [](Clock::duration time) {
-      return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
-    };
-    session_->profile().record(session_->graph(), *plan_, s, nanoseconds(start.time_since_epoch()),
-                               nanoseconds(Clock::now() - start));
+    if (checks_nan && step.node != kNoNode) {
+      nan_check_.see_node(session_->graph().node(step.node), step.outputs, kernel_args.out);
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include "ortrain/runtime/block_pool.h"
 #include "ortrain/runtime/execution_plan.h"
 #include "ortrain/runtime/kernel_registry.h"
+#include "ortrain/runtime/nan_check.h"
 #include "ortrain/runtime/profiler.h"
 
 namespace ortrain {
@@ -39,11 +40,14 @@ class Session {
 
   // What its runs took while profiling() was on.
   SessionProfile& profile() const { return *profile_; }
+  // ORTRAIN_CHECK_NAN was set when the session was made.
+  bool checks_nan() const { return checks_nan_; }
 
  private:
   Graph graph_;
   const KernelRegistry* kernels_;
   Options options_;
+  bool checks_nan_;
   mutable std::mutex mutex_;
   using Entry = std::pair<std::vector<Dims>, std::shared_ptr<const ExecutionPlan>>;
   std::list<Entry> plans_;  // most recently used first
@@ -80,6 +84,8 @@ class RunContext {
 
  private:
   void run_steps(size_t begin, size_t end);
+  void look_for_nan_in_inputs(bool backward);
+  void refuse_nan(const std::vector<RunOutput>& outputs) const;
   std::vector<RunOutput> make_outputs(bool backward);
 
   std::shared_ptr<Session> session_;
@@ -87,6 +93,7 @@ class RunContext {
   std::shared_ptr<Block> arena_;
   std::vector<const void*> inputs_;
   RunState state_;
+  NanCheck nan_check_;
   std::vector<std::shared_ptr<Block>> output_blocks_;
 };
 

@@ -21,6 +21,8 @@ from ortrain.engine import Engine
 
 _log = logging.getLogger("ortrain")
 
+_Run = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
 
 def backend(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None
@@ -37,21 +39,28 @@ def backend(
     """
     if options:
         raise TypeError(f"the backend 'ortrain' takes no options, got {', '.join(sorted(options))}")
-    return runner_of(graph_module, Engine)
+    return runner_of(graph_module, lambda piece: Engine(piece).run)
 
 
 def runner_of(
-    graph_module: fx.GraphModule, make_engine: Callable[[nn.Module], Engine]
+    graph_module: fx.GraphModule, run_on_engine: Callable[[nn.Module], _Run]
 ) -> Callable[..., Any]:
-    """Return a function that runs a piece on the engine made for it, or else in PyTorch."""
+    """Return a function that runs a piece on an engine, or else in PyTorch.
+
+    Args:
+      graph_module: The piece, as Dynamo hands it over.
+      run_on_engine: Returns what runs a module, given its arguments and keyword arguments.
+    """
     if _gives_views(graph_module):
         _log.info("a piece runs in PyTorch: its results share memory")
         return graph_module.forward
     piece, kept, numbers = _tensors_only(graph_module)
-    engine = make_engine(piece)
+    if None not in numbers:
+        return graph_module.forward  # it computes numbers alone, or only writes to its inputs
+    run_piece = run_on_engine(piece)
 
     def run(*args: Any) -> Any:
-        results = iter(engine.run([args[i] for i in kept], {}) if None in numbers else ())
+        results = iter(run_piece([args[i] for i in kept], {}))
         return tuple(next(results) if f is None else f(args) for f in numbers)
 
     return internals.outside_compiled_code(run)

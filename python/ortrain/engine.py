@@ -23,10 +23,11 @@ from ortrain.capture.errors import (
     EverNewCallError,
     FirstCallError,
 )
-from ortrain.capture.export import is_capturing, one_thread_traces
+from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
 from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
 from ortrain.input_errors import check_devices, input_error
@@ -39,6 +40,10 @@ _log = logging.getLogger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
+# Kinds of calls without a graph that are remembered in case that they come back.
+_MOST_DECLINED = 256
+# What PyTorch's operators raise for arguments that they do not take.
+_ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 # Kind of the call, number of the module's state, modes of PyTorch.
 _Key = tuple[Hashable, int, Hashable]
 
@@ -92,6 +97,7 @@ class Engine:
         # Captures in a row, and for how many states of the module.
         self._misses = self._state_misses = 0
         self._told_of_ever_new_calls = False
+        self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
         self._changes_attributes = False
@@ -114,6 +120,8 @@ class Engine:
             if not any(record.fallback == str(error) for record in self.records):
                 self._fall_back(error, "")
             return result
+        if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
+            return module.forward(*args, **kwargs)
         check_devices(call)
         with self._lock:  # while a thread traces, the module holds other tensors
             tensors = self._look_at_module()
@@ -121,7 +129,10 @@ class Engine:
             if entry is not None:
                 self._misses = self._state_misses = 0
         if entry is None:
-            with one_thread_traces, self._lock:
+            with tracing_alone() as alone, self._lock:
+                if not alone:
+                    _log.warning("another thread captures for long; this call runs in PyTorch")
+                    return module.forward(*args, **kwargs)
                 self._look_at_module()
                 key = self._key(call)
                 entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
@@ -161,7 +172,8 @@ class Engine:
             yield from (entry for entry in entries if isinstance(entry, Entry))
 
     def _piece_engines(self) -> Sequence[Engine]:
-        return self._pieces.engines if self._pieces is not None else ()
+        pieces = self._pieces
+        return pieces.engines if pieces is not None else ()
 
     def _programs(self) -> Iterator[Program]:
         for entry in self._captured():
@@ -205,7 +217,7 @@ class Engine:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             _log.info("capturing again: %s", reason)
         try:
-            self._refuse_ever_new_calls(key)
+            self._refuse_ever_new_calls(key, call)
             entry = self._capture(call, args, kwargs, reason)
         except _core.OrtrainError as error:
             if is_strict() or isinstance(error, _core.OutOfMemoryError):
@@ -222,10 +234,20 @@ class Engine:
         self.records.append(entry.record)
         return entry
 
-    def _refuse_ever_new_calls(self, key: _Key) -> None:
-        """Raise CaptureError where capturing goes on and on, and no call finds a graph."""
+    def _refuse_ever_new_calls(self, key: _Key, call: FlatCall) -> None:
+        """Raise CaptureError where capturing goes on and on, and no call finds a graph.
+
+        A kind of call that comes back is captured then.
+        """
         if self._misses < _MOST_MISSES:
             return
+        kind = (key, tuple(sizes_of(call.tensors)))
+        if kind in self._declined:
+            self._misses = self._state_misses = 0
+            return
+        self._declined[kind] = None
+        if len(self._declined) > _MOST_DECLINED:
+            self._declined.popitem(last=False)
         name = type(self.module).__name__
         if self._state_misses >= _MOST_MISSES:
             raise ChangingAttributeError(
@@ -280,18 +302,19 @@ class Engine:
         if refused.shown:
             return run(args, kwargs)
         try:
-            with one_thread_traces:  # Dynamo may compile
+            with tracing_alone():  # a trace takes in what other threads run in PyTorch
                 result = run(args, kwargs)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if isinstance(error, _core.OrtrainError):
+            if type(error) not in _ERRORS_OF_OPERATORS:
                 raise
             name = type(self.module).__name__
             raise input_error(name, error, call, self._captured()) from error
         self._fall_back(refused.error, refused.reason, whole=whole)
         self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
         refused.shown = True
-        with self._lock:
-            self._keep(call, refused)
+        if not isinstance(refused.error, EverNewCallError):  # which may be captured yet
+            with self._lock:
+                self._keep(call, refused)
         return result
 
     def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -301,10 +324,12 @@ class Engine:
         """Run the module itself, in pieces where it can be cut."""
         if self._cut is None or not may_compile():
             return self._run_forward(args, kwargs)
-        if self._pieces is None:
-            _log.info("%s is cut in pieces", type(self.module).__name__)
-            self._pieces = self._cut(self.module)
-        return self._pieces.run(args, kwargs)
+        with self._lock:
+            if self._pieces is None and self._cut is not None:
+                _log.info("%s is cut in pieces", type(self.module).__name__)
+                self._pieces = self._cut(self.module)
+            pieces = self._pieces
+        return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
 
     def _fall_back(self, error: Exception, reason: str, *, whole: bool = False) -> None:
         """Record, and tell, that a kind of call runs in PyTorch or in pieces; after its first run.
@@ -314,9 +339,11 @@ class Engine:
           reason: Why a capture was tried.
           whole: Whether all of the module runs in PyTorch.
         """
+        pieces = self._pieces
         native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
-        if native == 0 and self._pieces is not None:
-            self._cut = self._pieces = None  # nothing is gained
+        if native == 0 and pieces is not None:
+            with self._lock:
+                self._cut = self._pieces = pieces = None  # nothing is gained
         record = CaptureRecord(
             reason=reason,
             training=torch.is_grad_enabled(),
@@ -325,7 +352,7 @@ class Engine:
             aten_nodes=0,
             stages={},
             pieces=0 if whole else native,
-            breaks=() if whole or self._pieces is None else tuple(self._pieces.breaks),
+            breaks=() if whole or pieces is None else tuple(pieces.breaks),
         )
         self.records.append(record)
         if self._tells:

@@ -97,6 +97,12 @@ class Entry:
             else:
                 raise CaptureError(f"'{target}' is no tensor of the module")
         graph.set_requires_grad(requires_grad)
+        if prepared.grad_enabled and (written := graph.differentiable_updates()):
+            raise CaptureError(
+                f"it writes what depends on a parameter to {', '.join(map(repr, written))}, which "
+                "has a gradient from then on",
+                module=type(states.module).__name__,
+            )
 
         updates: list[tuple[int, str, Any]] = []
         for position, output in enumerate(graph.outputs):

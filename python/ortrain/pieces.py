@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,16 +23,43 @@ class Pieces:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._engines: list[Engine] = []
+        self._module = module
         self._breaks: dict[str, None] = {}
-        self._forward = internals.compiled_in_pieces(module.forward, self._backend)
+        # Dynamo keeps backends and compiled code for longer than the module lives.
+        self._engines: list[Engine] = []
+        owner = weakref.ref(self)
+
+        def run_on_engine(piece: nn.Module) -> Callable[..., Any]:
+            pieces = owner()
+            if pieces is None:
+                return lambda args, _: piece(*args)
+            engine = Engine(piece, tells=False)
+            pieces._engines.append(engine)
+            held = weakref.ref(engine)
+
+            def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+                engine = held()
+                return piece(*args) if engine is None else engine.run(args, kwargs)
+
+            return run
+
+        def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return dynamo.runner_of(graph_module, run_on_engine)
+
+        self._backend = backend
+        self._compiled_for: Any = None
+        self._compiled: Callable[..., Any] = module.forward
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward; what it returns and raises is what the module would."""
+        forward = self._module.forward
+        if forward != self._compiled_for:  # at first, or another one was put in its place
+            self._compiled = internals.compiled_in_pieces(forward, self._backend)
+            self._compiled_for = forward
         causes: list[str] = []
         try:
             with internals.settings_for_pieces(), internals.graph_breaks(causes):
-                return self._forward(*args, **kwargs)
+                return self._compiled(*args, **kwargs)
         finally:
             self._breaks.update(dict.fromkeys(causes))
 
@@ -44,10 +72,3 @@ class Pieces:
     def breaks(self) -> Sequence[str]:
         """Why the forward was cut, each cause once."""
         return list(self._breaks)
-
-    def _backend(self, graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        def make_engine(piece: nn.Module) -> Engine:
-            self._engines.append(Engine(piece, tells=False))
-            return self._engines[-1]
-
-        return dynamo.runner_of(graph_module, make_engine)

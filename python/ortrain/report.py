@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ortrain import report_page
 from ortrain.capture.escapes import Escape
 
 
@@ -23,9 +24,9 @@ class CaptureRecord:
       from_disk: Whether the graph of an earlier process was used (ORTRAIN_CACHE_DIR).
       escapes: The operators of the captured graph that run in PyTorch.
       escaped_nodes: Nodes of the optimized graph that run in PyTorch.
-      pieces: Graphs that the module was cut into at the first such call, each with a record of its
-        own; 0 where all of it runs in PyTorch.
-      breaks: Why it was cut where it was.
+      pieces: Graphs that the module had been cut into after the first such call, each with a record
+        of its own; 0 where all of it runs in PyTorch.
+      breaks: Why it had been cut by then, and where.
     """
 
     reason: str
@@ -73,6 +74,10 @@ class ModuleReport:
     def native_share(self) -> float:
         """Share of nodes that Ortrain runs, from 0 to 1; 0 before the first call."""
         return self.native_nodes / self.total_nodes if self.captures else 0.0
+
+    def to_html(self, title: str = "Ortrain report") -> str:
+        """Return the same as a page of its own, with a picture of the share and of the stages."""
+        return report_page.page(self, title)
 
     def __str__(self) -> str:
         lines = [

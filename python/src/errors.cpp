@@ -19,6 +19,7 @@ void init_errors(nb::module_& module) {
   nb::exception<DTypeError>(module, "DTypeError", also(PyExc_TypeError));
   nb::exception<UnsupportedError>(module, "UnsupportedError", also(PyExc_NotImplementedError));
   nb::exception<FileError>(module, "FileError", also(PyExc_OSError));
+  nb::exception<NanError>(module, "NanError", also(PyExc_ArithmeticError));
   nb::exception<DeviceError>(module, "DeviceError", base);
   nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", base);
   nb::exception<InternalError>(module, "InternalError", base);

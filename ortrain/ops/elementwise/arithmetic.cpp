@@ -126,6 +126,13 @@ void register_arithmetic(OpRegistry& registry) {
   OpDef floor_div =
       binary_def("FloorDiv", 1, "floor(A / B), of integers and floats, as Python's //.",
                  kNumericTypes, ExprOp::floor_div, zero_gradient);
+  OpDef trunc_div = binary_def("TruncDiv", 1, "The integer part of A / B.", kFloatTypes,
+                               ExprOp::div, zero_gradient);
+  trunc_div.domain = kOrtrainDomain;
+  trunc_div.expression = [](ExprEmitter& e) {
+    return trunc_expression(e, e.emit(ExprOp::div, {e.input(0), e.input(1)}));
+  };
+  registry.add(std::move(trunc_div));
   floor_div.domain = kOrtrainDomain;
   floor_div.infer = infer_arithmetic(floor_div_contents);
   registry.add(std::move(floor_div));

@@ -152,6 +152,7 @@ void add_binary_cases(CaseRegistry& cases) {
   }
   add_binary(cases, "Div", normal, positive);
   add_binary(cases, "Pow", positive, normal);
+  add_binary(cases, "ortrain::TruncDiv", CaseInput::uniform({}, -9, 9), positive, false);
   add_binary(cases, "ortrain::FloorDiv", CaseInput::uniform({}, -9, 9), positive, false);
   add_binary(cases, "Mod", CaseInput::uniform({}, -9, 9), positive, true, {{"fmod", int64_t{1}}});
   for (const char* op : {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"}) {

@@ -31,6 +31,9 @@ OpDef binary_def(std::string name, int since, std::string summary, DTypeSet type
 OpDef fold_def(std::string name, int since, std::string summary, DTypeSet types, ExprOp op,
                Gradient gradient);
 
+// The integer part of a float.
+ExprReg trunc_expression(ExprEmitter& e, ExprReg x);
+
 // The gradient is zero wherever it exists (floor, sign, ...).
 void zero_gradient(GradContext& g);
 

@@ -55,6 +55,11 @@ OpDef fold_def(std::string name, int since, std::string summary, DTypeSet types,
   return def;
 }
 
+ExprReg trunc_expression(ExprEmitter& e, ExprReg x) {
+  const ExprReg size = e.unary(ExprOp::floor, e.unary(ExprOp::abs, x));
+  return e.emit(ExprOp::mul, {e.unary(ExprOp::sign, x), size});
+}
+
 void zero_gradient(GradContext& g) {
   for (size_t i = 0; i < g.num_inputs(); ++i) {
     if (g.needs_grad(i)) g.set_input_grad(i, g.zeros_like(g.input(i)));

@@ -13,11 +13,7 @@ void register_rounding(OpRegistry& registry) {
                          ExprOp::round, zero_gradient));
   OpDef trunc = unary_def(
       "Trunc", 1, "The integer part of X.", kFloatTypes,
-      [](ExprEmitter& e) {
-        const ExprReg size = e.unary(ExprOp::floor, e.unary(ExprOp::abs, e.input(0)));
-        return e.emit(ExprOp::mul, {e.unary(ExprOp::sign, e.input(0)), size});
-      },
-      zero_gradient);
+      [](ExprEmitter& e) { return trunc_expression(e, e.input(0)); }, zero_gradient);
   trunc.domain = std::string(kOrtrainDomain);
   registry.add(std::move(trunc));
   registry.add(

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,9 +24,10 @@ _SETTINGS = {
 
 
 def nothing_compiles() -> Any:
-    """Return a context in which no other thread compiles; a null context where Dynamo is not loaded."""
-    module = sys.modules.get("torch._dynamo.convert_frame")
-    return getattr(module, "compile_lock", None) or contextlib.nullcontext()
+    """Return a context in which no other thread compiles."""
+    from torch._dynamo import convert_frame
+
+    return getattr(convert_frame, "compile_lock", None) or contextlib.nullcontext()
 
 
 def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]) -> Any:
@@ -43,8 +44,7 @@ def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]
 @contextlib.contextmanager
 def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
-    from torch._dynamo import config
-
+    config = _config()
     with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
         yield
 
@@ -65,9 +65,22 @@ def graph_breaks(causes: list[str]) -> Iterator[None]:
 
 
 def may_compile() -> bool:
-    """Tell whether Dynamo may run here: not inside of another trace or transform, nor switched off."""
+    """Tell whether Dynamo may run here: not inside of a trace or transform, nor switched off."""
     if torch.compiler.is_compiling() or is_transforming() or torch._C._len_torch_dispatch_stack():
         return False
+    if torch.jit.is_tracing() or torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+        return False
+    return _is_supported() and not _config().disable
+
+
+@functools.cache
+def _is_supported() -> bool:
+    from torch._dynamo.eval_frame import is_dynamo_supported
+
+    return bool(is_dynamo_supported())
+
+
+def _config() -> Any:
     from torch._dynamo import config
 
-    return not config.disable
+    return config

@@ -115,7 +115,22 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 # Tracing patches classes and settings of PyTorch for all threads. Taken before the lock of an engine.
 one_thread_traces = threading.RLock()
+_LONGEST_WAIT = 120.0  # seconds
 _thread = threading.local()
+
+
+@contextlib.contextmanager
+def tracing_alone() -> Iterator[bool]:
+    """Keep other threads from tracing; gives False where one of them does so for too long.
+
+    Such a thread may be waiting for this one.
+    """
+    mine = one_thread_traces.acquire(timeout=_LONGEST_WAIT)
+    try:
+        yield mine
+    finally:
+        if mine:
+            one_thread_traces.release()
 
 
 def is_capturing() -> bool:

@@ -612,6 +612,12 @@ def _expm1(inputs: list[Any], _: Attributes) -> Tensor:
     return torch.expm1(inputs[0])
 
 
+@operator("TruncDiv", "ortrain")
+def _trunc_div(inputs: list[Any], _: Attributes) -> Tensor:
+    _check_same_dtype("TruncDiv", *inputs)
+    return torch.div(*inputs, rounding_mode="trunc")
+
+
 @operator("Trunc", "ortrain")
 def _trunc(inputs: list[Any], _: Attributes) -> Tensor:
     return torch.trunc(inputs[0])

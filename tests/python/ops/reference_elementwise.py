@@ -54,6 +54,11 @@ def floor_div(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [np.floor_divide(inputs[0], inputs[1])]
 
 
+@reference("ortrain::TruncDiv")
+def trunc_div(inputs: list, attrs: dict) -> list[np.ndarray]:
+    return [np.trunc(inputs[0] / inputs[1])]
+
+
 @reference("ortrain::Trunc")
 def trunc(inputs: list, attrs: dict) -> list[np.ndarray]:
     return [np.trunc(inputs[0])]

@@ -54,7 +54,9 @@ def test_rounding_is_held_against_float64() -> None:
     theirs = exact.float() * (1 + 1e-4)
     assert opinfo._as_close(exact.float() * (1 - 2e-4), theirs, exact)
     assert not opinfo._as_close(exact.float() * (1 - 1e-3), theirs, exact)
-    assert not opinfo._as_close(torch.full((50,), torch.nan), theirs, exact)
+    for values in (torch.full((50,), torch.nan), torch.full((50,), torch.inf)):
+        assert not opinfo._as_close(values, theirs, exact)
+        assert not opinfo._as_close(values, -values.nan_to_num(posinf=torch.inf), exact)
 
 
 def test_the_database_has_not_shrunk() -> None:

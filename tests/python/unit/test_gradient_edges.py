@@ -51,7 +51,7 @@ def test_steps_have_a_gradient_of_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("rounding", ["floor", "trunc"])
 def test_rounded_quotients_have_a_gradient_of_zeros(rounding: str) -> None:
-    x, y = torch.tensor([[7.0, -7.0, 0.5]]), torch.tensor([[2.0], [-3.0]])
+    x, y = torch.tensor([[7.0, -7.0, 0.5, inf]]), torch.tensor([[2.0], [-3.0], [0.0], [inf]])
     assert_follows(lambda x, y: torch.div(x, y, rounding_mode=rounding), x, y)
 
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -36,6 +38,7 @@ class Network(nn.Module):
         self.between = between
         self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
         self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("positive", torch.zeros(1))
         self.calls = 0
         self.seen: list[float] = []
 
@@ -107,6 +110,28 @@ def written(m: Any, h: torch.Tensor) -> torch.Tensor:
     return m.second(h)
 
 
+def written_at_last(m: Any, h: torch.Tensor) -> torch.Tensor:
+    h = m.second(h) * 2
+    if h.sum() > 0:
+        h[:, 0] = 0
+    return h
+
+
+def counted_at_last(m: Any, h: torch.Tensor) -> torch.Tensor:
+    if h.sum() > 0:
+        m.positive.add_(1)
+    return m.second(h)
+
+
+def filled(m: Any, h: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(h.shape[0], 8)
+    torch._dynamo.graph_break()
+    out[:, :4] = m.second(h)[:, :4]
+    if h.sum() > 0:
+        out[:, 4:] = h[:, 4:]
+    return out
+
+
 def tensor_hook(m: Any, h: torch.Tensor) -> torch.Tensor:
     if h.sum() > 0:
         h.register_hook(lambda gradient: gradient * 2)
@@ -123,7 +148,20 @@ def frozen(m: Any, h: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "between",
-    [branch, loop, read_value, through_numpy, counted, selected, written, tensor_hook, frozen],
+    [
+        branch,
+        loop,
+        read_value,
+        through_numpy,
+        counted,
+        selected,
+        written,
+        written_at_last,
+        counted_at_last,
+        filled,
+        tensor_hook,
+        frozen,
+    ],
 )
 def test_follows_pytorch(between: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
     ours, plain = pair(between)
@@ -142,6 +180,23 @@ def test_the_report_says_where_it_was_cut() -> None:
     assert record.pieces == 3 and record.fallback
     assert any("test_pieces.py" in cause for cause in record.breaks)
     assert all(piece.native_nodes and not piece.fallback for piece in ours.report().pieces)
+
+
+def test_the_report_is_a_page() -> None:
+    class Unusual(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.lgamma(x)
+
+    ours, _ = pair(branch)
+    empty = ours.report().to_html()
+    assert "not been called" in empty
+    ours(torch.randn(5, 4))
+    page = ours.report().to_html("A <model>")
+    assert "A &lt;model&gt;" in page and "<script" not in page and "http" not in page
+    assert "3 pieces" in page and "test_pieces.py" in page and "capture" in page
+    whole = ORTModule(Unusual())
+    whole(torch.rand(3))
+    assert "aten.lgamma.default" in whole.report().to_html()
 
 
 def test_without_gradients_and_in_eval_mode() -> None:
@@ -303,6 +358,54 @@ def test_threads_run_the_pieces_together() -> None:
         results = list(pool.map(lambda x: ours(x).detach(), inputs))
     for x, result in zip(inputs, results, strict=True):
         torch.testing.assert_close(result, plain(x).detach())
+
+
+def test_another_forward_put_in_its_place() -> None:
+    plain = BranchingLayer()
+    ours = ORTModule(plain)
+    x = torch.randn(5, 4)
+    ours(x)
+    forward = plain.forward
+    plain.forward = lambda x: forward(x) + 1
+    torch.testing.assert_close(ours(x), plain(x))
+    del plain.forward
+    torch.testing.assert_close(ours(x), plain(x))
+
+
+def test_what_was_cut_is_freed_with_the_module() -> None:
+    plain = BranchingLayer()
+    ours = ORTModule(plain)
+    ours(torch.randn(5, 4)).sum().backward()
+    engines = [weakref.ref(engine) for engine in ours._ortrain_engine._piece_engines()]
+    module = weakref.ref(plain)
+    assert engines
+    del plain, ours
+    gc.collect()
+    assert module() is None
+    assert not any(engine() for engine in engines)
+
+
+def test_other_tracers_see_the_module_itself() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), BranchingLayer())
+    x = torch.randn(5, 4)
+    traced = torch.jit.trace(ORTModule(plain), x)
+    torch.testing.assert_close(traced(x), plain(x))
+
+
+def test_layers_run_by_threads_of_the_forward() -> None:
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([ORTModule(nn.Linear(4, 4)) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with futures.ThreadPoolExecutor(3) as pool:
+                return sum(pool.map(lambda part: part(x).detach(), self.parts)) + x
+
+    module = Parallel()
+    x = torch.randn(5, 4)
+    expected = sum(part.module(x) for part in module.parts).detach() + x
+    torch.testing.assert_close(ORTModule(module)(x), expected)
 
 
 def test_transforms_of_functions_are_left_to_pytorch() -> None:

@@ -88,7 +88,7 @@ def div_mode(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = Non
     dtype = e.common_dtype(x, y)
     if category(dtype) == 1:
         return e.node("Div", *e.operands(x, y, dtype=dtype))
-    return truncate(e, e.arithmetic("Div", x, y, dtype=dtype))
+    return e.node("TruncDiv", *e.operands(x, y, dtype=dtype), domain="ortrain")
 
 
 def truncate(e: Emitter, value: Value) -> Value:
