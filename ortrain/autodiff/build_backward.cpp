@@ -188,13 +188,13 @@ std::vector<bool> differentiable_outputs(const Graph& graph) {
   return result;
 }
 
-std::vector<std::string> differentiable_updates(const Graph& graph) {
+std::vector<std::string> differentiable_input_updates(const Graph& graph) {
   const std::vector<bool> needs = values_that_need_grad(graph);
   std::vector<std::string> result;
   for (const GraphOutput& output : graph.outputs()) {
-    const bool updates =
-        output.role == OutputRole::buffer_update || output.role == OutputRole::input_update;
-    if (updates && needs[index_of(output.value)]) result.push_back(output.target);
+    if (output.role == OutputRole::input_update && needs[index_of(output.value)]) {
+      result.push_back(output.target);
+    }
   }
   return result;
 }

@@ -30,8 +30,8 @@ std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOpt
 // For each user output, in order, whether it depends on an input with `requires_grad`.
 std::vector<bool> differentiable_outputs(const Graph& graph);
 
-// What buffer and input updates write to, where the value written depends on an input that requires
-// a gradient: the backward of this graph does not know of it.
-std::vector<std::string> differentiable_updates(const Graph& graph);
+// The inputs that the graph writes to, where the value written depends on an input that requires a
+// gradient: the backward of this graph does not know of it. Buffers are written to under no_grad.
+std::vector<std::string> differentiable_input_updates(const Graph& graph);
 
 }  // namespace ortrain

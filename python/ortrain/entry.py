@@ -97,7 +97,7 @@ class Entry:
             else:
                 raise CaptureError(f"'{target}' is no tensor of the module")
         graph.set_requires_grad(requires_grad)
-        if prepared.grad_enabled and (written := graph.differentiable_updates()):
+        if prepared.grad_enabled and (written := graph.differentiable_input_updates()):
             raise CaptureError(
                 f"it writes what depends on a parameter to {', '.join(map(repr, written))}, which "
                 "has a gradient from then on",

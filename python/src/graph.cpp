@@ -278,8 +278,8 @@ void init_graph(nb::module_& module) {
            })
       .def("differentiable_outputs",
            [](const Graph& g) { return differentiable_outputs(g); })
-      .def("differentiable_updates",
-           [](const Graph& g) { return differentiable_updates(g); })
+      .def("differentiable_input_updates",
+           [](const Graph& g) { return differentiable_input_updates(g); })
       .def("missing_gradients",
            [](const Graph& g, std::vector<size_t> outputs) {
              return missing_gradients(g, {.output_indices = std::move(outputs)});
