@@ -8,6 +8,7 @@
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
+#   make asan     all tests and 100 000 bad inputs under AddressSanitizer and UBSan
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
@@ -34,7 +35,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance soak format lock clean
+.PHONY: setup build test check lint demo bench conformance soak asan format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -93,6 +94,11 @@ bench: build
 
 conformance: build
 	$(PY) -m conformance $(CONFORMANCE)
+
+asan: setup
+	cmake --preset sanitize
+	cmake --build --preset sanitize -j $(JOBS)
+	$(PY) tools/run_sanitizers.py --jobs $(JOBS) $(ASAN)
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)

@@ -3,7 +3,8 @@
 
 # libortrain_onednn.so: loaded at run time by name, so the core imports and runs without oneDNN.
 # The core finds it through its own RUNPATH ($ORIGIN).
-set(ORTRAIN_PACKAGE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/python/ortrain")
+set(ORTRAIN_PACKAGE_DIR "${CMAKE_CURRENT_SOURCE_DIR}/python/ortrain"
+  CACHE PATH "Where a development build puts the extension and the plugin")
 set(ORTRAIN_HAVE_ONEDNN OFF)
 
 file(GLOB_RECURSE ORTRAIN_ONEDNN_FILES CONFIGURE_DEPENDS ortrain/onednn/*.cpp)

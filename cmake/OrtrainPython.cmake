@@ -31,3 +31,13 @@ if(ORTRAIN_DEV)
   endif()
 endif()
 install(TARGETS _core LIBRARY DESTINATION ortrain COMPONENT python)
+
+# Headers for libraries of operators, found by ortrain.extension.include_dir().
+set(ORTRAIN_EXTENSION_HEADERS ortrain/extension/abi.h ortrain/extension/extension.h)
+if(ORTRAIN_DEV)
+  foreach(header IN LISTS ORTRAIN_EXTENSION_HEADERS)
+    configure_file("${header}" "${ORTRAIN_PACKAGE_DIR}/include/${header}" COPYONLY)
+  endforeach()
+endif()
+install(FILES ${ORTRAIN_EXTENSION_HEADERS} DESTINATION ortrain/include/ortrain/extension
+  COMPONENT python)

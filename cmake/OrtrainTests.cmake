@@ -25,5 +25,12 @@ if(ORTRAIN_HAVE_ONEDNN)
     BUILD_RPATH "$<TARGET_FILE_DIR:ortrain_onednn>")
   add_dependencies(ortrain_tests ortrain_onednn)
 endif()
+# The library of the example, loaded by the tests as a program loads its own.
+add_library(ortrain_example_extension MODULE examples/custom_op/scaled_swish.cpp)
+target_include_directories(ortrain_example_extension PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+target_link_libraries(ortrain_example_extension PRIVATE ortrain_flags)
+add_dependencies(ortrain_tests ortrain_example_extension)
+target_compile_definitions(ortrain_tests PRIVATE
+  ORTRAIN_EXAMPLE_EXTENSION="$<TARGET_FILE:ortrain_example_extension>")
 gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
   PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)

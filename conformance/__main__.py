@@ -1,59 +1,208 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m conformance``: counts per outcome, and what is not native."""
+"""``python -m conformance``: every suite, one table of what is reached, status 1 below a bar.
+
+With names, only what contains one of them, each with its detail; no bar counts then.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from conformance import opinfo
+from conformance import architectures, guards, onnx_nodes, opinfo, random_programs
+from conformance.onnx_nodes import NodeOutcome
 from conformance.opinfo import Outcome
 
-NATIVE_BAR = 0.6
+OPERATORS_BAR = 0.6
+ARCHITECTURES_BAR = 30
+PROGRAMS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of the table: what was counted, the figure, the bar, whether it is reached."""
+
+    what: str
+    figure: str
+    bar: str
+    ok: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    names: Sequence[str]
+    samples: int
+    programs: int
+    console: Console
+
+
+Suite = tuple[list[Line], list[Any]]
+
+
+def _operators(request: Request) -> Suite:
+    chosen = [
+        op
+        for op in opinfo.entries()
+        if not request.names or any(n in op.name for n in request.names)
+    ]
+    results = [
+        opinfo.run_entry(op, request.samples)
+        for op in track(chosen, "operators", console=request.console, transient=True)
+    ]
+    counts = collections.Counter(result.outcome for result in results)
+    for result in results:
+        if result.outcome in (Outcome.wrong, Outcome.failed) or request.names:
+            text = f"{result.name}: {result.outcome.value}: {result.detail}"
+            request.console.print(text, markup=False)
+    compared = len(results) - counts[Outcome.random]
+    native = counts[Outcome.native] / max(compared, 1)
+    bad = counts[Outcome.wrong] + counts[Outcome.failed]
+    lines = [
+        Line("OpInfo: operators compared", f"{compared}", "", True),
+        Line("OpInfo: wrong values or errors", f"{bad}", "0", bad == 0),
+        Line(
+            "OpInfo: native",
+            f"{counts[Outcome.native]} ({native:.2f})",
+            f"{OPERATORS_BAR:.2f}",
+            native >= OPERATORS_BAR,
+        ),
+        Line("OpInfo: as nodes in PyTorch", f"{counts[Outcome.escaped]}", "", True),
+        Line("OpInfo: in PyTorch, no graph", f"{counts[Outcome.refused]}", "", True),
+    ]
+    return lines, [[r.name, r.outcome.name, r.samples, r.detail] for r in results]
+
+
+def _onnx(request: Request) -> Suite:
+    chosen = [
+        case
+        for case in onnx_nodes.cases()
+        if not request.names or any(n in case.name for n in request.names)
+    ]
+    results = [
+        onnx_nodes.run_case(case)
+        for case in track(chosen, "ONNX cases", console=request.console, transient=True)
+    ]
+    counts = collections.Counter(result.outcome for result in results)
+    for result in results:
+        if result.outcome is NodeOutcome.wrong or request.names:
+            text = f"{result.name}: {result.outcome.value}: {result.detail}"
+            request.console.print(text, markup=False)
+    passed, wrong = counts[NodeOutcome.passed], counts[NodeOutcome.wrong]
+    bar = onnx_nodes.CASES_BAR
+    lines = [
+        Line("ONNX node cases: right", f"{passed}", f"{bar}", passed >= bar),
+        Line("ONNX node cases: wrong", f"{wrong}", "0", wrong == 0),
+        Line("ONNX node cases: refused", f"{counts[NodeOutcome.refused]}", "", True),
+    ]
+    return lines, [[r.name, r.outcome.name, r.detail] for r in results]
+
+
+def _architectures(request: Request) -> Suite:
+    total = len(architectures.ARCHITECTURES)
+    results = list(
+        track(
+            architectures.run(request.names),
+            "architectures",
+            total=total,
+            console=request.console,
+            transient=True,
+        )
+    )
+    table = Table(title="Architectures of transformers")
+    for column in ("model", "native", "escapes", "seconds", "differs, or no graph"):
+        table.add_column(column)
+    for r in results:
+        why = r.difference or r.fallback
+        cells = (r.name, f"{r.native_share:.3f}", f"{len(r.escapes)}", f"{r.seconds:.1f}", why[:90])
+        table.add_row(*cells)
+    request.console.print(table)
+    bar = architectures.NATIVE_BAR
+    right = [r for r in results if r.ok]
+    native = [r for r in right if r.native_share >= bar]
+    wrong = [r for r in results if r.difference]
+    lines = [
+        Line(
+            "Architectures: right, one graph",
+            f"{len(right)} of {len(results)}",
+            f"{ARCHITECTURES_BAR}",
+            len(right) >= ARCHITECTURES_BAR,
+        ),
+        Line(
+            f"Architectures: {bar} of nodes native",
+            f"{len(native)}",
+            f"{ARCHITECTURES_BAR}",
+            len(native) >= ARCHITECTURES_BAR,
+        ),
+        Line("Architectures: wrong", f"{len(wrong)}", "0", not wrong),
+    ]
+    return lines, [dataclasses.asdict(r) for r in results]
+
+
+def _programs(request: Request) -> Suite:
+    with request.console.status("random programs"):
+        whole = random_programs.check(request.programs)
+    figure = f"{request.programs}, {whole} as one graph"
+    return [Line("Random programs equal to eager", figure, "all", True)], []
+
+
+def _guards(request: Request) -> Suite:
+    with request.console.status("guards"):
+        microseconds = guards.check_microseconds()
+    bar = guards.BAR_MICROSECONDS
+    figure = f"{microseconds:.0f} µs"
+    # Time decides nothing: another machine has another figure.
+    return [Line("Guards of a step of BERT-base", figure, f"{bar} µs (not counted)", True)], []
+
+
+SUITES: dict[str, Callable[[Request], Suite]] = {
+    "operators": _operators,
+    "onnx": _onnx,
+    "architectures": _architectures,
+    "programs": _programs,
+    "guards": _guards,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
-    parser.add_argument("names", nargs="*", help="operators whose names contain one of these")
+    parser.add_argument("names", nargs="*", help="what contains one of these")
+    parser.add_argument("--suite", action="append", choices=list(SUITES), help="default: all")
     parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
+    parser.add_argument("--programs", type=int, default=PROGRAMS, help="random ones")
     parser.add_argument("--json", type=Path, help="write all results there")
     options = parser.parse_args()
     console = Console()
+    request = Request(options.names, options.samples, options.programs, console)
 
-    chosen = [
-        op
-        for op in opinfo.entries()
-        if not options.names or any(n in op.name for n in options.names)
-    ]
-    results = [
-        opinfo.run_entry(op, options.samples)
-        for op in track(chosen, "operators", console=console, transient=True)
-    ]
+    lines: list[Line] = []
+    details: dict[str, Any] = {}
+    for name in options.suite or SUITES:
+        start = time.perf_counter()
+        found, details[name] = SUITES[name](request)
+        lines += found
+        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
     if options.json:
-        rows = [[r.name, r.outcome.name, r.samples, r.detail] for r in results]
-        options.json.write_text(json.dumps(rows, indent=1))
-
-    counts = collections.Counter(result.outcome for result in results)
-    table = Table(title=f"{len(results)} operators, {sum(r.samples for r in results)} samples")
-    table.add_column("outcome")
-    table.add_column("operators", justify="right")
-    for outcome in Outcome:
-        table.add_row(outcome.value, str(counts[outcome]))
+        options.json.write_text(json.dumps(details, indent=1))
+    table = Table(title="Conformance")
+    for column in ("what", "figure", "bar", ""):
+        table.add_column(column)
+    for line in lines:
+        table.add_row(line.what, line.figure, line.bar, "" if line.ok else "[red]below[/]")
     console.print(table)
-    for result in results:
-        if result.outcome in (Outcome.wrong, Outcome.failed) or options.names:
-            console.print(f"{result.name}: {result.outcome.value}: {result.detail}", markup=False)
-    native = counts[Outcome.native] / max(len(results) - counts[Outcome.random], 1)
-    console.print(f"native: {native:.2f} of those compared (bar {NATIVE_BAR})")
-    bad = counts[Outcome.wrong] + counts[Outcome.failed]
-    return 1 if bad or (native < NATIVE_BAR and not options.names) else 0
+    return int(not options.names and not all(line.ok for line in lines))
 
 
 if __name__ == "__main__":

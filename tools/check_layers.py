@@ -18,6 +18,7 @@ CPP = {
     "runtime": {"plan", "ir", "base"},
     "cpu": {"runtime", "plan", "ir", "base"},
     "onednn": {"cpu", "base"},
+    "extension": {"cpu", "runtime", "plan", "ir", "base"},
     "testing": {"runtime", "plan", "passes", "autodiff", "ir", "base", "cpu"},
 }
 # Files under ortrain/ops, by suffix; the layer is spelled ops:<kind>.

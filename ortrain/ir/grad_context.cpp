@@ -44,9 +44,9 @@ ValueId GradContext::output(size_t index) {
     }
   }
   const std::vector<InferredValue> inferred = infer_node(*def_, widened, std::move(inputs));
-  const ValueId id = graph().add_value(
-      widened.name.empty() ? widened.op : widened.name + "/" + widened.op, inferred[index].dtype,
-      inferred[index].shape);
+  const ValueId id =
+      graph().add_value(widened.name.empty() ? widened.op : widened.name + "/" + widened.op,
+                        inferred[index].dtype, inferred[index].shape);
   graph().value(id).producer = node_;
   graph().value(id).output_index = static_cast<int>(index);
   widened.outputs[index] = id;
@@ -85,6 +85,24 @@ void GradContext::set_input_grad(size_t index, ValueId gradient) {
                             name_of(wanted.dtype), shape_str(wanted.shape)));
   }
   input_grads_[index] = gradient;
+}
+
+void GradContext::set_foreign_input_grad(size_t index, ValueId gradient) {
+  if (index >= num_inputs() || !has_input(index)) {
+    throw InvalidModelError(str("there is no input ", index));
+  }
+  if (!needs_grad(index)) return;
+  const Value& wanted = value(input(index));
+  const Value& given = value(gradient);
+  if (given.dtype != wanted.dtype) {
+    throw DTypeError(str("the gradient of input ", index, " is ", name_of(given.dtype),
+                         ", the input is ", name_of(wanted.dtype)));
+  }
+  if (given.shape != wanted.shape) {
+    throw ShapeError(str("the gradient of input ", index, " has shape ", shape_str(given.shape),
+                         ", the input has ", shape_str(wanted.shape)));
+  }
+  set_input_grad(index, gradient);
 }
 
 }  // namespace ortrain

@@ -27,7 +27,7 @@ class GradContext : public GraphBuilder {
 
   size_t num_inputs() const { return node().inputs.size(); }
   bool has_input(size_t index) const;
-  ValueId input(size_t index) const;   // kNoValue when absent
+  ValueId input(size_t index) const;  // kNoValue when absent
   // The node's output; one that the forward pass did not want is added to the node on demand.
   ValueId output(size_t index);
   size_t num_outputs() const { return node().outputs.size(); }
@@ -42,6 +42,8 @@ class GradContext : public GraphBuilder {
   bool needs_grad(size_t index) const;
   // Must have the shape and dtype of the input. Not setting one that is needed means zero.
   void set_input_grad(size_t index, ValueId gradient);
+  // The same for a rule that is not ours: throws DTypeError, ShapeError or InvalidModelError.
+  void set_foreign_input_grad(size_t index, ValueId gradient);
   const std::vector<ValueId>& input_grads() const { return input_grads_; }
 
   // Tells the forward node something that only the gradient knows.

@@ -25,6 +25,9 @@ inline constexpr NodeId kNoNode = -1;
 inline constexpr std::string_view kOrtrainDomain = "ortrain";
 // The opset of the standard domain that graphs in memory follow.
 inline constexpr int kOnnxOpset = 23;
+// The newest one that files may follow: what changed since for our operators are element types that
+// the engine does not hold, and attributes for them.
+inline constexpr int kNewestOnnxOpset = 28;
 
 enum class ValueKind { input, constant, computed };
 // `derived`: the engine computes it from other inputs before it runs the graph.
@@ -53,6 +56,8 @@ struct Node {
   std::vector<ValueId> outputs;
   Attributes attributes;
   Phase phase = Phase::forward;
+  // Forward nodes of one checkpoint (from 1; 0: of none) are computed again for the backward.
+  int checkpoint = 0;
 };
 
 struct GraphInput {
@@ -112,7 +117,8 @@ class Graph {
   std::vector<std::vector<NodeId>> users() const;
   // Every node input and graph output that is `from` becomes `to`.
   void replace_uses(ValueId from, ValueId to);
-  // Restores topological order, moving as few nodes as possible; throws InvalidModelError on a cycle.
+  // Restores topological order, moving as few nodes as possible; throws InvalidModelError on a
+  // cycle.
   void sort();
   // Drops nodes whose outputs nobody reads, and unused constants. Returns how many nodes went.
   int remove_dead_nodes();

@@ -66,6 +66,7 @@ NodeId GraphAssembler::add_node(NamedNode named) {
   node.inputs = std::move(named.inputs);
   node.attributes = std::move(named.attributes);
   node.phase = named.phase;
+  node.checkpoint = named.checkpoint;
   const OpDef& def = with_context(Graph::context(node), [&]() -> const OpDef& {
     const OpDef& found = registry_->get(node.domain, node.op);
     for (const std::string& output : named.outputs) {

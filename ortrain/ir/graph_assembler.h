@@ -22,6 +22,7 @@ struct NamedNode {
   std::vector<std::string> outputs;
   Attributes attributes;
   Phase phase = Phase::forward;
+  int checkpoint = 0;
 };
 
 // Builds a graph in the order of a file, where values are known by name. Types and shapes of

@@ -33,6 +33,7 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
   node.inputs = std::move(inputs);
   node.attributes = std::move(attributes);
   node.phase = phase_;
+  node.checkpoint = checkpoint_;
   // Any id but kNoValue marks the output as wanted while inference runs.
   const ValueId next = static_cast<ValueId>(graph_->num_values());
   for (bool want : wanted) node.outputs.push_back(want ? next : kNoValue);

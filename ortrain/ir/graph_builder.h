@@ -17,10 +17,11 @@ class GraphBuilder {
   explicit GraphBuilder(Graph& graph) : graph_(&graph) {}
 
   Graph& graph() const { return *graph_; }
-  // Nodes added from now on get this phase / this layer path.
+  // Nodes added from now on get this phase / this layer path / this checkpoint.
   void set_phase(Phase phase) { phase_ = phase; }
   void set_layer(std::string layer) { layer_ = std::move(layer); }
   const std::string& layer() const { return layer_; }
+  void set_checkpoint(int checkpoint) { checkpoint_ = checkpoint; }
 
   const Value& value(ValueId id) const { return graph_->value(id); }
   const Shape& shape(ValueId id) const { return graph_->value(id).shape; }
@@ -59,7 +60,9 @@ class GraphBuilder {
 
   // --- shapes
   ValueId shape_of(ValueId a);  // int64 [rank]; a constant when the shape is constant
-  ValueId reshape(ValueId a, ValueId shape) { return op("Reshape", {a, shape}, {{"allowzero", int64_t{1}}}); }
+  ValueId reshape(ValueId a, ValueId shape) {
+    return op("Reshape", {a, shape}, {{"allowzero", int64_t{1}}});
+  }
   // To concrete extents; -1 and 0 as in ONNX Reshape (allowzero = 0).
   ValueId reshape(ValueId a, const std::vector<int64_t>& extents);
   // `a` itself if its shape is equal to that of `like` already.
@@ -80,6 +83,7 @@ class GraphBuilder {
   Graph* graph_;
   Phase phase_ = Phase::forward;
   std::string layer_;
+  int checkpoint_ = 0;
 };
 
 }  // namespace ortrain

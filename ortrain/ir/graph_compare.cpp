@@ -66,6 +66,7 @@ class Comparison {
         return differ(what + "name", left.name, right.name);
       }
       if (left.phase != right.phase) return what + "different phases";
+      if (left.checkpoint != right.checkpoint) return what + "different checkpoints";
       if (!operator_equal(left.attributes, right.attributes)) return what + "different attributes";
       if (left.inputs.size() != right.inputs.size()) return what + "different numbers of inputs";
       if (left.outputs.size() != right.outputs.size()) return what + "different numbers of outputs";

@@ -46,7 +46,7 @@ struct OnnxModel {
   std::map<std::string, TensorData> values;
 };
 
-// Reads models of IR version 3 to 14 and opset up to 23, if every operator in them has had its
+// Reads models of IR version 3 to 14 and opset up to 28, if every operator in them has had its
 // present meaning since that opset.
 // Throws InvalidModelError for what breaks a rule of ONNX, UnsupportedError for valid models that
 // we do not take (unknown operators, subgraphs, functions, strings, sparse tensors, unknown ranks),

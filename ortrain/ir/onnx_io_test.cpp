@@ -253,8 +253,15 @@ TEST(onnx_io, opsets_outside_the_range_of_an_operator) {
   EXPECT_THAT(refusal<UnsupportedError>(model),
               AllOf(HasSubstr("[Softmax 'layer/Softmax']"), HasSubstr("opset 12"),
                     HasSubstr("since opset 13")));
-  model.mutable_opset_import(0)->set_version(24);
-  EXPECT_THAT(refusal<UnsupportedError>(model), HasSubstr("opset 24"));
+  model.mutable_opset_import(0)->set_version(28);
+  load_proto(model);
+  add_attribute(model.mutable_graph()->mutable_node(0), "of_later", onnx::AttributeProto::INT);
+  EXPECT_THAT(refusal<UnsupportedError>(model),
+              AllOf(HasSubstr("'of_later'"), HasSubstr("opset 28")));
+  model.mutable_opset_import(0)->set_version(23);
+  EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("of_later"));
+  model.mutable_opset_import(0)->set_version(29);
+  EXPECT_THAT(refusal<UnsupportedError>(model), HasSubstr("opset 29"));
   model.mutable_opset_import(0)->set_version(0);
   EXPECT_THAT(refusal<InvalidModelError>(model), HasSubstr("opset 0"));
   model.clear_opset_import();

@@ -116,7 +116,7 @@ class ModelLoader {
         throw InvalidModelError(str("two opsets of the domain '", domain, "' are imported"));
       }
       const bool standard = domain.empty();
-      const int64_t newest = standard ? kOnnxOpset : kOrtrainOpset;
+      const int64_t newest = standard ? kNewestOnnxOpset : kOrtrainOpset;
       if ((standard || domain == kOrtrainDomain) && import.version() > newest) {
         throw UnsupportedError(str("opset ", import.version(), " of the domain '", domain,
                                    "'; opsets up to ", newest, " are supported"));
@@ -253,11 +253,21 @@ class ModelLoader {
       node.name = proto.name();
       check_opset(node);
       node.attributes = attributes_from_onnx(proto, external_);
+      check_attributes(node);
       const std::string& phase = metadata_value(proto.metadata_props(), metadata::kPhase);
       if (!phase.empty() && phase != metadata::kBackward) {
         throw InvalidModelError(str("the phase ", quoted_text(phase), " is not known"));
       }
       node.phase = phase.empty() ? Phase::forward : Phase::backward;
+      const std::string& checkpoint = metadata_value(proto.metadata_props(), metadata::kCheckpoint);
+      if (!checkpoint.empty()) {
+        const std::optional<int> number = checkpoint_number(checkpoint);
+        if (!number || node.phase == Phase::backward) {
+          throw InvalidModelError(str("the checkpoint ", quoted_text(checkpoint),
+                                      " is no number from 1, or not of a forward node"));
+        }
+        node.checkpoint = *number;
+      }
       for (const std::string& input : proto.input()) node.inputs.push_back(find_input(input));
       node.outputs.assign(proto.output().begin(), proto.output().end());
       check_input_types(node);
@@ -281,6 +291,17 @@ class ModelLoader {
     if (def.since <= opset->second) return;
     throw UnsupportedError(str("the operator of opset ", opset->second,
                                " had another meaning; it is supported since opset ", def.since));
+  }
+
+  // An attribute of a later opset is no mistake of the model.
+  void check_attributes(const NamedNode& node) const {
+    const OpDef* def = assembler_.registry().find(node.domain, node.op);
+    if (def == nullptr || !node.domain.empty() || opsets_.at("") <= kOnnxOpset) return;
+    for (const auto& [name, attribute] : node.attributes) {
+      if (def->find_attribute(name) == nullptr) {
+        throw UnsupportedError(str("attribute '", name, "' of opset ", opsets_.at("")));
+      }
+    }
   }
 
   // Our operators take fewer element types than ONNX's: that is no mistake of the model.

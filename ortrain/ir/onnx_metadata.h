@@ -21,6 +21,7 @@ inline constexpr std::string_view kRequiresGrad = "ortrain.requires_grad";
 inline constexpr std::string_view kOutputName = "ortrain.output_name";
 // On nodes.
 inline constexpr std::string_view kPhase = "ortrain.phase";
+inline constexpr std::string_view kCheckpoint = "ortrain.checkpoint";
 // An Identity that only gives an output its own name.
 inline constexpr std::string_view kAlias = "ortrain.alias";
 // + name of a float attribute: its digits beyond float32.

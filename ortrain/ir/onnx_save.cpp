@@ -1,8 +1,10 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "ortrain/ir/onnx_io.h"
 #include "ortrain/ir/onnx_metadata.h"
 #include "ortrain/ir/onnx_tensor.h"
+#include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/text_scanner.h"
 
 namespace ortrain {
@@ -62,6 +65,7 @@ class ModelWriter {
     model_.set_producer_name("ortrain");
     add_opset("", kOnnxOpset);
     add_opset(std::string(kOrtrainDomain), kOrtrainOpset);
+    for (const auto& [domain, version] : other_domains()) add_opset(domain, version);
     proto_.set_name(graph_.name.empty() ? "graph" : graph_.name);
     if (graph_.name.empty()) {
       add_metadata(*proto_.mutable_metadata_props(), metadata::kUnnamed, metadata::kTrue);
@@ -85,6 +89,19 @@ class ModelWriter {
     onnx::OperatorSetIdProto* import = model_.add_opset_import();
     import->set_domain(domain);
     import->set_version(version);
+  }
+
+  // The domains of extensions, each at the newest version that a node needs.
+  std::map<std::string, int64_t> other_domains() const {
+    std::map<std::string, int64_t> versions;
+    for (NodeId id : graph_.order()) {
+      const Node& node = graph_.node(id);
+      if (node.domain.empty() || node.domain == kOrtrainDomain) continue;
+      const OpDef* def = op_registry().find(node.domain, node.op);
+      int64_t& version = versions[node.domain];
+      version = std::max<int64_t>(version, def == nullptr ? 1 : def->since);
+    }
+    return versions;
   }
 
   void write_type(const Value& value, onnx::ValueInfoProto& info) const {
@@ -185,6 +202,10 @@ class ModelWriter {
     write_attributes(node.attributes, proto);
     if (node.phase == Phase::backward) {
       add_metadata(*proto.mutable_metadata_props(), metadata::kPhase, metadata::kBackward);
+    }
+    if (node.checkpoint != 0) {
+      add_metadata(*proto.mutable_metadata_props(), metadata::kCheckpoint,
+                   std::to_string(node.checkpoint));
     }
   }
 

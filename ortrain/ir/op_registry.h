@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +14,8 @@
 
 namespace ortrain {
 
-// All operators, keyed by (domain, name).
+// All operators, keyed by (domain, name). Thread-safe; what it returns stays valid and unchanged as
+// long as the process lives.
 class OpRegistry {
  public:
   // Throws InternalError if the operator is there already.
@@ -22,9 +26,18 @@ class OpRegistry {
   const OpDef& get(std::string_view domain, std::string_view name) const;
   // Sorted by domain, then name.
   std::vector<const OpDef*> all() const;
+  // Gives an operator a gradient rule; graphs differentiated before keep what they have. Throws
+  // UnsupportedError for an unknown operator, InvalidModelError if it has a rule, unless `replace`,
+  // and for one without a gradient by definition.
+  void set_gradient(std::string_view domain, std::string_view name,
+                    std::function<void(GradContext&)> gradient, bool replace);
 
  private:
-  std::map<std::pair<std::string, std::string>, OpDef, std::less<>> defs_;
+  using Key = std::pair<std::string, std::string>;
+
+  mutable std::shared_mutex mutex_;
+  std::map<Key, const OpDef*, std::less<>> defs_;
+  std::vector<std::unique_ptr<const OpDef>> store_;  // all that defs_ ever pointed to
 };
 
 // Generated at build time: calls every register_<stem> of ortrain/ops.
@@ -32,5 +45,7 @@ void register_all_ops(OpRegistry& registry);
 
 // The process-wide registry, filled on first use.
 const OpRegistry& op_registry();
+// The same, for what is added at run time.
+OpRegistry& mutable_op_registry();
 
 }  // namespace ortrain

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -47,5 +48,13 @@ constexpr std::optional<Role> role_in(
 
 constexpr std::string_view name_of(InputRole role) { return name_in(kInputRoles, role); }
 constexpr std::string_view name_of(OutputRole role) { return name_in(kOutputRoles, role); }
+
+// The number of a checkpoint, from 1; nullopt for other text.
+inline std::optional<int> checkpoint_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 1) return std::nullopt;
+  return number;
+}
 
 }  // namespace ortrain

@@ -25,6 +25,7 @@
 //
 // - Names are bare ([A-Za-z_/][A-Za-z0-9_./]*) or in double quotes with \" \\ \n \t \r \xHH.
 // - `_` is an absent input or an output nobody wants. `@name` is the node's name (layer path).
+// - `~3` at the end of a forward node: it is part of checkpoint 3.
 // - `forward:` and `backward:` set the phase of the nodes that follow; it starts as forward.
 // - [role target grad]: roles are those of InputRole and OutputRole; `user` may be left out. A
 //   parameter or buffer without a target gets the name of its value as the target.

@@ -143,7 +143,18 @@ class Parser {
     scanner_.expect("(");
     parse_list(")", [&] { node.inputs.push_back(parse_operand()); });
     if (scanner_.accept("@")) node.name = scanner_.name();
+    if (scanner_.accept("~")) node.checkpoint = parse_checkpoint();
     with_context(scanner_.place(begin), [&] { assembler_.add_node(std::move(node)); });
+  }
+
+  int parse_checkpoint() {
+    const size_t begin = here();
+    const std::optional<int> number = checkpoint_number(scanner_.number());
+    if (!number || phase_ == Phase::backward) {
+      throw InvalidModelError(
+          str(scanner_.place(begin), "'~' is followed by a number from 1, at forward nodes"));
+    }
+    return *number;
   }
 
   ValueId parse_operand() {

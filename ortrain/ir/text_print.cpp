@@ -105,6 +105,7 @@ class Printer {
     }
     out_ << ")";
     if (!node.name.empty()) out_ << " @" << name_text(node.name);
+    if (node.checkpoint != 0) out_ << " ~" << node.checkpoint;
     if (options_.types) print_types(node);
     out_ << '\n';
   }

@@ -47,6 +47,7 @@ bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& user
   GraphBuilder builder(graph);
   builder.set_phase(node.phase);
   builder.set_layer(node.name);
+  builder.set_checkpoint(node.checkpoint);
   std::vector<ValueId> inputs = node.inputs;
   for (size_t i = 0; i < 3; ++i) {
     const Shape shape = graph.value(sources[i]).shape;
@@ -58,9 +59,8 @@ bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& user
   attributes["q_num_heads"] = heads;
   attributes["kv_num_heads"] = graph.value(sources[1]).shape[2].constant();
   const bool wants_logsumexp = node.outputs.size() > 1 && node.outputs[1] != kNoValue;
-  const std::vector<ValueId> made = builder.node(
-      kOrtrainDomain, "Attention", std::move(inputs), std::move(attributes),
-      {true, wants_logsumexp});
+  const std::vector<ValueId> made = builder.node(kOrtrainDomain, "Attention", std::move(inputs),
+                                                 std::move(attributes), {true, wants_logsumexp});
   if (wants_logsumexp) graph.replace_uses(node.outputs[1], made[1]);
   const std::vector<NodeId> readers = users[static_cast<size_t>(out)];
   for (NodeId user : readers) {

@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/passes/pipeline.h"
 
+#include <algorithm>
 #include <chrono>
+#include <mutex>
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
@@ -15,7 +17,7 @@
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
-#include "ortrain/passes/pass.h"
+#include "ortrain/passes/recompute_checkpoints.h"
 
 namespace ortrain {
 namespace {
@@ -33,9 +35,58 @@ const std::vector<Stage>& stages() {
         eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
-        accumulate_products(), fuse_classifier_loss(), fuse_elementwise()}},
+        recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
+        fuse_elementwise()}},
   };
   return *all;
+}
+
+// Passes that the program has added.
+class AddedPasses {
+ public:
+  static AddedPasses& instance() {
+    static auto* const passes = new AddedPasses();
+    return *passes;
+  }
+  void add(const std::string& stage, Pass pass) {
+    const std::lock_guard lock(mutex_);
+    passes_.emplace_back(stage, std::move(pass));
+  }
+  bool remove(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    return std::erase_if(passes_, [&](const auto& entry) { return entry.second.name == name; }) > 0;
+  }
+  std::vector<Pass> of(const std::string& stage) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Pass> result;
+    for (const auto& [of_stage, pass] : passes_) {
+      if (of_stage == stage) result.push_back(pass);
+    }
+    return result;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::pair<std::string, Pass>> passes_;
+};
+
+PassResult run_pass(const Pass& pass, Graph& graph, const std::string& stage, bool verify_after) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const size_t before = graph.order().size();
+  PassResult result{.name = pass.name};
+  with_context("pass " + pass.name + ": ", [&] {
+    result.changed = pass.run(graph);
+    if (result.changed) {
+      graph.sort();
+      graph.remove_dead_nodes();
+      if (verify_after) verify(graph);
+    }
+  });
+  result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  log_line("passes", str(stage, "/", pass.name, ": ", before, " -> ", graph.order().size(),
+                         " nodes, ", result.seconds * 1e3, " ms"));
+  return result;
 }
 
 }  // namespace
@@ -46,33 +97,42 @@ bool is_disabled(const std::string& pass) {
 }
 
 std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name) {
-  using Clock = std::chrono::steady_clock;
   for (const Stage& stage : stages()) {
     if (stage.name != stage_name) continue;
     const bool verify_each = flag_is_on("ORTRAIN_VERIFY");
     std::vector<PassResult> results;
-    for (const Pass& pass : stage.passes) {
-      if (is_disabled(pass.name)) continue;
-      const Clock::time_point start = Clock::now();
-      const size_t before = graph.order().size();
-      PassResult result{.name = pass.name};
-      with_context("pass " + pass.name + ": ", [&] {
-        result.changed = pass.run(graph);
-        if (result.changed) {
-          graph.sort();
-          graph.remove_dead_nodes();
-          if (verify_each) verify(graph);
-        }
-      });
-      result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-      log_line("passes", str(stage.name, "/", pass.name, ": ", before, " -> ", graph.order().size(),
-                             " nodes, ", result.seconds * 1e3, " ms"));
-      results.push_back(std::move(result));
-    }
+    const auto run_all = [&](const std::vector<Pass>& passes, bool verify_after) {
+      for (const Pass& pass : passes) {
+        if (is_disabled(pass.name)) continue;
+        results.push_back(run_pass(pass, graph, stage.name, verify_after));
+      }
+    };
+    const std::vector<Pass> added = AddedPasses::instance().of(stage.name);
+    if (stage.name == "fuse") run_all(added, true);
+    run_all(stage.passes, verify_each);
+    if (stage.name != "fuse") run_all(added, true);
     return results;
   }
   throw InternalError(str("there is no pass stage '", stage_name, "'"));
 }
+
+void add_pass(const std::string& stage, Pass pass) {
+  const auto has_name = [&](const Pass& other) { return other.name == pass.name; };
+  bool found = false;
+  for (const Stage& known : stages()) {
+    found = found || known.name == stage;
+    if (std::ranges::any_of(known.passes, has_name) ||
+        std::ranges::any_of(AddedPasses::instance().of(known.name), has_name)) {
+      throw InvalidModelError(str("there is a pass '", pass.name, "' already"));
+    }
+  }
+  if (!found) {
+    throw InvalidModelError(str("there is no pass stage '", stage, "'; there are simplify, fuse"));
+  }
+  AddedPasses::instance().add(stage, std::move(pass));
+}
+
+bool remove_pass(const std::string& name) { return AddedPasses::instance().remove(name); }
 
 std::vector<PassInfo> all_passes() {
   std::vector<PassInfo> result;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ortrain/ir/graph.h"
+#include "ortrain/passes/pass.h"
 
 namespace ortrain {
 
@@ -30,6 +31,13 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage);
 
 // Every pass once, in order.
 std::vector<PassInfo> all_passes();
+
+// Adds a pass of the program's own: after those of "simplify", before those of "fuse". The graph is
+// verified after each run that changed it. Throws InvalidModelError when there is no such stage, or
+// a pass of this name.
+void add_pass(const std::string& stage, Pass pass);
+// Whether a pass of this name had been added.
+bool remove_pass(const std::string& name);
 
 // Named in ORTRAIN_DISABLE_PASSES.
 bool is_disabled(const std::string& pass);

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/runtime/kernel_registry.h"
 
+#include <mutex>
+
 #include "ortrain/base/error.h"
 
 namespace ortrain {
@@ -35,6 +37,7 @@ std::optional<std::string> refusal(const Kernel& kernel, const NodeSpec& spec) {
 
 void KernelRegistry::add(std::string_view op, std::vector<Kernel> kernels) {
   auto key = split_name(op);
+  const std::unique_lock lock(mutex_);
   if (kernels_.contains(key)) throw InternalError(str("kernels of ", op, " are registered twice"));
   kernels_.emplace(std::move(key), std::move(kernels));
 }
@@ -42,6 +45,7 @@ void KernelRegistry::add(std::string_view op, std::vector<Kernel> kernels) {
 const std::vector<Kernel>& KernelRegistry::find(std::string_view domain,
                                                 std::string_view name) const {
   static const std::vector<Kernel> kNone;
+  const std::shared_lock lock(mutex_);
   auto found = kernels_.find(std::make_pair(std::string(domain), std::string(name)));
   return found == kernels_.end() ? kNone : found->second;
 }
@@ -69,13 +73,15 @@ const Kernel* KernelRegistry::select_named(const NodeSpec& spec, std::string_vie
   return nullptr;
 }
 
-const KernelRegistry& cpu_kernels() {
-  static const KernelRegistry* const registry = [] {
+KernelRegistry& mutable_cpu_kernels() {
+  static KernelRegistry* const registry = [] {
     auto* filled = new KernelRegistry();
     register_all_cpu_kernels(*filled);
     return filled;
   }();
   return *registry;
 }
+
+const KernelRegistry& cpu_kernels() { return mutable_cpu_kernels(); }
 
 }  // namespace ortrain

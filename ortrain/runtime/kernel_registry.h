@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace ortrain {
 
-// The kernels of one provider, per operator, best first.
+// The kernels of one provider, per operator, best first. Thread-safe; what it returns stays valid.
 class KernelRegistry {
  public:
   // Standard operators: "Softmax"; ours: "ortrain::Softmax". Throws InternalError if there already.
@@ -27,6 +28,7 @@ class KernelRegistry {
                              std::string* why = nullptr) const;
 
  private:
+  mutable std::shared_mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::vector<Kernel>, std::less<>> kernels_;
 };
 
@@ -35,5 +37,7 @@ void register_all_cpu_kernels(KernelRegistry& registry);
 
 // The CPU provider's registry, filled on first use.
 const KernelRegistry& cpu_kernels();
+// The same, for what is added at run time.
+KernelRegistry& mutable_cpu_kernels();
 
 }  // namespace ortrain

@@ -45,6 +45,6 @@ def __getattr__(name: str) -> Any:
     # On first use: `python -m ortrain.env` must work where the extension or torch is broken.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "optim":
-        return importlib.import_module("ortrain.optim")
+    if name in ("extension", "optim"):
+        return importlib.import_module(f"ortrain.{name}")
     raise AttributeError(f"module 'ortrain' has no attribute {name!r}")

@@ -6,6 +6,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/runtime/external_functions.h"
 #include "python/src/init.h"
+#include "python/src/shared_object.h"
 #include "python/src/tensor_exchange.h"
 
 namespace nb = nanobind;
@@ -29,19 +30,6 @@ nb::list numbers_of(std::span<const int64_t> numbers) {
   nb::list result;
   for (int64_t number : numbers) result.append(number);
   return result;
-}
-
-// A Python object that any thread may drop, with or without the interpreter's lock.
-std::shared_ptr<nb::object> shared(nb::object object) {
-  return std::shared_ptr<nb::object>(new nb::object(std::move(object)), [](nb::object* held) {
-    if (Py_IsInitialized()) {
-      nb::gil_scoped_acquire lock;
-      delete held;
-    } else {
-      held->release();
-      delete held;
-    }
-  });
 }
 
 // Two Python callables. Tensors are views of the run's memory and hold during the call only.

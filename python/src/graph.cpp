@@ -21,6 +21,7 @@
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
+#include "python/src/attribute_conversion.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 
@@ -35,18 +36,6 @@ struct ValueHandle {
   ValueId id = kNoValue;
 };
 
-nb::list shape_list(const Shape& shape) {
-  nb::list result;
-  for (const Dim& dim : shape) {
-    if (dim.is_constant()) {
-      result.append(dim.constant());
-    } else {
-      result.append(dim.str());
-    }
-  }
-  return result;
-}
-
 Shape parse_shape(nb::handle extents) {
   Shape shape;
   for (nb::handle extent : extents) {
@@ -57,35 +46,6 @@ Shape parse_shape(nb::handle extents) {
     }
   }
   return shape;
-}
-
-size_t expected_kind(const FormalAttribute* formal) {
-  if (formal == nullptr) return SIZE_MAX;
-  return formal->has_default ? formal->default_value.index() : static_cast<size_t>(formal->kind);
-}
-
-Attribute attribute_from(nb::handle value, const FormalAttribute* formal, const std::string& name) {
-  const size_t kind = expected_kind(formal);
-  const bool wants_float = kind == static_cast<size_t>(AttributeKind::float_);
-  if (nb::isinstance<nb::bool_>(value)) {
-    return static_cast<int64_t>(nb::cast<bool>(value));
-  }
-  if (nb::isinstance<nb::int_>(value)) {
-    if (wants_float) return nb::cast<double>(value);
-    return nb::cast<int64_t>(value);
-  }
-  if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
-  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
-  if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) {
-    if (kind == static_cast<size_t>(AttributeKind::floats)) {
-      return nb::cast<std::vector<double>>(value);
-    }
-    if (kind == static_cast<size_t>(AttributeKind::strings)) {
-      return nb::cast<std::vector<std::string>>(value);
-    }
-    return nb::cast<std::vector<int64_t>>(value);
-  }
-  return copy_to_tensor_data(value, str("attribute '", name, "'"));
 }
 
 InputRole input_role(const std::string& name) {
@@ -108,11 +68,11 @@ class PythonGraphBuilder {
   ValueHandle input(const std::string& name, int dtype, nb::handle shape, const std::string& role,
                     bool requires_grad) {
     const std::optional<DType> type = dtype_from_onnx(dtype);
-    if (!type) throw DTypeError(str("input '", name, "': element type ", dtype, " is not supported"));
-    return {graph_, graph_->add_input({.role = input_role(role),
-                                       .target = name,
-                                       .requires_grad = requires_grad},
-                                      name, *type, parse_shape(shape))};
+    if (!type)
+      throw DTypeError(str("input '", name, "': element type ", dtype, " is not supported"));
+    return {graph_, graph_->add_input(
+                        {.role = input_role(role), .target = name, .requires_grad = requires_grad},
+                        name, *type, parse_shape(shape))};
   }
 
   ValueHandle constant(nb::handle array, const std::string& name) {
@@ -134,22 +94,19 @@ class PythonGraphBuilder {
       }
       ids.push_back(handle.id);
     }
-    Attributes attributes;
-    for (auto [key, value] : attrs) {
-      const std::string attribute = nb::cast<std::string>(key);
-      attributes.emplace(attribute,
-                         attribute_from(value, def.find_attribute(attribute), attribute));
-    }
     GraphBuilder builder(*graph_);
     builder.set_layer(name);
+    builder.set_checkpoint(checkpoint_);
     const std::vector<ValueId> made =
-        builder.node(domain, op, std::move(ids), std::move(attributes),
+        builder.node(domain, op, std::move(ids), attributes_from(attrs, def),
                      std::vector<bool>(static_cast<size_t>(outputs), true));
     if (outputs == 1) return nb::cast(ValueHandle{graph_, made[0]});
     nb::list result;
     for (ValueId id : made) result.append(nb::cast(ValueHandle{graph_, id}));
     return nb::tuple(result);
   }
+
+  void set_checkpoint(int number) { checkpoint_ = number; }
 
   void output(const ValueHandle& value, const std::string& name, const std::string& role,
               const std::string& target) {
@@ -171,6 +128,7 @@ class PythonGraphBuilder {
 
  private:
   std::shared_ptr<Graph> graph_;
+  int checkpoint_ = 0;
 };
 
 nb::list describe_inputs(const Graph& graph) {
@@ -234,8 +192,9 @@ nb::list describe_nodes(const Graph& graph) {
 void init_graph(nb::module_& module) {
   nb::class_<ValueHandle>(module, "Value")
       .def_prop_ro("name", [](const ValueHandle& v) { return v.graph->value(v.id).name; })
-      .def_prop_ro("dtype",
-                   [](const ValueHandle& v) { return static_cast<int>(v.graph->value(v.id).dtype); })
+      .def_prop_ro(
+          "dtype",
+          [](const ValueHandle& v) { return static_cast<int>(v.graph->value(v.id).dtype); })
       .def_prop_ro("rank", [](const ValueHandle& v) { return v.graph->value(v.id).shape.size(); })
       .def_prop_ro("shape",
                    [](const ValueHandle& v) { return shape_list(v.graph->value(v.id).shape); })
@@ -246,12 +205,13 @@ void init_graph(nb::module_& module) {
 
   nb::class_<PythonGraphBuilder>(module, "GraphBuilder")
       .def(nb::init<std::string>(), nb::arg("name") = "")
-      .def("input", &PythonGraphBuilder::input, nb::arg("name"), nb::arg("dtype"),
-           nb::arg("shape"), nb::arg("role"), nb::arg("requires_grad") = false)
+      .def("input", &PythonGraphBuilder::input, nb::arg("name"), nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("role"), nb::arg("requires_grad") = false)
       .def("constant", &PythonGraphBuilder::constant, nb::arg("array"), nb::arg("name") = "")
       .def("node", &PythonGraphBuilder::node, nb::arg("op"), nb::arg("inputs"),
            nb::arg("attrs") = nb::dict(), nb::arg("outputs") = 1, nb::arg("name") = "",
            nb::arg("domain") = "")
+      .def("set_checkpoint", &PythonGraphBuilder::set_checkpoint, nb::arg("number"))
       .def("output", &PythonGraphBuilder::output, nb::arg("value"), nb::arg("name"),
            nb::arg("role"), nb::arg("target") = "")
       .def("finish", &PythonGraphBuilder::finish);
@@ -265,10 +225,9 @@ void init_graph(nb::module_& module) {
       .def("copy", [](const Graph& g) { return std::make_shared<Graph>(g); })
       .def("verify", [](const Graph& g) { verify(g); })
       .def("text", [](const Graph& g) { return print_graph(g); })
-      .def_static("parse",
-                  [](const std::string& text) {
-                    return std::make_shared<Graph>(parse_graph(text));
-                  })
+      .def_static(
+          "parse",
+          [](const std::string& text) { return std::make_shared<Graph>(parse_graph(text)); })
       .def("set_requires_grad",
            [](Graph& g, const std::map<std::string, bool>& flags) {
              for (GraphInput& input : g.inputs()) {
@@ -276,37 +235,39 @@ void init_graph(nb::module_& module) {
                if (found != flags.end()) input.requires_grad = found->second;
              }
            })
-      .def("differentiable_outputs",
-           [](const Graph& g) { return differentiable_outputs(g); })
+      .def("differentiable_outputs", [](const Graph& g) { return differentiable_outputs(g); })
       .def("differentiable_input_updates",
            [](const Graph& g) { return differentiable_input_updates(g); })
-      .def("missing_gradients",
-           [](const Graph& g, std::vector<size_t> outputs) {
-             return missing_gradients(g, {.output_indices = std::move(outputs)});
-           },
-           nb::arg("output_indices"))
-      .def("build_backward",
-           [](Graph& g, std::vector<size_t> outputs) {
-             nb::gil_scoped_release release;
-             build_backward(g, {.output_indices = std::move(outputs)});
-             g.remove_dead_nodes();
-             g.sort();
-           },
-           nb::arg("output_indices"))
-      .def("run_passes",
-           [](Graph& g, const std::string& stage) {
-             std::vector<PassResult> results;
-             {
-               nb::gil_scoped_release release;
-               results = run_pipeline(g, stage);
-             }
-             nb::list rows;
-             for (const PassResult& result : results) {
-               rows.append(nb::make_tuple(result.name, result.changed, result.seconds));
-             }
-             return rows;
-           },
-           nb::arg("stage"));
+      .def(
+          "missing_gradients",
+          [](const Graph& g, std::vector<size_t> outputs) {
+            return missing_gradients(g, {.output_indices = std::move(outputs)});
+          },
+          nb::arg("output_indices"))
+      .def(
+          "build_backward",
+          [](Graph& g, std::vector<size_t> outputs) {
+            nb::gil_scoped_release release;
+            build_backward(g, {.output_indices = std::move(outputs)});
+            g.remove_dead_nodes();
+            g.sort();
+          },
+          nb::arg("output_indices"))
+      .def(
+          "run_passes",
+          [](Graph& g, const std::string& stage) {
+            std::vector<PassResult> results;
+            {
+              nb::gil_scoped_release release;
+              results = run_pipeline(g, stage);
+            }
+            nb::list rows;
+            for (const PassResult& result : results) {
+              rows.append(nb::make_tuple(result.name, result.changed, result.seconds));
+            }
+            return rows;
+          },
+          nb::arg("stage"));
 }
 
 }  // namespace ortrain::python

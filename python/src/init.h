@@ -16,5 +16,6 @@ void init_registry(nanobind::module_& module);
 void init_onnx_io(nanobind::module_& module);  // after init_graph
 void init_environment(nanobind::module_& module);
 void init_optimizer(nanobind::module_& module);
+void init_extension(nanobind::module_& module);
 
 }  // namespace ortrain::python

@@ -18,4 +18,5 @@ NB_MODULE(_core, module) {
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
   ortrain::python::init_optimizer(module);
+  ortrain::python::init_extension(module);
 }

@@ -95,7 +95,7 @@ class TensorKind {
   Dims dims_;
 };
 
-// A layer: its class, its attributes, its tables of tensors and layers, the number of its hooks.
+// A layer: its class, its attributes, its tables of tensors and layers, its hooks.
 class Layer {
  public:
   // The hooks of the root run outside of a graph and count for nothing.
@@ -117,13 +117,13 @@ class Layer {
     PyObject* value = nullptr;
     Py_ssize_t position = 0;
     while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
-      Attribute made{Attribute::Compared::nothing, nb::borrow(key), {}, {}, 0};
+      Attribute made{Attribute::Compared::nothing, nb::borrow(key), {}, {}, {}};
       if (is_table(key, value)) {
         made.compared = Attribute::Compared::table;
         made.table = nb::borrow(value);
       } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
         if (!is_root_) made.compared = Attribute::Compared::hooks;
-        made.hooks = PyDict_Size(value);
+        made.hooks = handles_of(value);
       } else if (!is_one_of(key, kIgnored)) {
         made.compared = Attribute::Compared::value;
         made.value.emplace_back(value, context);
@@ -237,7 +237,7 @@ class Layer {
         case Compared::table:
           return now == table.ptr();
         case Compared::hooks:
-          return PyDict_Check(now) && PyDict_Size(now) == hooks;
+          return PyDict_Check(now) && handles_of(now) == hooks;
         case Compared::nothing:
           return true;
       }
@@ -247,8 +247,20 @@ class Layer {
     Compared compared;
     nb::object name, table;
     std::vector<AttributeSnapshot> value;  // one, where it is the value that is compared
-    Py_ssize_t hooks;
+    std::vector<long> hooks;
   };
+
+  // PyTorch gives every hook of a process a number of its own, by which tables hold it.
+  static std::vector<long> handles_of(PyObject* table) {
+    std::vector<long> handles;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(table, &position, &key, &value) != 0) {
+      handles.push_back(PyLong_Check(key) ? PyLong_AsLong(key) : -1);
+    }
+    return handles;
+  }
 
   static nb::object attributes_of(PyObject* layer) {
     nb::object found = nb::steal(PyObject_GenericGetDict(layer, nullptr));

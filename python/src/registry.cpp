@@ -1,18 +1,16 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include "ortrain/ir/op_registry.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-
 #include "ortrain/base/error.h"
+#include "ortrain/ir/op_registry.h"
 #include "ortrain/passes/pipeline.h"
 #include "ortrain/runtime/kernel_registry.h"
 #include "ortrain/testing/harness.h"
+#include "python/src/attribute_conversion.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 
@@ -21,8 +19,8 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-constexpr DType kListedTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
-                                  DType::i16, DType::i32, DType::i64, DType::u8,   DType::u16,
+constexpr DType kListedTypes[] = {DType::f32, DType::f64, DType::f16,    DType::bf16, DType::i8,
+                                  DType::i16, DType::i32, DType::i64,    DType::u8,   DType::u16,
                                   DType::u32, DType::u64, DType::boolean};
 
 nb::list type_names(DTypeSet types) {
@@ -35,9 +33,12 @@ nb::list type_names(DTypeSet types) {
 
 const char* name_of_gradient(Differentiability differentiability) {
   switch (differentiability) {
-    case Differentiability::rule: return "yes";
-    case Differentiability::none: return "none by definition";
-    case Differentiability::missing: return "missing";
+    case Differentiability::rule:
+      return "yes";
+    case Differentiability::none:
+      return "none by definition";
+    case Differentiability::missing:
+      return "missing";
   }
   return "";
 }
@@ -106,26 +107,6 @@ nb::dict row_dict(const testing::CheckRow& row) {
   return result;
 }
 
-nb::object to_torch_copy(const TensorData& tensor) {
-  if (!tensor.defined()) return nb::none();
-  RunOutput output{{tensor.dtype(), tensor.dims()}, BlockPool::host()->tensor(tensor.bytes())};
-  if (tensor.bytes() > 0) std::memcpy(output.block->data(), tensor.data(), tensor.bytes());
-  return to_torch(output);
-}
-
-nb::object attribute_object(const Attribute& attribute) {
-  return std::visit(
-      [](const auto& value) -> nb::object {
-        using T = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<T, TensorData>) {
-          return to_torch_copy(value);
-        } else {
-          return nb::cast(value);
-        }
-      },
-      attribute);
-}
-
 // Inputs, attributes and outputs of one case, for a check against an outside reference.
 nb::dict run_case(size_t index, const std::string& type, const std::string& kernel) {
   const testing::OpCase& op_case = case_at(index);
@@ -136,12 +117,12 @@ nb::dict run_case(size_t index, const std::string& type, const std::string& kern
       testing::run_kernel(op_case, inputs, kernel, cpu_kernels());
   nb::dict result;
   nb::list input_list;
-  for (const TensorData& input : inputs) input_list.append(to_torch_copy(input));
+  for (const TensorData& input : inputs) input_list.append(to_python(input));
   nb::list output_list;
-  for (const TensorData& output : outputs) output_list.append(to_torch_copy(output));
+  for (const TensorData& output : outputs) output_list.append(to_python(output));
   nb::dict attributes;
   for (const auto& [name, attribute] : op_case.attributes) {
-    attributes[name.c_str()] = attribute_object(attribute);
+    attributes[name.c_str()] = to_python(attribute);
   }
   result["inputs"] = input_list;
   result["outputs"] = output_list;

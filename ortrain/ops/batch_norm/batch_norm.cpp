@@ -247,7 +247,7 @@ void register_inference(OpRegistry& registry) {
   registry.add(
       {.name = "BatchNormalization",
        .domain = "",
-       .since = 15,
+       .since = 14,
        .summary = "y = (X - mean) / sqrt(var + epsilon) * scale + B, with given or, in "
                   "training mode, the batch's statistics.",
        .inputs =
@@ -277,7 +277,7 @@ void register_inference(OpRegistry& registry) {
 void register_instance(OpRegistry& registry) {
   registry.add({.name = "InstanceNormalization",
                 .domain = "",
-                .since = 22,
+                .since = 6,
                 .summary =
                     "y = (x - mean) / sqrt(var + epsilon) * scale + B, with the statistics of "
                     "each image and channel.",

@@ -182,7 +182,7 @@ double filter_flops(const TensorSpec& points, const TensorSpec& weight) {
 void register_conv(OpRegistry& registry) {
   registry.add({.name = "Conv",
                 .domain = "",
-                .since = 22,
+                .since = 1,
                 .summary = "Convolution of [N, C, spatial...] with 1 to 3 spatial axes; negative "
                            "pads crop.",
                 .inputs = {{"X", "T"}, {"W", "T"}, {"B", "T", Arity::optional}},
@@ -217,7 +217,7 @@ void register_conv(OpRegistry& registry) {
   transpose_attributes.push_back({"output_shape", AttributeKind::ints});
   registry.add({.name = "ConvTranspose",
                 .domain = "",
-                .since = 22,
+                .since = 1,
                 .summary = "Transposed convolution of [N, C, spatial...] with 1 to 3 spatial axes.",
                 .inputs = {{"X", "T"}, {"W", "T"}, {"B", "T", Arity::optional}},
                 .outputs = {{"Y", "T"}},

@@ -154,11 +154,11 @@ void mish_gradient(GradContext& g) {
 }  // namespace
 
 void register_activation(OpRegistry& registry) {
-  registry.add(unary_def("Relu", 14, "max(X, 0).", kFloatTypes | kSignedIntegerTypes, ExprOp::relu,
+  registry.add(unary_def("Relu", 6, "max(X, 0).", kFloatTypes | kSignedIntegerTypes, ExprOp::relu,
                          relu_gradient));
   registry.add(
-      unary_def("Tanh", 13, "Hyperbolic tangent.", kFloatTypes, ExprOp::tanh, tanh_gradient));
-  registry.add(unary_def("Sigmoid", 13, "1 / (1 + exp(-X)).", kFloatTypes, ExprOp::sigmoid,
+      unary_def("Tanh", 6, "Hyperbolic tangent.", kFloatTypes, ExprOp::tanh, tanh_gradient));
+  registry.add(unary_def("Sigmoid", 6, "1 / (1 + exp(-X)).", kFloatTypes, ExprOp::sigmoid,
                          sigmoid_gradient));
 
   const auto add = [&](const char* name, int since, const char* summary, Expression expression,
@@ -168,23 +168,23 @@ void register_activation(OpRegistry& registry) {
     def.attrs = std::move(attrs);
     registry.add(std::move(def));
   };
-  add("LeakyRelu", 16, "X, times alpha where X is negative.", leaky_relu_expression,
+  add("LeakyRelu", 6, "X, times alpha where X is negative.", leaky_relu_expression,
       leaky_relu_gradient, {{"alpha", 0.01}});
-  add("Elu", 22, "X, alpha (exp(X) - 1) where X is negative.", elu_expression, elu_gradient,
+  add("Elu", 6, "X, alpha (exp(X) - 1) where X is negative.", elu_expression, elu_gradient,
       {{"alpha", 1.0}});
-  add("Selu", 22, "gamma times Elu.", selu_expression, selu_gradient,
+  add("Selu", 6, "gamma times Elu.", selu_expression, selu_gradient,
       {{"alpha", 1.67326319217681884765625}, {"gamma", 1.05070102214813232421875}});
   add("Celu", 12, "X, alpha (exp(X / alpha) - 1) where X is negative.", celu_expression,
       celu_gradient, {{"alpha", 1.0}});
   add(
-      "Softplus", 22, "log(1 + exp(X)).", [](ExprEmitter& e) { return softplus(e, e.input(0)); },
+      "Softplus", 1, "log(1 + exp(X)).", [](ExprEmitter& e) { return softplus(e, e.input(0)); },
       softplus_gradient);
-  add("Softsign", 22, "X / (1 + |X|).", softsign_expression, softsign_gradient);
-  add("HardSigmoid", 22, "alpha X + beta, cut to [0, 1].", hard_sigmoid_expression,
+  add("Softsign", 1, "X / (1 + |X|).", softsign_expression, softsign_gradient);
+  add("HardSigmoid", 6, "alpha X + beta, cut to [0, 1].", hard_sigmoid_expression,
       hard_sigmoid_gradient, {{"alpha", 0.2}, {"beta", 0.5}});
-  add("HardSwish", 22, "X times (X / 6 + 1/2, cut to [0, 1]).", hard_swish_expression,
+  add("HardSwish", 14, "X times (X / 6 + 1/2, cut to [0, 1]).", hard_swish_expression,
       hard_swish_gradient);
-  add("Mish", 22, "X tanh(softplus(X)).", mish_expression, mish_gradient);
+  add("Mish", 18, "X tanh(softplus(X)).", mish_expression, mish_gradient);
 }
 
 }  // namespace ortrain::ops

@@ -88,8 +88,9 @@ void infer_mod(InferContext& context) {
   infer_broadcast(context);
   const bool c_style = context.attrs().int_("fmod") != 0;
   if (!c_style && is_float(context.dtype(0))) {
-    throw DTypeError(
-        str("takes integers when fmod is 0, has ", name_of(context.dtype(0)), "; set fmod to 1"));
+    throw UnsupportedError(
+        str("takes integers when fmod is 0 (floats are ONNX's since opset 28), has ",
+            name_of(context.dtype(0)), "; set fmod to 1"));
   }
   infer_contents(context, [c_style](Operands x) -> std::optional<Dim> {
     if (x[1].is(0)) return std::nullopt;
@@ -103,22 +104,21 @@ void infer_mod(InferContext& context) {
 }  // namespace
 
 void register_arithmetic(OpRegistry& registry) {
-  OpDef add =
-      binary_def("Add", 14, "Sum of two tensors.", kNumericTypes, ExprOp::add, add_gradient);
+  OpDef add = binary_def("Add", 7, "Sum of two tensors.", kNumericTypes, ExprOp::add, add_gradient);
   add.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] + x[1]); });
   registry.add(std::move(add));
 
   OpDef sub =
-      binary_def("Sub", 14, "Difference of two tensors.", kNumericTypes, ExprOp::sub, sub_gradient);
+      binary_def("Sub", 7, "Difference of two tensors.", kNumericTypes, ExprOp::sub, sub_gradient);
   sub.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] - x[1]); });
   registry.add(std::move(sub));
 
   OpDef mul =
-      binary_def("Mul", 14, "Product of two tensors.", kNumericTypes, ExprOp::mul, mul_gradient);
+      binary_def("Mul", 7, "Product of two tensors.", kNumericTypes, ExprOp::mul, mul_gradient);
   mul.infer = infer_arithmetic([](Operands x) { return std::optional(x[0] * x[1]); });
   registry.add(std::move(mul));
 
-  OpDef div = binary_def("Div", 14, "Quotient of two tensors; integers are cut towards zero.",
+  OpDef div = binary_def("Div", 7, "Quotient of two tensors; integers are cut towards zero.",
                          kNumericTypes, ExprOp::div, div_gradient);
   div.infer = infer_arithmetic(div_contents);
   registry.add(std::move(div));
@@ -138,7 +138,7 @@ void register_arithmetic(OpRegistry& registry) {
   registry.add(std::move(floor_div));
 
   OpDef mod = binary_def(
-      "Mod", 13, "Remainder; with the sign of B for fmod = 0 (integers), of A for fmod = 1.",
+      "Mod", 10, "Remainder; with the sign of B for fmod = 0 (integers), of A for fmod = 1.",
       kNumericTypes, ExprOp::mod, mod_gradient);
   mod.attrs = {{"fmod", int64_t{0}}};
   mod.infer = infer_mod;
@@ -146,15 +146,15 @@ void register_arithmetic(OpRegistry& registry) {
   registry.add(std::move(mod));
 
   OpDef neg =
-      unary_def("Neg", 13, "-X.", kFloatTypes | kSignedIntegerTypes, ExprOp::neg, neg_gradient);
+      unary_def("Neg", 6, "-X.", kFloatTypes | kSignedIntegerTypes, ExprOp::neg, neg_gradient);
   neg.infer = infer_arithmetic([](Operands x) { return std::optional(Dim(0) - x[0]); });
   registry.add(std::move(neg));
 
-  registry.add(unary_def("Abs", 13, "Absolute value.", kNumericTypes, ExprOp::abs, abs_gradient));
+  registry.add(unary_def("Abs", 6, "Absolute value.", kNumericTypes, ExprOp::abs, abs_gradient));
 
   registry.add(
-      fold_def("Sum", 13, "Sum of any number of tensors.", kFloatTypes, ExprOp::add, add_gradient));
-  OpDef mean = fold_def("Mean", 13, "Mean of any number of tensors.", kFloatTypes, ExprOp::add,
+      fold_def("Sum", 8, "Sum of any number of tensors.", kFloatTypes, ExprOp::add, add_gradient));
+  OpDef mean = fold_def("Mean", 8, "Mean of any number of tensors.", kFloatTypes, ExprOp::add,
                         mean_gradient);
   mean.expression = mean_expression;
   registry.add(std::move(mean));

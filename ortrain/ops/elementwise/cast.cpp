@@ -58,7 +58,7 @@ OpDef identity_def(std::string name, int since, std::string summary, Gradient gr
 
 void register_cast(OpRegistry& registry) {
   OpDef cast = unary_def(
-      "Cast", 19, "Converts the element type.", kAllTypes,
+      "Cast", 6, "Converts the element type.", kAllTypes,
       [](ExprEmitter& e) { return e.builder().convert(e.input(0), e.result()); }, cast_gradient);
   cast.inputs = {{"input", "T1"}};
   cast.outputs = {{"output", "T2"}};
@@ -67,7 +67,7 @@ void register_cast(OpRegistry& registry) {
   cast.infer = infer_cast;
   registry.add(std::move(cast));
 
-  registry.add(identity_def("Identity", 21, "The input itself.",
+  registry.add(identity_def("Identity", 1, "The input itself.",
                             [](GradContext& g) { g.set_input_grad(0, g.output_grad(0)); }));
   OpDef stop =
       identity_def("StopGradient", 1, "The input itself; no gradient flows back.", nullptr);

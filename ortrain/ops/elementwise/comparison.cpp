@@ -67,7 +67,7 @@ ExprReg is_inf_expression(ExprEmitter& e) {
 }
 
 OpDef test_def(const char* name, const char* summary, Expression expression) {
-  OpDef def = unary_def(name, 20, summary, kFloatTypes, std::move(expression), nullptr);
+  OpDef def = unary_def(name, 10, summary, kFloatTypes, std::move(expression), nullptr);
   def.outputs = {{"Y", "bool"}};
   def.differentiable = false;
   def.infer = infer_broadcast_bool;
@@ -77,7 +77,7 @@ OpDef test_def(const char* name, const char* summary, Expression expression) {
 }  // namespace
 
 void register_comparison(OpRegistry& registry) {
-  OpDef equal = compare_def("Equal", 19, "A == B.", kAllTypes, [](ExprEmitter& e) {
+  OpDef equal = compare_def("Equal", 7, "A == B.", kAllTypes, [](ExprEmitter& e) {
     return e.emit(ExprOp::eq, {e.input(0), e.input(1)});
   });
   equal.infer = [](InferContext& context) {
@@ -85,10 +85,10 @@ void register_comparison(OpRegistry& registry) {
     infer_contents(context, equal_contents);
   };
   registry.add(std::move(equal));
-  add_order(registry, "Less", 13, "A < B.", ExprOp::lt, false);
-  add_order(registry, "LessOrEqual", 16, "A <= B.", ExprOp::le, false);
-  add_order(registry, "Greater", 13, "A > B.", ExprOp::lt, true);
-  add_order(registry, "GreaterOrEqual", 16, "A >= B.", ExprOp::le, true);
+  add_order(registry, "Less", 7, "A < B.", ExprOp::lt, false);
+  add_order(registry, "LessOrEqual", 12, "A <= B.", ExprOp::le, false);
+  add_order(registry, "Greater", 7, "A > B.", ExprOp::lt, true);
+  add_order(registry, "GreaterOrEqual", 12, "A >= B.", ExprOp::le, true);
 
   registry.add(test_def("IsNaN", "Whether X is not a number.", [](ExprEmitter& e) {
     return e.emit(ExprOp::ne, {e.input(0), e.input(0)});

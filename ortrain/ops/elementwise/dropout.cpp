@@ -132,7 +132,7 @@ void register_dropout(OpRegistry& registry) {
 
   OpDef standard;
   standard.name = "Dropout";
-  standard.since = 22;
+  standard.since = 12;
   standard.summary = "Dropout as ONNX has it: training_mode and ratio known, seed an attribute.";
   standard.inputs = {
       {"data", "T"}, {"ratio", "T1", Arity::optional}, {"training_mode", "bool", Arity::optional}};

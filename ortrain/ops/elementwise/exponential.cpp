@@ -99,14 +99,14 @@ ExprReg pow_expression(ExprEmitter& e) {
 }  // namespace
 
 void register_exponential(OpRegistry& registry) {
-  registry.add(unary_def("Exp", 13, "Exponential.", kFloatTypes, ExprOp::exp, exp_gradient));
-  registry.add(unary_def("Log", 13, "Natural logarithm.", kFloatTypes, ExprOp::log, log_gradient));
-  registry.add(unary_def("Sqrt", 13, "Square root.", kFloatTypes, ExprOp::sqrt, sqrt_gradient));
+  registry.add(unary_def("Exp", 6, "Exponential.", kFloatTypes, ExprOp::exp, exp_gradient));
+  registry.add(unary_def("Log", 6, "Natural logarithm.", kFloatTypes, ExprOp::log, log_gradient));
+  registry.add(unary_def("Sqrt", 6, "Square root.", kFloatTypes, ExprOp::sqrt, sqrt_gradient));
   registry.add(
-      unary_def("Reciprocal", 13, "1 / X.", kFloatTypes, ExprOp::reciprocal, reciprocal_gradient));
-  registry.add(unary_def("Erf", 13, "Error function.", kFloatTypes, ExprOp::erf, erf_gradient));
+      unary_def("Reciprocal", 6, "1 / X.", kFloatTypes, ExprOp::reciprocal, reciprocal_gradient));
+  registry.add(unary_def("Erf", 9, "Error function.", kFloatTypes, ExprOp::erf, erf_gradient));
 
-  OpDef pow = binary_def("Pow", 15, "X to the power of Y, in the type of X.", kNumericTypes,
+  OpDef pow = binary_def("Pow", 7, "X to the power of Y, in the type of X.", kNumericTypes,
                          ExprOp::pow, pow_gradient);
   pow.inputs = {{"X", "T"}, {"Y", "T1"}};
   pow.outputs = {{"Z", "T"}};

@@ -68,11 +68,11 @@ void atanh_gradient(GradContext& g) {
 }  // namespace
 
 void register_inverse_hyperbolic(OpRegistry& registry) {
-  registry.add(unary_def("Asinh", 22, "Inverse hyperbolic sine.", kFloatTypes, asinh_expression,
+  registry.add(unary_def("Asinh", 9, "Inverse hyperbolic sine.", kFloatTypes, asinh_expression,
                          asinh_gradient));
-  registry.add(unary_def("Acosh", 22, "Inverse hyperbolic cosine.", kFloatTypes, acosh_expression,
+  registry.add(unary_def("Acosh", 9, "Inverse hyperbolic cosine.", kFloatTypes, acosh_expression,
                          acosh_gradient));
-  registry.add(unary_def("Atanh", 22, "Inverse hyperbolic tangent.", kFloatTypes, atanh_expression,
+  registry.add(unary_def("Atanh", 9, "Inverse hyperbolic tangent.", kFloatTypes, atanh_expression,
                          atanh_gradient));
 }
 

@@ -5,11 +5,11 @@
 namespace ortrain::ops {
 
 void register_rounding(OpRegistry& registry) {
-  registry.add(unary_def("Floor", 13, "Largest integer not above X.", kFloatTypes, ExprOp::floor,
+  registry.add(unary_def("Floor", 6, "Largest integer not above X.", kFloatTypes, ExprOp::floor,
                          zero_gradient));
-  registry.add(unary_def("Ceil", 13, "Smallest integer not below X.", kFloatTypes, ExprOp::ceil,
+  registry.add(unary_def("Ceil", 6, "Smallest integer not below X.", kFloatTypes, ExprOp::ceil,
                          zero_gradient));
-  registry.add(unary_def("Round", 22, "Nearest integer, halves to the even one.", kFloatTypes,
+  registry.add(unary_def("Round", 11, "Nearest integer, halves to the even one.", kFloatTypes,
                          ExprOp::round, zero_gradient));
   OpDef trunc = unary_def(
       "Trunc", 1, "The integer part of X.", kFloatTypes,
@@ -17,7 +17,7 @@ void register_rounding(OpRegistry& registry) {
   trunc.domain = std::string(kOrtrainDomain);
   registry.add(std::move(trunc));
   registry.add(
-      unary_def("Sign", 13, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign, zero_gradient));
+      unary_def("Sign", 9, "-1, 0 or 1; NaN stays.", kNumericTypes, ExprOp::sign, zero_gradient));
 }
 
 }  // namespace ortrain::ops

@@ -102,17 +102,17 @@ std::optional<Dim> fold(Operands x, Dim (*combine)(const Dim&, const Dim&)) {
 }  // namespace
 
 void register_selection(OpRegistry& registry) {
-  OpDef min_def = fold_def("Min", 13, "Smallest of any number of tensors; NaN wins.", kNumericTypes,
+  OpDef min_def = fold_def("Min", 8, "Smallest of any number of tensors; NaN wins.", kNumericTypes,
                            ExprOp::min, extreme_gradient);
   min_def.infer = infer_arithmetic([](Operands x) { return fold(x, min); });
   registry.add(std::move(min_def));
 
-  OpDef max_def = fold_def("Max", 13, "Largest of any number of tensors; NaN wins.", kNumericTypes,
+  OpDef max_def = fold_def("Max", 8, "Largest of any number of tensors; NaN wins.", kNumericTypes,
                            ExprOp::max, extreme_gradient);
   max_def.infer = infer_arithmetic([](Operands x) { return fold(x, max); });
   registry.add(std::move(max_def));
 
-  OpDef clip = unary_def("Clip", 13, "min(max(X, min), max).", kNumericTypes, clip_expression,
+  OpDef clip = unary_def("Clip", 11, "min(max(X, min), max).", kNumericTypes, clip_expression,
                          clip_gradient);
   clip.inputs = {{"input", "T"}, {"min", "T", Arity::optional}, {"max", "T", Arity::optional}};
   clip.outputs = {{"output", "T"}};
@@ -120,7 +120,7 @@ void register_selection(OpRegistry& registry) {
   registry.add(std::move(clip));
 
   OpDef where = unary_def(
-      "Where", 16, "X where the condition holds, else Y.", kAllTypes,
+      "Where", 9, "X where the condition holds, else Y.", kAllTypes,
       [](ExprEmitter& e) { return e.select(e.input(0), e.input(1), e.input(2)); }, where_gradient);
   where.inputs = {{"condition", "bool"}, {"X", "T"}, {"Y", "T"}};
   where.outputs = {{"output", "T"}};

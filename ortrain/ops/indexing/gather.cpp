@@ -71,7 +71,7 @@ void gather_grad_gradient(GradContext& g) {
 void register_gather(OpRegistry& registry);
 void register_gather(OpRegistry& registry) {
   registry.add({.name = "Gather",
-                .since = 13,
+                .since = 1,
                 .summary = "Slices of an axis, picked by index; negative indices count from the "
                            "end.",
                 .inputs = {{"data", "T"}, {"indices", "Tind"}},

@@ -218,7 +218,7 @@ void scatter_nd_gradient(GradContext& g) {
 void register_scatter(OpRegistry& registry);
 void register_scatter(OpRegistry& registry) {
   registry.add({.name = "GatherElements",
-                .since = 13,
+                .since = 11,
                 .summary = "Elements picked by an index along one axis, at equal positions else.",
                 .inputs = {{"data", "T"}, {"indices", "Tind"}},
                 .outputs = {{"output", "T"}},
@@ -228,7 +228,7 @@ void register_scatter(OpRegistry& registry) {
                 .gradient = gather_elements_gradient,
                 .looks_up = true});
   registry.add({.name = "ScatterElements",
-                .since = 18,
+                .since = 11,
                 .summary = "A copy of data with updates put, added, multiplied, or taken as "
                            "maximum or minimum, where indices along one axis point.",
                 .inputs = {{"data", "T"}, {"indices", "Tind"}, {"updates", "T"}},
@@ -238,7 +238,7 @@ void register_scatter(OpRegistry& registry) {
                 .infer = infer_scatter_elements,
                 .gradient = scatter_elements_gradient});
   registry.add({.name = "GatherND",
-                .since = 13,
+                .since = 11,
                 .summary = "Slices picked by index tuples.",
                 .inputs = {{"data", "T"}, {"indices", "int64"}},
                 .outputs = {{"output", "T"}},
@@ -258,7 +258,7 @@ void register_scatter(OpRegistry& registry) {
                 .infer = infer_gather_nd_grad,
                 .gradient = gather_nd_grad_gradient});
   registry.add({.name = "ScatterND",
-                .since = 18,
+                .since = 11,
                 .summary = "A copy of data with slices put, added, multiplied, or taken as "
                            "maximum or minimum, where index tuples point.",
                 .inputs = {{"data", "T"}, {"indices", "int64"}, {"updates", "T"}},

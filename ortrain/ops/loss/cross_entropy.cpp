@@ -131,7 +131,7 @@ void register_cross_entropy(OpRegistry& registry) {
                 .infer = infer_cross_entropy_grad});
   registry.add(
       {.name = "SoftmaxCrossEntropyLoss",
-       .since = 13,
+       .since = 12,
        .summary = "Weighted negative log likelihood of labels under softmax(scores).",
        .inputs = {{"scores", "T"}, {"labels", "I"}, {"weights", "T", Arity::optional}},
        .outputs = {{"output", "T"}, {"log_prob", "T", Arity::optional}},

@@ -62,7 +62,7 @@ void nll_grad_gradient(GradContext& g) {
 void register_nll_loss(OpRegistry& registry) {
   registry.add(
       {.name = "NegativeLogLikelihoodLoss",
-       .since = 22,
+       .since = 12,
        .summary = "-weight[target] input[target] over the class dimension.",
        .inputs = {{"input", "T"}, {"target", "I"}, {"weight", "T", Arity::optional}},
        .outputs = {{"loss", "T"}},

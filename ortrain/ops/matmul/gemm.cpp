@@ -57,7 +57,7 @@ void gemm_gradient(GradContext& g) {
 void register_gemm(OpRegistry& registry) {
   registry.add(
       {.name = "Gemm",
-       .since = 13,
+       .since = 7,
        .summary = "alpha op(A) op(B) + beta C, C broadcast to the product.",
        .inputs = {{"A", "T"}, {"B", "T"}, {"C", "T", Arity::optional}},
        .outputs = {{"Y", "T"}},

@@ -90,7 +90,7 @@ void fused_matmul_gradient(GradContext& g) {
 
 void register_matmul(OpRegistry& registry) {
   registry.add({.name = "MatMul",
-                .since = 13,
+                .since = 1,
                 .summary = "Matrix product with the broadcasting of numpy.matmul.",
                 .inputs = {{"A", "T"}, {"B", "T"}},
                 .outputs = {{"Y", "T"}},

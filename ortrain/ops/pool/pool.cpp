@@ -177,7 +177,7 @@ void register_windowed(OpRegistry& registry) {
       with(pool_attributes(), {"count_include_pad", int64_t{0}});
   registry.add({.name = "MaxPool",
                 .domain = "",
-                .since = 22,
+                .since = 12,
                 .summary = "Largest element of each window; Indices count over the whole input. A "
                            "NaN wins.",
                 .inputs = {{"X", "T"}},
@@ -197,7 +197,7 @@ void register_windowed(OpRegistry& registry) {
                 .gradient = nullptr});
   registry.add({.name = "AveragePool",
                 .domain = "",
-                .since = 22,
+                .since = 19,
                 .summary = "Average of each window; padding counts with count_include_pad only.",
                 .inputs = {{"X", "T"}},
                 .outputs = {{"Y", "T"}},
@@ -220,7 +220,7 @@ void register_global(OpRegistry& registry) {
   const std::string own(kOrtrainDomain);
   registry.add({.name = "GlobalAveragePool",
                 .domain = "",
-                .since = 22,
+                .since = 1,
                 .summary = "Average over all spatial axes, kept with extent 1.",
                 .inputs = {{"X", "T"}},
                 .outputs = {{"Y", "T"}},
@@ -239,7 +239,7 @@ void register_global(OpRegistry& registry) {
                 .gradient = average_grad_gradient("", "GlobalAveragePool")});
   registry.add({.name = "GlobalMaxPool",
                 .domain = "",
-                .since = 22,
+                .since = 1,
                 .summary = "Maximum over all spatial axes, kept with extent 1. A NaN wins.",
                 .inputs = {{"X", "T"}},
                 .outputs = {{"Y", "T"}},

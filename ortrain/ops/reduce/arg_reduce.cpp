@@ -28,7 +28,7 @@ void register_arg_reduce(OpRegistry& registry);
 void register_arg_reduce(OpRegistry& registry) {
   const auto add = [&registry](const char* name, const char* summary) {
     registry.add({.name = name,
-                  .since = 13,
+                  .since = 1,
                   .summary = summary,
                   .inputs = {{"data", "T"}},
                   .outputs = {{"reduced", "int64"}},

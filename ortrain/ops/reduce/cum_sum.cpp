@@ -26,18 +26,18 @@ void cum_sum_gradient(GradContext& g) {
 
 void register_cum_sum(OpRegistry& registry);
 void register_cum_sum(OpRegistry& registry) {
-  registry.add({.name = "CumSum",
-                .since = 14,
-                .summary = "Running sums along an axis, from either end, with or without the "
-                           "element itself.",
-                .inputs = {{"x", "T"}, {"axis", "T2"}},
-                .outputs = {{"y", "T"}},
-                .attrs = {{"exclusive", int64_t{0}}, {"reverse", int64_t{0}}},
-                .types = {{"T", kFloatTypes | DTypeSet{DType::i32, DType::i64, DType::u32,
-                                                       DType::u64}},
-                          {"T2", kIndexTypes}},
-                .infer = infer_cum_sum,
-                .gradient = cum_sum_gradient});
+  registry.add(
+      {.name = "CumSum",
+       .since = 11,
+       .summary = "Running sums along an axis, from either end, with or without the "
+                  "element itself.",
+       .inputs = {{"x", "T"}, {"axis", "T2"}},
+       .outputs = {{"y", "T"}},
+       .attrs = {{"exclusive", int64_t{0}}, {"reverse", int64_t{0}}},
+       .types = {{"T", kFloatTypes | DTypeSet{DType::i32, DType::i64, DType::u32, DType::u64}},
+                 {"T2", kIndexTypes}},
+       .infer = infer_cum_sum,
+       .gradient = cum_sum_gradient});
 }
 
 }  // namespace ortrain::ops

@@ -9,8 +9,8 @@
 namespace ortrain::ops {
 namespace {
 
-constexpr DTypeSet kReduceTypes = kFloatTypes | DTypeSet{DType::i32, DType::i64, DType::u32,
-                                                         DType::u64};
+constexpr DTypeSet kReduceTypes =
+    kFloatTypes | DTypeSet{DType::i32, DType::i64, DType::u32, DType::u64};
 constexpr DTypeSet kExtremeTypes = kReduceTypes | DTypeSet{DType::i8, DType::u8, DType::boolean};
 
 // Known axes of a node, given what is known of its input 1.
@@ -57,8 +57,8 @@ void infer_reduce(InferContext& context) {
   }
   context.set_output(0, context.dtype(0), std::move(shape));
   const std::string& op = context.node().op;
-  const bool folds = op == "ReduceSum" || op == "ReduceProd" || op == "ReduceMax" ||
-                     op == "ReduceMin";
+  const bool folds =
+      op == "ReduceSum" || op == "ReduceProd" || op == "ReduceMax" || op == "ReduceMin";
   if (folds && context.known(0) && !context.known(0)->empty() && reduced == std::vector{true}) {
     context.set_known(0, {fold_known(op, *context.known(0))});
   }
@@ -186,8 +186,8 @@ void infer_prod_grad(InferContext& context) {
     fits = !dy[i].is_constant() || !expected[i].is_constant() || dy[i] == expected[i];
   }
   if (!fits) {
-    throw ShapeError(str("the gradient has the shape ", shape_str(dy), ", expected ",
-                         shape_str(expected)));
+    throw ShapeError(
+        str("the gradient has the shape ", shape_str(dy), ", expected ", shape_str(expected)));
   }
   context.set_output(0, context.dtype(0), shape);
 }
@@ -210,10 +210,10 @@ void register_reduce(OpRegistry& registry) {
   };
   add("ReduceSum", 13, "Sum over axes.", kReduceTypes, sum_gradient);
   add("ReduceMean", 18, "Mean over axes.", kReduceTypes, mean_gradient);
-  add("ReduceMax", 20, "Maximum over axes; the gradient is split evenly among ties.",
-      kExtremeTypes, extreme_gradient);
-  add("ReduceMin", 20, "Minimum over axes; the gradient is split evenly among ties.",
-      kExtremeTypes, extreme_gradient);
+  add("ReduceMax", 18, "Maximum over axes; the gradient is split evenly among ties.", kExtremeTypes,
+      extreme_gradient);
+  add("ReduceMin", 18, "Minimum over axes; the gradient is split evenly among ties.", kExtremeTypes,
+      extreme_gradient);
   add("ReduceProd", 18, "Product over axes.", kReduceTypes, product_gradient);
   add("ReduceL1", 18, "Sum of absolute values over axes.", kReduceTypes, l1_gradient);
   add("ReduceL2", 18, "Square root of the sum of squares over axes.", kReduceTypes, l2_gradient);

@@ -16,8 +16,8 @@ void infer_top_k(InferContext& context) {
   if (k.size() != 1) throw ShapeError("input 'K' must hold one element");
   Dim& extent = shape[static_cast<size_t>(axis)];
   const bool negative = k[0].is_constant() && k[0].constant() < 0;
-  const bool too_many = k[0].is_constant() && extent.is_constant() &&
-                        k[0].constant() > extent.constant();
+  const bool too_many =
+      k[0].is_constant() && extent.is_constant() && k[0].constant() > extent.constant();
   if (negative || too_many) {
     throw ShapeError(str("K = ", k[0].str(), " is out of range for axis ", axis, " of shape ",
                          shape_str(shape)));
@@ -30,9 +30,9 @@ void infer_top_k(InferContext& context) {
 void top_k_gradient(GradContext& g) {
   if (!g.needs_grad(0) || !g.has_output_grad(0)) return;
   const int64_t axis = g.attrs().int_("axis");
-  g.set_input_grad(0, g.op("ScatterElements",
-                           {g.zeros_like(g.input(0)), g.output(1), g.output_grad(0)},
-                           {{"axis", axis}}));
+  g.set_input_grad(
+      0, g.op("ScatterElements", {g.zeros_like(g.input(0)), g.output(1), g.output_grad(0)},
+              {{"axis", axis}}));
 }
 
 void infer_non_zero(InferContext& context) {
@@ -54,7 +54,7 @@ void register_top_k(OpRegistry& registry) {
                 .infer = infer_top_k,
                 .gradient = top_k_gradient});
   registry.add({.name = "NonZero",
-                .since = 13,
+                .since = 9,
                 .summary = "Positions of the elements that are not zero. How many there are "
                            "depends on data, so no plan can hold it.",
                 .inputs = {{"X", "T"}},

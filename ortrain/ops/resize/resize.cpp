@@ -135,7 +135,7 @@ std::vector<FormalAttribute> resize_attributes() {
 void register_resize(OpRegistry& registry) {
   registry.add({.name = "Resize",
                 .domain = "",
-                .since = 19,
+                .since = 18,
                 .summary = "Interpolates along the axes whose extent changes: nearest, linear or "
                            "cubic.",
                 .inputs = {{"X", "T"},

@@ -125,6 +125,8 @@ template <typename T>
 KernelFn make_resize(NodeSpec& spec) {
   const AttributeReader attrs = spec.attrs();
   const Dims &x = spec.input(0).dims, &y = spec.output(0).dims;
+  // Without elements: an axis may still be longer than a table of it could be.
+  if (num_elements(y) == 0) return [](const KernelArgs&) {};
   std::vector<ResizeAxis> axes =
       ops::resize_tables(attrs, x, y, scales_of(spec, x, 1), floats(spec, 1));
   return make_passes<T>(spec, resampling(std::move(axes), x, attrs.float_("extrapolation_value")));
@@ -133,6 +135,11 @@ KernelFn make_resize(NodeSpec& spec) {
 template <typename T>
 KernelFn make_resize_grad(NodeSpec& spec) {
   const Dims &x = spec.output(0).dims, &y = spec.input(0).dims;
+  if (num_elements(y) == 0) {
+    return [count = num_elements(x)](const KernelArgs& args) {
+      std::fill_n(args.output<T>(0), count, T{});
+    };
+  }
   std::vector<ResizeAxis> axes =
       ops::resize_tables(spec.attrs(), x, y, scales_of(spec, x, 2), floats(spec, 2));
   for (ResizeAxis& axis : axes) axis = ops::transposed(axis);

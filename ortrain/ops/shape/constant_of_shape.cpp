@@ -28,8 +28,8 @@ void infer_constant_of_shape(InferContext& context) {
   if (kIndexTypes.contains(value.dtype()) && shape.size() <= 1 && is_constant(shape)) {
     const int64_t count = shape.empty() ? 1 : shape[0].constant();
     if (count <= 64) {
-      set_known_ints(context, std::vector<int64_t>(static_cast<size_t>(count),
-                                                   value.to_int64s().front()));
+      set_known_ints(context,
+                     std::vector<int64_t>(static_cast<size_t>(count), value.to_int64s().front()));
     }
   }
 }
@@ -38,8 +38,8 @@ void infer_constant(InferContext& context) {
   const AttributeReader attrs = context.attrs();
   const Attributes& given = context.node().attributes;
   if (given.size() != 1) {
-    throw InvalidModelError(str("exactly one attribute must give the value, there are ",
-                                given.size()));
+    throw InvalidModelError(
+        str("exactly one attribute must give the value, there are ", given.size()));
   }
   const std::string& form = given.begin()->first;
   if (form == "value") {
@@ -67,8 +67,8 @@ void infer_constant(InferContext& context) {
 
 void infer_eye_like(InferContext& context) {
   if (context.rank(0) != 2) {
-    throw ShapeError(str("the input must be a matrix, it has the shape ",
-                         shape_str(context.shape(0))));
+    throw ShapeError(
+        str("the input must be a matrix, it has the shape ", shape_str(context.shape(0))));
   }
   DType dtype = context.dtype(0);
   if (const std::optional<int64_t> code = context.attrs().optional_int("dtype")) {
@@ -84,7 +84,7 @@ void infer_eye_like(InferContext& context) {
 void register_constant_of_shape(OpRegistry& registry);
 void register_constant_of_shape(OpRegistry& registry) {
   registry.add({.name = "ConstantOfShape",
-                .since = 23,
+                .since = 9,
                 .summary = "A tensor of the given shape filled with one value.",
                 .inputs = {{"input", "int64"}},
                 .outputs = {{"output", "T"}},
@@ -93,7 +93,7 @@ void register_constant_of_shape(OpRegistry& registry) {
                 .infer = infer_constant_of_shape,
                 .differentiable = false});
   registry.add({.name = "Constant",
-                .since = 23,
+                .since = 1,
                 .summary = "A tensor held by the node; the importer turns it into a constant.",
                 .outputs = {{"output", "T"}},
                 .attrs = {{"value", AttributeKind::tensor},
@@ -107,7 +107,7 @@ void register_constant_of_shape(OpRegistry& registry) {
                 .infer = infer_constant,
                 .differentiable = false});
   registry.add({.name = "EyeLike",
-                .since = 22,
+                .since = 9,
                 .summary = "Ones on diagonal k, zeros elsewhere, in the shape of a matrix.",
                 .inputs = {{"input", "T1"}},
                 .outputs = {{"output", "T2"}},

@@ -96,7 +96,7 @@ void sum_to_shape_gradient(GradContext& g) {
 void register_expand(OpRegistry& registry);
 void register_expand(OpRegistry& registry) {
   registry.add({.name = "Expand",
-                .since = 13,
+                .since = 8,
                 .summary = "Repeats a tensor by NumPy broadcasting with a shape.",
                 .inputs = {{"input", "T"}, {"shape", "int64"}},
                 .outputs = {{"output", "T"}},
@@ -104,7 +104,7 @@ void register_expand(OpRegistry& registry) {
                 .infer = infer_expand,
                 .gradient = expand_gradient});
   registry.add({.name = "Tile",
-                .since = 13,
+                .since = 6,
                 .summary = "Repeats a tensor along each axis.",
                 .inputs = {{"input", "T"}, {"repeats", "int64"}},
                 .outputs = {{"output", "T"}},

@@ -32,13 +32,13 @@ void one_hot_gradient(GradContext& g) {
   TensorData zero_one = TensorData::allocate(DType::i64, {2}, &data);
   static_cast<int64_t*>(data)[1] = 1;
   const ValueId off_on = g.cast(g.constant(std::move(zero_one)), g.dtype(dy));
-  const ValueId hot = g.op("OneHot", {g.input(0), g.input(1), off_on},
-                           {{"axis", g.attrs().int_("axis")}});
+  const ValueId hot =
+      g.op("OneHot", {g.input(0), g.input(1), off_on}, {{"axis", g.attrs().int_("axis")}});
   const ValueId on = g.reduce_sum(g.mul(dy, hot), {}, false);
   const ValueId cold = g.sub(g.scalar(g.dtype(dy), 1.0), hot);
   const ValueId off = g.reduce_sum(g.mul(dy, cold), {}, false);
-  g.set_input_grad(2, g.op("Concat", {g.unsqueeze(off, {0}), g.unsqueeze(on, {0})},
-                           {{"axis", int64_t{0}}}));
+  g.set_input_grad(
+      2, g.op("Concat", {g.unsqueeze(off, {0}), g.unsqueeze(on, {0})}, {{"axis", int64_t{0}}}));
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ void one_hot_gradient(GradContext& g) {
 void register_one_hot(OpRegistry& registry);
 void register_one_hot(OpRegistry& registry) {
   registry.add({.name = "OneHot",
-                .since = 11,
+                .since = 9,
                 .summary = "values[1] where the position along axis equals the index, values[0] "
                            "elsewhere; indices out of range give a row of values[0].",
                 .inputs = {{"indices", "T1"}, {"depth", "T2"}, {"values", "T3"}},

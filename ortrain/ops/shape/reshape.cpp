@@ -37,8 +37,7 @@ Dim solve_extent(const Shape& from, const Shape& to, size_t inferred) {
     throw ShapeError(str("the extent -1 is ambiguous: ", shape_str(from),
                          " has no elements, nor has the rest of the target shape"));
   }
-  if (total.is_constant() && divisor.is_constant() &&
-      total.constant() % divisor.constant() != 0) {
+  if (total.is_constant() && divisor.is_constant() && total.constant() % divisor.constant() != 0) {
     throw ShapeError(str("a tensor of shape ", shape_str(from),
                          " cannot be split by the extents beside -1, whose product is ",
                          divisor.str()));
@@ -150,7 +149,7 @@ void reshape_gradient(GradContext& g) {
 void register_reshape(OpRegistry& registry);
 void register_reshape(OpRegistry& registry) {
   registry.add({.name = "Reshape",
-                .since = 23,
+                .since = 5,
                 .summary = "The same elements in another shape; -1 stands for the open extent.",
                 .inputs = {{"data", "T"}, {"shape", "int64"}},
                 .outputs = {{"reshaped", "T"}},
@@ -159,7 +158,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_reshape,
                 .gradient = reshape_gradient});
   registry.add({.name = "Flatten",
-                .since = 23,
+                .since = 1,
                 .summary = "Merges the axes before `axis`, and those from it on, into a matrix.",
                 .inputs = {{"input", "T"}},
                 .outputs = {{"output", "T"}},
@@ -168,7 +167,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_flatten,
                 .gradient = reshape_gradient});
   registry.add({.name = "Squeeze",
-                .since = 23,
+                .since = 13,
                 .summary = "Drops axes of extent 1.",
                 .inputs = {{"data", "T"}, {"axes", "int64", Arity::optional}},
                 .outputs = {{"squeezed", "T"}},
@@ -176,7 +175,7 @@ void register_reshape(OpRegistry& registry) {
                 .infer = infer_squeeze,
                 .gradient = reshape_gradient});
   registry.add({.name = "Unsqueeze",
-                .since = 23,
+                .since = 13,
                 .summary = "Adds axes of extent 1.",
                 .inputs = {{"data", "T"}, {"axes", "int64"}},
                 .outputs = {{"expanded", "T"}},

@@ -33,7 +33,7 @@ void infer_size(InferContext& context) {
 void register_shape(OpRegistry& registry);
 void register_shape(OpRegistry& registry) {
   registry.add({.name = "Shape",
-                .since = 23,
+                .since = 1,
                 .summary = "The extents of a tensor, from axis start up to axis end.",
                 .inputs = {{"data", "T"}},
                 .outputs = {{"shape", "int64"}},
@@ -42,7 +42,7 @@ void register_shape(OpRegistry& registry) {
                 .infer = infer_shape,
                 .differentiable = false});
   registry.add({.name = "Size",
-                .since = 23,
+                .since = 1,
                 .summary = "The number of elements of a tensor.",
                 .inputs = {{"data", "T"}},
                 .outputs = {{"size", "int64"}},

@@ -55,7 +55,7 @@ void transpose_gradient(GradContext& g) {
 void register_transpose(OpRegistry& registry);
 void register_transpose(OpRegistry& registry) {
   registry.add({.name = "Transpose",
-                .since = 23,
+                .since = 1,
                 .summary = "Permutes the axes; without perm it reverses them.",
                 .inputs = {{"data", "T"}},
                 .outputs = {{"transposed", "T"}},

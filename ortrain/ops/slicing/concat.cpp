@@ -144,7 +144,7 @@ void split_gradient(GradContext& g) {
 void register_concat(OpRegistry& registry);
 void register_concat(OpRegistry& registry) {
   registry.add({.name = "Concat",
-                .since = 13,
+                .since = 4,
                 .summary = "Joins tensors along an axis.",
                 .inputs = {{"inputs", "T", Arity::variadic}},
                 .outputs = {{"concat_result", "T"}},
@@ -153,7 +153,7 @@ void register_concat(OpRegistry& registry) {
                 .infer = infer_concat,
                 .gradient = concat_gradient});
   registry.add({.name = "Split",
-                .since = 18,
+                .since = 13,
                 .summary = "Cuts a tensor along an axis into parts of given or equal extent.",
                 .inputs = {{"input", "T"}, {"split", "int64", Arity::optional}},
                 .outputs = {{"outputs", "T", Arity::variadic}},

@@ -57,9 +57,9 @@ void pad_gradient(GradContext& g) {
   const ValueId dy = g.output_grad(0);
   if (g.attrs().string_("mode") != "constant") {
     if (!g.needs_grad(0)) return;
-    return g.set_input_grad(0, g.own("PadGrad", {dy, g.shape_of(g.input(0)), g.input(1),
-                                                 g.input(3)},
-                                     {{"mode", g.attrs().string_("mode")}}));
+    return g.set_input_grad(0,
+                            g.own("PadGrad", {dy, g.shape_of(g.input(0)), g.input(1), g.input(3)},
+                                  {{"mode", g.attrs().string_("mode")}}));
   }
   // Padding by the negative amounts takes off what was put on.
   ValueId negative;
@@ -88,8 +88,8 @@ void infer_pad_grad(InferContext& context) {
     fits = !dy[i].is_constant() || !expected[i].is_constant() || dy[i] == expected[i];
   }
   if (!fits) {
-    throw ShapeError(str("the gradient has the shape ", shape_str(dy), ", expected ",
-                         shape_str(expected)));
+    throw ShapeError(
+        str("the gradient has the shape ", shape_str(dy), ", expected ", shape_str(expected)));
   }
   context.set_output(0, context.dtype(0), shape);
 }
@@ -105,7 +105,7 @@ void pad_grad_gradient(GradContext& g) {
 void register_pad(OpRegistry& registry);
 void register_pad(OpRegistry& registry) {
   registry.add({.name = "Pad",
-                .since = 23,
+                .since = 11,
                 .summary = "Grows (or, with negative pads, crops) axes at both ends.",
                 .inputs = {{"data", "T"},
                            {"pads", "int64"},

@@ -66,7 +66,7 @@ void slice_grad_gradient(GradContext& g) {
 void register_slice(OpRegistry& registry);
 void register_slice(OpRegistry& registry) {
   registry.add({.name = "Slice",
-                .since = 13,
+                .since = 10,
                 .summary = "A box of the input, with steps of either sign.",
                 .inputs = {{"data", "T"},
                            {"starts", "Tind"},

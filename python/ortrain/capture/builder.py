@@ -51,6 +51,10 @@ class GraphBuilder(Protocol):
     """Add a node; returns its output, or a tuple of them where ``outputs`` is above 1."""
     ...
 
+  def set_checkpoint(self, number: int) -> None:
+    """Put the nodes added from now on into a checkpoint, from 1; 0 for none."""
+    ...
+
   def output(self, value: Value, name: str, role: str, target: str = "") -> None:
     """Add an output; role is user, buffer_update (target: buffer) or input_update."""
     ...

@@ -40,8 +40,19 @@ _ENVIRONMENT = ("ACCELERATE_", "HF_", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
 _NOT_READ_BY_GRAPHS = ("HF_HOME", "HF_TOKEN", "HF_HUB", "HF_DATASETS", "TORCH_HOME", "TORCH_LOGS")
 
 
+_disabled = False
+
+
+def disable() -> None:
+    """Neither read nor keep graphs any more: this process makes them differently."""
+    global _disabled
+    _disabled = True
+
+
 def folder() -> Path | None:
     """Return the folder of the cache, or None where nobody asked for one."""
+    if _disabled:
+        return None
     value = os.environ.get("ORTRAIN_CACHE_DIR", "")
     if value.lower() in ("", "off", "0", "none"):
         return None

@@ -18,6 +18,7 @@ from torch import nn
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState, CapturedModule
+from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import nothing_compiles
 from ortrain.capture.errors import CaptureError
@@ -41,6 +42,7 @@ from ortrain.capture.signature import (
     flatten_outputs,
     without_cache,
 )
+from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
 
 _log = logging.getLogger("ortrain.capture")
 
@@ -159,6 +161,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.flexible_sizes(),
         internals.recurrent_layers_whole(),
         internals.quiet_logs(),
+        no_traces_kept(),
         torch.inference_mode(False),
         torch.set_grad_enabled(torch.is_grad_enabled()),
     ):
@@ -247,7 +250,7 @@ def _capture(
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     flat = _FlatModule(module, signature, call, equal, autocast, trees)
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    with _capturing(module, functions), autocast.applied():
+    with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
         program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
@@ -280,6 +283,7 @@ def _capture(
         if isinstance(size, int)
     ]
     guards = compile_guards(conditions, call.names, static)
+    let_go_of_samples(program)
     if not guards.holds(sizes_of(tensors)):
         raise CaptureError("the conditions of the capture do not hold for its own sample")
     captured = CapturedModule(

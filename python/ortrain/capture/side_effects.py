@@ -74,8 +74,22 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
 
 
 def has_hooks(part: nn.Module) -> bool:
-    """Tell whether a layer has hooks that run with its forward or backward."""
-    return any(getattr(part, table, None) for table in _HOOK_TABLES)
+    """Tell whether a layer has hooks that run with its forward or backward.
+
+    Those by which transformers and peft let gradients flow into an embedding count for nothing: a
+    graph has the gradients that are asked for.
+    """
+    return any(
+        not _lets_gradients_flow(hook)
+        for table in _HOOK_TABLES
+        for hook in (getattr(part, table, None) or {}).values()
+    )
+
+
+def _lets_gradients_flow(hook: Any) -> bool:
+    return getattr(hook, "__name__", "").startswith("make_inputs_require_grad") and getattr(
+        hook, "__module__", ""
+    ).startswith(("transformers.", "peft."))
 
 
 def scalars(module: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

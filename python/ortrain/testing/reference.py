@@ -205,6 +205,9 @@ class ReferenceBuilder:
             raise ValueError(f"[{op} '{base}'] has {len(tensors)} outputs, not {outputs}")
         return made[0] if outputs == 1 else made
 
+    def set_checkpoint(self, number: int) -> None:
+        """Take no notice: recomputing changes no number."""
+
     def output(self, value: ReferenceValue, name: str, role: str, target: str = "") -> None:
         """Add an output."""
         self._graph.outputs.append(ReferenceOutput(value.name, name, role, target))

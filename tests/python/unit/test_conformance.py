@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from conformance import opinfo
+from conformance import architectures, bad_inputs, onnx_nodes, opinfo, random_programs
+from conformance.onnx_nodes import NodeOutcome
 from conformance.opinfo import Outcome
+from conformance.random_programs import Instruction
 from ortrain.engine import Engine
 
 
@@ -61,3 +63,65 @@ def test_rounding_is_held_against_float64() -> None:
 
 def test_the_database_has_not_shrunk() -> None:
     assert len(opinfo.entries()) > 500
+
+
+def onnx_case(name: str) -> Any:
+    return next(case for case in onnx_nodes.cases() if case.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("test_add", NodeOutcome.passed),
+        ("test_reduce_sum_keepdims_random", NodeOutcome.passed),  # its axes are an input
+        ("test_reshape_negative_dim", NodeOutcome.passed),
+        ("test_training_dropout", NodeOutcome.random),
+        ("test_string_concat", NodeOutcome.refused),
+        ("test_scan_sum", NodeOutcome.refused),
+    ],
+)
+def test_onnx_cases(name: str, outcome: NodeOutcome) -> None:
+    result = onnx_nodes.run_case(onnx_case(name))
+    assert result.outcome is outcome, result
+
+
+def test_a_wrong_onnx_result_is_found() -> None:
+    case = onnx_case("test_add")
+    case.data_sets[0][1][0] = case.data_sets[0][1][0] + 1
+    assert onnx_nodes.run_case(case).outcome is NodeOutcome.wrong
+
+
+@pytest.mark.slow
+def test_onnx_cases_have_not_become_fewer() -> None:
+    results = list(onnx_nodes.run())
+    assert not [r for r in results if r.outcome is NodeOutcome.wrong]
+    assert sum(r.outcome is NodeOutcome.passed for r in results) >= onnx_nodes.CASES_BAR
+
+
+def test_an_architecture_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = architectures.run(["DistilBert"])
+    assert result.ok and result.native_share == 1.0, result
+    run = Engine.run
+
+    def off(*args: Any) -> Any:
+        outputs = run(*args)
+        outputs["logits"] = outputs["logits"] * 1.01
+        return outputs
+
+    monkeypatch.setattr(Engine, "run", off)
+    (result,) = architectures.run(["DistilBert"])
+    assert "result" in result.difference
+
+
+def test_random_programs_find_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert random_programs.check(5) > 0
+    instructions = [Instruction("linear", 0, 0), Instruction("2:mul", 0, 1)]
+    assert random_programs.difference(instructions, 3, 0) == ("", True)
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *args: run(*args) * 1.001)
+    assert "off by" in random_programs.difference(instructions, 3, 0)[0]
+
+
+def test_bad_inputs_end_in_typed_errors() -> None:
+    ends = bad_inputs.run(4000)
+    assert ends["accepted"] > 500 and ends["IndexError"] > 500 and ends["ShapeError"] > 100

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -54,3 +57,26 @@ def test_hook_added_after_the_first_call_runs() -> None:
     ours(**batch())
     assert len(seen) == 1
     assert len([c for c in ours.report().captures if not c.fallback]) == 1
+
+
+def make_inputs_require_grads(module, args, output):
+    output.requires_grad_(True)
+
+
+make_inputs_require_grads.__module__ = "transformers.modeling_utils"
+
+
+def test_hooks_that_only_let_gradients_flow_need_no_cut() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    ours = ORTModule(copy.deepcopy(plain))
+    handle = ours.module[0].register_forward_hook(make_inputs_require_grads)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ours(x), plain(x))
+    ours(x).sum().backward()
+    assert not any(record.fallback for record in ours.report().captures)
+    # Another hook in its place is seen, although their number is the same.
+    handle.remove()
+    ours.module[0].register_forward_hook(lambda module, args, output: output + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(ours(x), plain[2](torch.tanh(plain[0](x) + 1)))

@@ -17,6 +17,7 @@ from torch import fx
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
+from ortrain.capture.checkpoints import checkpoint_of
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.escape import add_escape
 from ortrain.capture.convert.registry import conversion
@@ -222,6 +223,7 @@ class _Conversion:
     def _convert(self, node: fx.Node) -> None:
         e = self._e
         e.path, e.source, e.target = module_path(node), node_source(node), str(node.target)
+        self._builder.set_checkpoint(checkpoint_of(node))
         e.used_results = frozenset(
             user.args[1]
             for user in node.users

@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Which operators of a captured graph stand inside torch.utils.checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import traceback as fx_traceback
+
+from ortrain.capture.trace_internals import CheckpointGenerator, checkpoints_by, has_own_contexts
+
+_KEY = "ortrain_checkpoint"
+
+
+@contextlib.contextmanager
+def marked_checkpoints() -> Iterator[None]:
+    """Mark what this thread traces inside checkpoints, and trace it as if there were none.
+
+    Reentrant checkpoints, and those with contexts of their own, stay what they are.
+    """
+    thread, numbers = threading.get_ident(), itertools.count(1)
+    is_open = False
+
+    def marking(original: CheckpointGenerator) -> CheckpointGenerator:
+        def generator(
+            function: Any, preserve_rng_state: bool, context_fn: Any, *args: Any, **kwargs: Any
+        ) -> Iterator[None]:
+            nonlocal is_open
+            if threading.get_ident() != thread or has_own_contexts(context_fn):
+                yield from original(function, preserve_rng_state, context_fn, *args, **kwargs)
+                return
+            if is_open:  # a checkpoint inside of another is part of it
+                yield
+                return
+            is_open = True
+            try:
+                with fx_traceback.annotate({_KEY: next(numbers)}):
+                    yield
+            finally:
+                is_open = False
+
+        return generator
+
+    # The export copies no annotations to its nodes otherwise.
+    with checkpoints_by(marking), fx_traceback.preserve_node_meta():
+        yield
+
+
+def checkpoint_of(node: torch.fx.Node) -> int:
+    """Return the number of the checkpoint that an operator stands in, from 1; 0 for none."""
+    return int((node.meta.get("custom") or {}).get(_KEY, 0))

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""More names of PyTorch that are not public: what tracing leaves behind, and what checkpoints call.
+
+As in `torch_internals`, a release of PyTorch that moves one of these names is met here. Checked
+against 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import graph_module
+from torch.utils import checkpoint
+
+# Runs before and after the function of a checkpoint that is not reentrant.
+CheckpointGenerator = Callable[..., Iterator[None]]
+
+
+@contextlib.contextmanager
+def no_traces_kept() -> Iterator[None]:
+    """Drop what tracing would leave in tables of PyTorch for the rest of the process.
+
+    Those are results on tensors without contents, found again by the sizes of one trace alone, and
+    the text of generated functions.
+    """
+    results, sources = FakeTensorMode.cache, graph_module._loader.eval_cache
+    held = len(results), len(sources)
+    try:
+        yield
+    finally:
+        # Tables keep the order in which they were filled; what other threads add meanwhile is
+        # only made again.
+        for key in list(itertools.islice(results, held[0], None)):
+            results.pop(key, None)
+        for name in list(itertools.islice(sources, held[1], None)):
+            sources.pop(name, None)
+            linecache.cache.pop(name, None)
+
+
+def let_go_of_samples(program: torch.export.ExportedProgram) -> None:
+    """Let the tensors without contents go once nobody holds the program.
+
+    They have symbolic sizes, which lead to a list of those that came first: a circle through C++
+    that Python's collector does not see.
+    """
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            (mode.shape_env.tracked_fakes or []).clear()
+            return
+
+
+@contextlib.contextmanager
+def checkpoints_by(
+    make: Callable[[CheckpointGenerator], CheckpointGenerator],
+) -> Iterator[None]:
+    """Let checkpoints that are not reentrant run what ``make`` returns for PyTorch's generator."""
+    original = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = make(original)
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = original
+
+
+def has_own_contexts(context_fn: Any) -> bool:
+    """Tell whether a checkpoint was given contexts, as selective ones are."""
+    return context_fn is not checkpoint.noop_context_fn

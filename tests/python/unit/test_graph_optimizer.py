@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose update rule is a Python function."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain.errors import DTypeError, UnsupportedError
+from ortrain.optim import GraphOptimizer
+
+
+class Momentum(GraphOptimizer):
+    """SGD with momentum as torch.optim.SGD has it, and with Nesterov's."""
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(self, params, lr=0.1, momentum=0.9, nesterov=False):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+
+    def update(self, g, param, grad, state, options):
+        buffer = options["momentum"] * state["momentum_buffer"] + grad
+        step = grad + options["momentum"] * buffer if options["nesterov"] else buffer
+        return param - options["lr"] * step, {"momentum_buffer": buffer}
+
+
+class Adam(GraphOptimizer):
+    """AdamW's formula, with the bias corrections from the number of the step."""
+
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    def update(self, g, param, grad, state, options):
+        beta1, beta2 = options["betas"]
+        first = beta1 * state["exp_avg"] + (1.0 - beta1) * grad
+        second = beta2 * state["exp_avg_sq"] + (1.0 - beta2) * grad * grad
+        corrected = first / (1.0 - beta1 ** options["step"])
+        scale = g.sqrt(second / (1.0 - beta2 ** options["step"])) + options["eps"]
+        decayed = param * (1.0 - options["lr"] * options["weight_decay"])
+        return decayed - options["lr"] * corrected / scale, {
+            "exp_avg": first,
+            "exp_avg_sq": second,
+        }
+
+
+def models(dtype=torch.float64):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 5), nn.PReLU(), nn.Linear(5, 1)
+    ).to(dtype)
+    return module, copy.deepcopy(module)
+
+
+def train(module, optimizer, steps=6, dtype=torch.float64, scheduler=None):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(4, 2, 4, 4, dtype=dtype, generator=generator)
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_follows_pytorch(nesterov):
+    mine, theirs = models()
+    ours = Momentum(mine.parameters(), nesterov=nesterov)
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, nesterov=nesterov)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (ours, reference)]
+    train(mine, ours, scheduler=schedules[0])
+    train(theirs, reference, scheduler=schedules[1])
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    # One graph per rank, none per learning rate.
+    assert len(ours._sessions) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_adamw_follows_pytorch(dtype):
+    mine, theirs = models(dtype)
+    ours = Adam(mine.parameters())
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    train(mine, ours, dtype=dtype)
+    train(theirs, reference, dtype=dtype)
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-5
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_state_moves_to_pytorch_and_back():
+    mine, theirs = models()
+    ours = Adam(mine.parameters())
+    train(mine, ours)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    theirs.load_state_dict(mine.state_dict())
+    kept = ours.state_dict()
+    for group in kept["param_groups"]:
+        group.update({k: v for k, v in reference.param_groups[0].items() if k not in group})
+    reference.load_state_dict(copy.deepcopy(kept))
+    train(mine, ours)
+    train(theirs, reference)
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_copies_and_groups():
+    mine, _ = models()
+    first, *rest = mine.parameters()
+    ours = Momentum([{"params": [first], "lr": 0.0}, {"params": rest, "nesterov": True}])
+    before = first.detach().clone()
+    train(mine, ours)
+    assert torch.equal(first, before)
+    again = copy.deepcopy(ours)
+    assert again.state_dict()["state"].keys() == ours.state_dict()["state"].keys()
+    again.step()
+
+
+def test_strided_parameters_and_missing_gradients():
+    weight = nn.Parameter(torch.randn(4, 3).t())
+    unused = nn.Parameter(torch.randn(2))
+    expected = weight.detach() - 0.1 * torch.ones(3, 4)
+    ours = Momentum([weight, unused])
+    weight.grad = torch.ones(3, 4)
+    ours.step()
+    torch.testing.assert_close(weight.detach(), expected)
+    assert unused not in ours.state
+
+
+def test_what_cannot_be_updated_is_refused_before_anything_changes():
+    good = nn.Parameter(torch.ones(2))
+    good.grad = torch.ones(2)
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    ours = Momentum([good, table.weight])
+    with pytest.raises(UnsupportedError, match="parameter 1 is sparse"):
+        ours.step()
+    assert torch.equal(good, torch.ones(2)) and not ours.state
+    number = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    number.grad = torch.ones(2, dtype=torch.complex64)
+    with pytest.raises(DTypeError, match="complex64"):
+        Momentum([number]).step()
+
+
+def test_rules_are_checked():
+    class Forgetful(Momentum):
+        def update(self, g, param, grad, state, options):
+            return param, {}
+
+    class Branching(Momentum):
+        def update(self, g, param, grad, state, options):
+            return (param if grad else grad), state
+
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="momentum_buffer"):
+        Forgetful([weight]).step()
+    with pytest.raises(UnsupportedError, match="branch"):
+        Branching([weight]).step()
+
+
+def test_norms_over_the_whole_tensor():
+    class Normalized(GraphOptimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.5})
+
+        def update(self, g, param, grad, state, options):
+            return param - options["lr"] * grad / g.norm(grad), {}
+
+    weight = nn.Parameter(torch.zeros(3, 4))
+    weight.grad = torch.full((3, 4), 2.0)
+    Normalized([weight]).step()
+    torch.testing.assert_close(weight.detach(), torch.full((3, 4), -0.5 / math.sqrt(12)))
