@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -56,11 +57,22 @@ const std::string& version() {
   return text;
 }
 
+// oneDNN keeps 1024 primitives, some 40 KiB each, of all shapes that ever were. Plans and threads
+// keep those that they use themselves; a user who sets another number gets it.
+void bound_primitive_cache() {
+  constexpr int kPrimitives = 256;
+  if (std::getenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY") != nullptr) return;
+  if (std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr) return;
+  dnnl_set_primitive_cache_capacity(kPrimitives);
+}
+
 }  // namespace
 }  // namespace ortrain::onednn
 
 extern "C" __attribute__((visibility("default"))) const OrtrainOnednnApi* ortrain_onednn_api() {
   namespace onednn = ortrain::onednn;
+  static const bool bounded = (onednn::bound_primitive_cache(), true);
+  (void)bounded;
   static const OrtrainOnednnApi api = {
       .abi = kOrtrainOnednnAbi,
       .version = onednn::version().c_str(),

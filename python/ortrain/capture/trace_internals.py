@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import checkpoint
 
 # Runs before and after the function of a checkpoint that is not reentrant.
@@ -48,13 +49,18 @@ def let_go_of_samples(program: torch.export.ExportedProgram) -> None:
     """Let the tensors without contents go once nobody holds the program.
 
     They have symbolic sizes, which lead to a list of those that came first: a circle through C++
-    that Python's collector does not see.
+    that Python's collector does not see. Memoized results about sizes hold the rest.
     """
     for node in program.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None and mode.shape_env is not None:
             (mode.shape_env.tracked_fakes or []).clear()
-            return
+            mode.shape_env.fake_tensor_cache.clear()
+            break
+    for method in vars(ShapeEnv).values():
+        clear = getattr(method, "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 @contextlib.contextmanager
