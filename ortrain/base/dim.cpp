@@ -393,7 +393,10 @@ Dims strides_of(const Dims& dims) {
   int64_t stride = 1;
   for (size_t i = dims.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= dims[i];
+    // Without elements, extents may be of any size.
+    if (i > 0 && __builtin_mul_overflow(stride, dims[i], &stride)) {
+      throw ShapeError(str("the strides of shape ", dims_str(dims), " leave int64"));
+    }
   }
   return strides;
 }

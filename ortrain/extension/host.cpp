@@ -90,7 +90,9 @@ int32_t add_operator(OrtrainRegistrar* registrar, const OrtrainOperator* op) {
 
 const char* last_error_message() { return last_error.message.c_str(); }
 int32_t last_error_kind() { return last_error.kind; }
-void set_error(int32_t kind, const char* message) { last_error = {kind, message}; }
+void set_error(int32_t kind, const char* message) {
+  last_error = {kind, message == nullptr ? "" : message};
+}
 
 int32_t attribute(OrtrainContext* context, const char* name, int32_t kind,
                   OrtrainAttribute* result) {
@@ -124,7 +126,7 @@ int32_t attribute(OrtrainContext* context, const char* name, int32_t kind,
 }
 
 int32_t has_attribute(OrtrainContext* context, const char* name) {
-  return context->attributes.has(name) ? 1 : 0;
+  return name != nullptr && context->attributes.has(name) ? 1 : 0;
 }
 
 size_t num_inputs(OrtrainContext* context) {
@@ -384,6 +386,10 @@ const OrtrainHost& host() {
       .parallel_for = parallel_for,
   };
   return table;
+}
+
+void forget_last_error() {
+  last_error = {kOrtrainErrorInternal, "the library's function failed and gave no reason"};
 }
 
 void throw_last_error() {

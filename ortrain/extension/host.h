@@ -37,6 +37,9 @@ namespace ortrain::extension {
 // The functions that a library gets.
 const OrtrainHost& host();
 
+// To be called before a function of a library, so that an older error is not taken for its own.
+void forget_last_error();
+
 // Throws the error that the calling thread's last failed call left.
 [[noreturn]] void throw_last_error();
 

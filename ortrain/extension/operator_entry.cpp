@@ -102,9 +102,11 @@ Kernel kernel_of(const OrtrainOperator& op, const std::string& domain) {
                  self = op.self](NodeSpec& spec) -> KernelFn {
     OrtrainContext context{.attributes = spec.attrs(), .spec = &spec};
     void* made = nullptr;
+    forget_last_error();
     if (prepare(self, &context, &made) != 0) throw_last_error();
     const std::shared_ptr<void> state(made, release);
     return [run, state](const KernelArgs& args) {
+      forget_last_error();
       if (run(state.get(), args.in, args.out, args.workspace) != 0) throw_last_error();
     };
   };
@@ -135,12 +137,14 @@ OrtrainRegistrar::Entry complete_entry(const OrtrainOperator& op) {
   }
   def.infer = [infer = op.infer, self = op.self](InferContext& node) {
     OrtrainContext context{.attributes = node.attrs(), .infer = &node};
+    forget_last_error();
     if (infer(self, &context) != 0) throw_last_error();
   };
   if (op.gradient != nullptr) {
     if (!def.differentiable) throw InvalidModelError("has a gradient, and none by definition");
     def.gradient = [gradient = op.gradient, self = op.self](GradContext& node) {
       OrtrainContext context{.attributes = node.attrs(), .gradient = &node};
+      forget_last_error();
       if (gradient(self, &context) != 0) throw_last_error();
     };
   }

@@ -21,7 +21,9 @@ void OpRegistry::add(OpDef def) {
 
 void OpRegistry::set_gradient(std::string_view domain, std::string_view name,
                               std::function<void(GradContext&)> gradient, bool replace) {
-  OpDef def = get(domain, name);
+  const OpDef& known = get(domain, name);
+  const std::unique_lock lock(mutex_);
+  OpDef def = *defs_.at(std::make_pair(known.domain, known.name));  // another thread may replace it
   const std::string full = domain.empty() ? def.name : str(def.domain, "::", def.name);
   if (!def.differentiable) {
     throw InvalidModelError(str("operator ", full, " has no gradient by definition"));
@@ -30,7 +32,6 @@ void OpRegistry::set_gradient(std::string_view domain, std::string_view name,
     throw InvalidModelError(str("operator ", full, " has a gradient rule already"));
   }
   def.gradient = std::move(gradient);
-  const std::unique_lock lock(mutex_);
   store_.push_back(std::make_unique<const OpDef>(std::move(def)));
   defs_[std::make_pair(store_.back()->domain, store_.back()->name)] = store_.back().get();
 }

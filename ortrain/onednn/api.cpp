@@ -1,6 +1,5 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -58,12 +57,14 @@ const std::string& version() {
 }
 
 // oneDNN keeps 1024 primitives, some 40 KiB each, of all shapes that ever were. Plans and threads
-// keep those that they use themselves; a user who sets another number gets it.
+// keep those that they use themselves. A user who asks for another number gets it.
 void bound_primitive_cache() {
+  constexpr int kDefault = 1024;
   constexpr int kPrimitives = 256;
-  if (std::getenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY") != nullptr) return;
-  if (std::getenv("DNNL_PRIMITIVE_CACHE_CAPACITY") != nullptr) return;
-  dnnl_set_primitive_cache_capacity(kPrimitives);
+  int capacity = 0;
+  if (dnnl_get_primitive_cache_capacity(&capacity) == dnnl_success && capacity == kDefault) {
+    dnnl_set_primitive_cache_capacity(kPrimitives);
+  }
 }
 
 }  // namespace

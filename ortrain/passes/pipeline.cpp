@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 
 #include "ortrain/base/error.h"
@@ -48,13 +49,24 @@ class AddedPasses {
     static auto* const passes = new AddedPasses();
     return *passes;
   }
-  void add(const std::string& stage, Pass pass) {
+  // False if there is a pass of this name.
+  bool add(const std::string& stage, Pass pass) {
     const std::lock_guard lock(mutex_);
+    for (const auto& [of_stage, other] : passes_) {
+      if (other.name == pass.name) return false;
+    }
     passes_.emplace_back(stage, std::move(pass));
+    return true;
   }
   bool remove(const std::string& name) {
+    std::vector<std::pair<std::string, Pass>> gone;  // dropped without the lock: that may run code
     const std::lock_guard lock(mutex_);
-    return std::erase_if(passes_, [&](const auto& entry) { return entry.second.name == name; }) > 0;
+    const auto first =
+        std::stable_partition(passes_.begin(), passes_.end(),
+                              [&](const auto& entry) { return entry.second.name != name; });
+    gone.assign(std::make_move_iterator(first), std::make_move_iterator(passes_.end()));
+    passes_.erase(first, passes_.end());
+    return !gone.empty();
   }
   std::vector<Pass> of(const std::string& stage) const {
     const std::lock_guard lock(mutex_);
@@ -121,15 +133,17 @@ void add_pass(const std::string& stage, Pass pass) {
   bool found = false;
   for (const Stage& known : stages()) {
     found = found || known.name == stage;
-    if (std::ranges::any_of(known.passes, has_name) ||
-        std::ranges::any_of(AddedPasses::instance().of(known.name), has_name)) {
+    if (std::ranges::any_of(known.passes, has_name)) {
       throw InvalidModelError(str("there is a pass '", pass.name, "' already"));
     }
   }
   if (!found) {
     throw InvalidModelError(str("there is no pass stage '", stage, "'; there are simplify, fuse"));
   }
-  AddedPasses::instance().add(stage, std::move(pass));
+  const std::string name = pass.name;
+  if (!AddedPasses::instance().add(stage, std::move(pass))) {
+    throw InvalidModelError(str("there is a pass '", name, "' already"));
+  }
 }
 
 bool remove_pass(const std::string& name) { return AddedPasses::instance().remove(name); }

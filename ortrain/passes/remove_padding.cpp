@@ -287,6 +287,7 @@ class Removal {
   void rebuild(GraphBuilder& builder, NodeId id) {
     const Node node = graph_.node(id);
     builder.set_layer(node.name);
+    builder.set_checkpoint(node.checkpoint);
     const Layout layout = layout_of(node.outputs[0]);
     if (node.op == "Reshape" && node.domain.empty()) {
       packed_[node.outputs[0]] = reshape_rows(builder, packed(builder, node.inputs[0]),
@@ -387,6 +388,7 @@ class Removal {
       result_.picked.push_back(position);
     }
     builder.set_layer(node.name);
+    builder.set_checkpoint(node.checkpoint);
     const Shape& shape = graph_.value(node.inputs[0]).shape;
     const ValueId rows =
         reshape_rows(builder, packed_.at(node.inputs[0]), shape, Layout::merged, 2);

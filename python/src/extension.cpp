@@ -122,11 +122,12 @@ class GraphEditor {
     return false;
   }
 
-  // Nodes added from now on have the layer and the phase of this one.
+  // Nodes added from now on have the layer, the phase and the checkpoint of this one.
   void at(const ScopedNode& node) const {
     const Node& found = graph().node(node.id);
     builder_->set_layer(found.name);
     builder_->set_phase(found.phase);
+    builder_->set_checkpoint(found.checkpoint);
   }
 
   void replace(nb::handle from_object, nb::handle to_object) const {
@@ -286,14 +287,22 @@ void init_extension(nb::module_& module) {
       "add_pass",
       [](const std::string& stage, const std::string& name, const std::string& summary,
          nb::object pass) {
-        add_pass(stage, {.name = name,
-                         .summary = summary,
-                         .run = [held = shared(std::move(pass)), name](Graph& graph) {
-                           return run_python_pass(*held, name, graph);
-                         }});
+        Pass made{.name = name,
+                  .summary = summary,
+                  .run = [held = shared(std::move(pass)), name](Graph& graph) {
+                    return run_python_pass(*held, name, graph);
+                  }};
+        nb::gil_scoped_release release;  // another thread may hold the lock and drop a function
+        add_pass(stage, std::move(made));
       },
       nb::arg("stage"), nb::arg("name"), nb::arg("summary"), nb::arg("function"));
-  module.def("remove_pass", &remove_pass, nb::arg("name"));
+  module.def(
+      "remove_pass",
+      [](const std::string& name) {
+        nb::gil_scoped_release release;
+        return remove_pass(name);
+      },
+      nb::arg("name"));
 }
 
 }  // namespace ortrain::python

@@ -55,7 +55,13 @@ ValueId value_from(const ScopePtr& scope, nb::handle object, ValueId like) {
   if (like != kNoValue &&
       (nb::isinstance<nb::float_>(object) || nb::isinstance<nb::int_>(object))) {
     GraphBuilder& builder = scope->get();
-    return builder.scalar(builder.dtype(like), nb::cast<double>(object));
+    const DType type = builder.dtype(like);
+    if (is_float(type)) return builder.scalar(type, nb::cast<double>(object));
+    if (!nb::isinstance<nb::int_>(object)) {
+      throw DTypeError(str("'", builder.value(like).name, "' is ", name_of(type),
+                           ": it takes no part in arithmetic with a float"));
+    }
+    return builder.constant(TensorData::int_scalar(type, nb::cast<int64_t>(object)));
   }
   if (!nb::isinstance<ScopedValue>(object)) {
     throw nb::type_error(

@@ -189,6 +189,7 @@ struct Owner {
   std::shared_ptr<void> memory;
   Dims dims;
   Dims strides;
+  bool is_handed_over = false;  // before, the deleter deletes nothing
 };
 
 }  // namespace
@@ -205,8 +206,10 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
     owner->strides = strides_of(owner->dims);
     owner->managed.version = {dlpack::kMajorVersion, 0};
     owner->managed.manager_ctx = owner.get();
+    // torch calls it in some of its failures, and not in others.
     owner->managed.deleter = [](dlpack::ManagedTensor* self) {
-      delete static_cast<Owner*>(self->manager_ctx);
+      auto* held = static_cast<Owner*>(self->manager_ctx);
+      if (held->is_handed_over) delete held;
     };
     owner->managed.tensor = {.data = data,
                              .device = {dlpack::kCpu, 0},
@@ -216,13 +219,17 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
                              .strides = owner->strides.data(),
                              .byte_offset = 0};
     void* object = nullptr;
-    if (table->object_from_managed(&owner->managed, &object) != 0) throw nb::python_error();
-    owner.release();  // the tensor deletes it
+    if (table->object_from_managed(&owner->managed, &object) != 0) {
+      const nb::python_error reason;  // extents of an empty tensor whose product leaves int64
+      const std::string text = text_of(reason.value());
+      throw ShapeError(str("torch does not take a result of shape ", dims_str(spec.dims), ": ",
+                           text.substr(0, text.find('\n'))));
+    }
+    owner.release()->is_handed_over = true;  // the tensor deletes it
     return nb::steal(static_cast<PyObject*>(object));
   }
   auto* held = new std::shared_ptr<void>(std::move(memory));
-  nb::capsule keeper(held,
-                     [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+  nb::capsule keeper(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
   const dlpack::DataType type = dlpack_type(spec.dtype);
   std::vector<size_t> shape(spec.dims.begin(), spec.dims.end());
   nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), keeper, nullptr,

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
 #include <utility>
 
 #include "ortrain/testing/case.h"
@@ -208,6 +209,9 @@ void add_refusals(CaseRegistry& cases) {
   refuse("Conv", "four_spatial_axes", {1, 1, 2, 2, 2, 2}, {1, 1, 1, 1, 1, 1}, {}, "at most 3");
   refuse("Conv", "unknown_auto_pad", {1, 2, 5, 5}, {4, 2, 3, 3},
          {{"auto_pad", std::string("HALF")}}, "auto_pad is 'HALF'");
+  refuse("Conv", "pads_beyond_int32", {1, 2, 5}, {3, 2, 2},
+         {{"pads", Ints{std::numeric_limits<int64_t>::min(), -1}}},
+         "pads has -9223372036854775808");
   refuse("ConvTranspose", "wrong_channels", {1, 3, 5, 5}, {2, 4, 3, 3}, {},
          "does not fit the weight");
   refuse("ConvTranspose", "output_padding_too_large", {1, 2, 5, 5}, {2, 4, 3, 3},

@@ -26,8 +26,8 @@ void infer_range(InferContext& context) {
   for (size_t i = 0; i < 3; ++i) {
     const Dim elements = checked_product(context.shape(i));
     if (context.rank(i) > 1 || (elements.is_constant() && !elements.is(1))) {
-      throw ShapeError(str("input ", i, " must be a scalar, it has the shape ",
-                           shape_str(context.shape(i))));
+      throw ShapeError(
+          str("input ", i, " must be a scalar, it has the shape ", shape_str(context.shape(i))));
     }
   }
   if (!context.known(0) || !context.known(1) || !context.known(2)) {
@@ -42,9 +42,8 @@ void infer_range(InferContext& context) {
   }
   if (!start.is_constant() || !limit.is_constant()) {
     // A symbolic range is taken not to be empty.
-    const Dim length = delta.constant() > 0
-                           ? ceil_div(limit - start, delta)
-                           : ceil_div(start - limit, Dim(0) - delta);
+    const Dim length = delta.constant() > 0 ? ceil_div(limit - start, delta)
+                                            : ceil_div(start - limit, Dim(0) - delta);
     return context.set_output(0, context.dtype(0), {length});
   }
   const int64_t length = range_length(start.constant(), limit.constant(), delta.constant());
@@ -52,7 +51,9 @@ void infer_range(InferContext& context) {
   if (length > kMaxKnownRange || !kIndexTypes.contains(context.dtype(0))) return;
   std::vector<Dim> contents;
   for (int64_t i = 0; i < length; ++i) {
-    contents.push_back(start.constant() + i * delta.constant());
+    // The sum fits, the product alone may not.
+    contents.push_back(static_cast<int64_t>(static_cast<__int128>(start.constant()) +
+                                            static_cast<__int128>(i) * delta.constant()));
   }
   context.set_known(0, std::move(contents));
 }

@@ -22,6 +22,13 @@ Shape padded(const Shape& shape, const std::vector<Dim>& pads,
     throw ShapeError(str("input 'pads' has ", pads.size(), " elements, expected two for each of ",
                          count, " axes"));
   }
+  // No axis is that long; sums of these stay within int64.
+  constexpr int64_t kMostPadding = int64_t{1} << 40;
+  for (const Dim& pad : pads) {
+    if (pad.is_constant() && (pad.constant() > kMostPadding || pad.constant() < -kMostPadding)) {
+      throw ShapeError(str("input 'pads' has ", pad.str(), ", beyond ", kMostPadding));
+    }
+  }
   Shape result = shape;
   for (size_t i = 0; i < count; ++i) {
     const size_t axis = static_cast<size_t>(padded_axes[i]);

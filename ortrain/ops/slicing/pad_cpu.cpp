@@ -65,8 +65,11 @@ KernelFn make_pad_constant(NodeSpec& spec) {
     const int64_t in_start = std::max<int64_t>(-front[k], 0);
     const int64_t out_start = std::max<int64_t>(front[k], 0);
     dims.push_back(std::max<int64_t>(std::min(from[k] - in_start, to[k] - out_start), 0));
-    in_offset += in_start * in[k];
-    out_offset += out_start * out[k];
+  }
+  // An empty box may lie anywhere, also beyond int64.
+  for (size_t k = 0; num_elements(dims) > 0 && k < from.size(); ++k) {
+    in_offset += std::max<int64_t>(-front[k], 0) * in[k];
+    out_offset += std::max<int64_t>(front[k], 0) * out[k];
   }
   const size_t size = size_of(spec.input(0).dtype);
   const int64_t total = spec.output(0).numel();
@@ -149,10 +152,14 @@ KernelFn make_pad(NodeSpec& spec) {
   const Dims front = front_pads(spec, spec.input(0).dims.size(), 1);
   RowMap map = row_map(spec.input(0).dims, spec.output(0).dims, front, mode);
   switch (size_of(spec.input(0).dtype)) {
-    case 1: return pad_mapped<1>(spec, std::move(map));
-    case 2: return pad_mapped<2>(spec, std::move(map));
-    case 4: return pad_mapped<4>(spec, std::move(map));
-    default: return pad_mapped<8>(spec, std::move(map));
+    case 1:
+      return pad_mapped<1>(spec, std::move(map));
+    case 2:
+      return pad_mapped<2>(spec, std::move(map));
+    case 4:
+      return pad_mapped<4>(spec, std::move(map));
+    default:
+      return pad_mapped<8>(spec, std::move(map));
   }
 }
 
@@ -187,8 +194,8 @@ struct PadGradient {
     ComputeType<T> total = 0;
     for (int64_t i = begin; i < end; ++i) {
       const T* at = dy + list.places[static_cast<size_t>(i)] * dy_strides[axis];
-      total += axis + 1 == dims.size() ? static_cast<ComputeType<T>>(*at)
-                                       : sum(at, index, axis + 1);
+      total +=
+          axis + 1 == dims.size() ? static_cast<ComputeType<T>>(*at) : sum(at, index, axis + 1);
     }
     return total;
   }
@@ -199,8 +206,7 @@ constexpr size_t kMaxRank = 64;
 template <typename T>
 KernelFn pad_grad_of(NodeSpec& spec, const Dims& front, const std::string& mode) {
   PadGradient<T> gradient{spec.output(0).dims, strides_of(spec.input(0).dims), {}};
-  const std::vector<Dims> maps =
-      source_maps(spec.output(0).dims, spec.input(0).dims, front, mode);
+  const std::vector<Dims> maps = source_maps(spec.output(0).dims, spec.input(0).dims, front, mode);
   for (size_t k = 0; k < maps.size(); ++k) gradient.targets.emplace_back(maps[k], gradient.dims[k]);
   return [gradient = std::move(gradient), total = spec.output(0).numel()](const KernelArgs& args) {
     const T* dy = args.input<T>(0);

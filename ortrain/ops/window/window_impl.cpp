@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ortrain/base/error.h"
@@ -31,6 +32,16 @@ std::vector<int64_t> ints_of_length(const AttributeReader& attrs, const std::str
 void check_positive(const std::vector<int64_t>& values, const char* name) {
   for (int64_t value : values) {
     if (value < 1) throw ShapeError(str(name, " ", dims_str(values), " must be positive"));
+  }
+}
+
+// Sums and products of two of these stay within int64.
+void check_magnitude(const std::vector<int64_t>& values, const char* name) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  for (int64_t value : values) {
+    if (value < -kMost || value > kMost) {
+      throw ShapeError(str(name, " has ", value, ", beyond ", kMost));
+    }
   }
 }
 
@@ -71,6 +82,10 @@ Windows read_windows(const AttributeReader& attrs, size_t rank, std::span<const 
   windows.pads = ints_of_length(attrs, "pads", 2 * rank, 0);
   windows.auto_pad = parse_auto_pad(attrs.string_("auto_pad"));
   windows.ceil_mode = attrs.optional_int("ceil_mode").value_or(0) != 0;
+  check_magnitude(windows.kernel, "kernel_shape");
+  check_magnitude(windows.strides, "strides");
+  check_magnitude(windows.dilations, "dilations");
+  check_magnitude(windows.pads, "pads");
   check_positive(windows.kernel, "kernel_shape");
   check_positive(windows.strides, "strides");
   check_positive(windows.dilations, "dilations");

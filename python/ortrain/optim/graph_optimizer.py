@@ -12,10 +12,18 @@ import torch
 from ortrain import _core
 from ortrain.capture.dtypes import onnx_code
 from ortrain.capture.torch_internals import outside_compiled_code
-from ortrain.errors import DTypeError, UnsupportedError
+from ortrain.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 
 Number = int | float
 Group = dict[str, Any]
+
+# Dtypes of parameters, and in which their rules are computed.
+_COMPUTED_IN = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
 
 
 class Expression:
@@ -67,7 +75,7 @@ class Expression:
 
 
 class RuleBuilder:
-    """What an update rule builds with; every tensor is in the parameter's dtype."""
+    """What an update rule builds with; all is in the parameter's dtype, of 16 bits in float32."""
 
     def __init__(self, builder: Any, dtype: torch.dtype) -> None:
         self._builder = builder
@@ -113,8 +121,9 @@ class GraphOptimizer(torch.optim.Optimizer):
     starts as zeros, in the parameter's shape and dtype; ``step`` is counted beside it as
     torch.optim does, so ``state_dict`` has the usual layout.
 
-    A step raises DTypeError for parameters that are not floating point, and UnsupportedError for
-    sparse gradients, before anything is changed.
+    A step raises DTypeError for parameters that are no floats, DeviceError for those outside the
+    CPU, UnsupportedError for sparse gradients and tensors among the options, and what the rule
+    raises, before anything is changed.
     """
 
     state_names: ClassVar[Sequence[str]] = ()
@@ -163,67 +172,88 @@ class GraphOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _update_all(self) -> None:
         work = [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        # Whatever may be refused is refused before the first parameter changes.
         for number, (_, param) in enumerate(work):
-            if not param.is_floating_point():
-                raise DTypeError(f"parameter {number} is {param.dtype}, no floating point")
+            if param.dtype not in _COMPUTED_IN:
+                raise DTypeError(f"parameter {number} is {param.dtype}, which no update rule takes")
+            if param.device.type != "cpu":
+                raise DeviceError(f"parameter {number} is on {param.device}")
             if param.grad.layout is not torch.strided:
                 raise UnsupportedError(f"the gradient of parameter {number} is sparse")
-        scalars: dict[tuple[int, torch.dtype], dict[str, torch.Tensor]] = {}
-        for group, param in work:
-            state = self.state[param]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                for name in self.state_names:
-                    state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["step"] += 1
-            place = (id(group), param.dtype)
+        sessions = [self._session(group, param) for group, param in work]
+        scalars: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        for (group, param), session in zip(work, sessions, strict=True):
+            computed = _COMPUTED_IN[param.dtype]
+            place = (id(group), computed)
             if place not in scalars:
-                scalars[place] = {
-                    name: torch.tensor(number, dtype=param.dtype)
-                    for name, number in _floats(group).items()
-                }
-            self._update_one(group, param, state, scalars[place])
+                scalars[place] = [torch.tensor(n, dtype=computed) for n in _floats(group).values()]
+            state = self.state[param]
+            held = [self._held(state, name, param) for name in self.state_names]
+            step = state.get("step", torch.zeros((), dtype=torch.float32)) + 1
+            inputs = [param.detach(), param.grad.to(param.dtype), *held, *scalars[place]]
+            made = _core.Run(session).forward([*inputs, step.to(computed)])
+            for target, value in zip([param, *held], made, strict=True):
+                target.copy_(value)
+            state["step"] = step
 
-    def _update_one(
-        self, group: Group, param: torch.Tensor, state: Any, scalars: Mapping[str, torch.Tensor]
-    ) -> None:
-        fixed = {n: v for n, v in group.items() if n != "params" and not _is_numeric(v)}
-        key = (param.dtype, param.dim(), repr(sorted(fixed.items())), tuple(scalars))
+    @staticmethod
+    def _held(state: Any, name: str, param: torch.Tensor) -> torch.Tensor:
+        if name not in state:
+            state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        held: torch.Tensor = state[name]
+        if held.shape != param.shape:
+            raise ShapeError(
+                f"the state '{name}' has shape {list(held.shape)}, the parameter {list(param.shape)}"
+            )
+        if held.dtype != param.dtype:
+            held = state[name] = held.to(param.dtype)
+        return held
+
+    def _session(self, group: Group, param: torch.Tensor) -> Any:
+        """Return what runs the rule for parameters of this dtype and rank in this group."""
+        fixed = tuple((n, _key_of(n, v)) for n, v in sorted(_fixed(group).items()))
+        key = (param.dtype, param.dim(), fixed, tuple(_floats(group)))
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = self._compile(group, param, scalars)
-        held = [state[name] for name in self.state_names]
-        inputs = [param.detach(), param.grad.to(param.dtype), *held, *scalars.values()]
-        inputs.append(state["step"].to(param.dtype))
-        made = _core.Run(session).forward(inputs)
-        for target, value in zip([param, *held], made, strict=True):
-            target.copy_(value)
+            session = self._sessions[key] = self._compile(group, param)
+        return session
 
-    def _compile(
-        self, group: Group, param: torch.Tensor, scalars: Mapping[str, torch.Tensor]
-    ) -> Any:
-        dtype, code = param.dtype, onnx_code(param.dtype)
+    def _compile(self, group: Group, param: torch.Tensor) -> Any:
+        stored, computed = onnx_code(param.dtype), onnx_code(_COMPUTED_IN[param.dtype])
         graph = _core.GraphBuilder(type(self).__name__)
-        builder = RuleBuilder(graph, dtype)
+        builder = RuleBuilder(graph, _COMPUTED_IN[param.dtype])
         sizes = [f"d{axis}" for axis in range(param.dim())]
 
-        def tensor(name: str, shape: list[str]) -> Expression:
-            return Expression(builder, graph.input(name, code, shape, "user"))
+        def tensor(name: str) -> Expression:
+            value = graph.input(name, stored, sizes, "user")
+            if stored != computed:
+                value = graph.node("Cast", [value], {"to": computed})
+            return Expression(builder, value)
 
-        values = [tensor("param", sizes), tensor("grad", sizes)]
-        state = {name: tensor(f"state.{name}", sizes) for name in self.state_names}
-        numbers = {name: tensor(f"option.{name}", []) for name in scalars}
-        options = _with_expressions(group, numbers)
-        options["step"] = tensor("step", [])
+        def number(name: str) -> Expression:
+            return Expression(builder, graph.input(name, computed, [], "user"))
+
+        values = [tensor("param"), tensor("grad")]
+        state = {name: tensor(f"state.{name}") for name in self.state_names}
+        options = _with_expressions(group, {n: number(f"option.{n}") for n in _floats(group)})
+        options["step"] = number("step")
         updated, states = self.update(builder, *values, state, options)
         if states.keys() != set(self.state_names):
             raise ValueError(
                 f"{type(self).__name__}.update returned the state {sorted(states)}, "
                 f"expected {sorted(self.state_names)}"
             )
-        graph.output(updated.value, "param.out", "user")
-        for name in self.state_names:
-            graph.output(states[name].value, f"{name}.out", "user")
+        results = {"param": updated, **{name: states[name] for name in self.state_names}}
+        for name, result in results.items():
+            value = result.value
+            if value.dtype != computed or list(value.shape) != sizes:
+                raise ShapeError(
+                    f"{type(self).__name__}.update returned '{name}' of shape {list(value.shape)}, "
+                    f"expected that of the parameter, {sizes}"
+                )
+            if stored != computed:
+                value = graph.node("Cast", [value], {"to": stored})
+            graph.output(value, f"{name}.out", "user")
         finished = graph.finish()
         finished.run_passes("fuse")
         return _core.Session(finished)
@@ -238,20 +268,20 @@ class GraphOptimizer(torch.optim.Optimizer):
         self._sessions = {}
 
 
-def _is_numeric(value: Any) -> bool:
-    """Tell whether an option is a float, or a tuple of floats; an int counts, a bool does not."""
+def _is_float(value: Any) -> bool:
+    """Tell whether an option is a float, a tensor that holds one, or a tuple of such."""
     if isinstance(value, (tuple, list)):
-        return len(value) > 0 and all(map(_is_numeric, value))
+        return len(value) > 0 and all(_is_float(v) and not isinstance(v, tuple) for v in value)
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return value.numel() == 1 and value.is_floating_point()
+    return isinstance(value, float)
 
 
 def _floats(group: Group) -> dict[str, float]:
-    """Return the numbers of a group by name, those in tuples as ``name.index``."""
+    """Return the floats of a group by name, those in tuples as ``name.index``."""
     result: dict[str, float] = {}
     for name, value in group.items():
-        if name == "params" or not _is_numeric(value):
+        if name == "params" or not _is_float(value):
             continue
         if isinstance(value, (tuple, list)):
             result.update({f"{name}.{i}": float(part) for i, part in enumerate(value)})
@@ -260,15 +290,29 @@ def _floats(group: Group) -> dict[str, float]:
     return result
 
 
+def _fixed(group: Group) -> Group:
+    """Return the options that are no floats: a rule reads them when its graph is made."""
+    return {n: v for n, v in group.items() if n != "params" and not _is_float(v)}
+
+
+def _key_of(name: str, value: Any) -> Any:
+    """Return what tells the values of an option apart."""
+    if isinstance(value, torch.Tensor):
+        raise UnsupportedError(f"option '{name}' is a tensor that is no single float")
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), repr(value)
+    return type(value), value
+
+
 def _with_expressions(group: Group, numbers: Mapping[str, Expression]) -> Group:
-    """Return the options of a group with expressions in the place of their numbers."""
-    result: Group = {}
+    """Return the options of a group with expressions in the place of their floats."""
+    result = _fixed(group)
     for name, value in group.items():
-        if name == "params":
+        if name == "params" or name in result:
             continue
-        if not _is_numeric(value):
-            result[name] = value
-        elif isinstance(value, (tuple, list)):
+        if isinstance(value, (tuple, list)):
             result[name] = tuple(numbers[f"{name}.{i}"] for i in range(len(value)))
         else:
             result[name] = numbers[name]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_onnx_cases(name: str, outcome: NodeOutcome) -> None:
 
 
 def test_a_wrong_onnx_result_is_found() -> None:
-    case = onnx_case("test_add")
+    case = copy.deepcopy(onnx_case("test_add"))  # ONNX keeps its cases
     case.data_sets[0][1][0] = case.data_sets[0][1][0] + 1
     assert onnx_nodes.run_case(case).outcome is NodeOutcome.wrong
 
@@ -110,7 +111,7 @@ def test_an_architecture_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Engine, "run", off)
     (result,) = architectures.run(["DistilBert"])
-    assert "result" in result.difference
+    assert "eager PyTorch has" in result.difference
 
 
 def test_random_programs_find_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain.errors import DTypeError, UnsupportedError
+from ortrain.errors import DTypeError, ShapeError, UnsupportedError
 from ortrain.optim import GraphOptimizer
 
 
@@ -178,3 +178,52 @@ def test_norms_over_the_whole_tensor():
     weight.grad = torch.full((3, 4), 2.0)
     Normalized([weight]).step()
     torch.testing.assert_close(weight.detach(), torch.full((3, 4), -0.5 / math.sqrt(12)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_16_bits_are_computed_in_32(dtype):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 4).to(dtype))
+    wide = nn.Parameter(weight.detach().float())
+    ours = Adam([weight], betas=(0.9, 0.999))
+    reference = Adam([wide], betas=(0.9, 0.999))
+    for step in range(4):
+        grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(step)).to(dtype)
+        weight.grad, wide.grad = grad, grad.float()
+        ours.step()
+        reference.step()
+    torch.testing.assert_close(weight.detach().float(), wide.detach(), rtol=2e-2, atol=2e-2)
+
+
+def test_a_rule_that_fails_changes_nothing():
+    class Reducing(Momentum):
+        def update(self, g, param, grad, state, options):
+            return options["lr"] * g.norm(grad), state
+
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    ours = Reducing([weight])
+    with pytest.raises(ShapeError, match="'param' of shape"):
+        ours.step()
+    assert torch.equal(weight, torch.ones(2)) and not ours.state
+    with pytest.raises(UnsupportedError, match="'lr' is a tensor"):
+        Momentum([weight], lr=torch.ones(3)).step()
+
+
+def test_whole_numbers_are_known_to_the_rule():
+    class Repeated(GraphOptimizer):
+        def __init__(self, params, times):
+            super().__init__(params, {"times": times})
+
+        def update(self, g, param, grad, state, options):
+            for _ in range(options["times"]):
+                param = param - grad
+            return param, {}
+
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.ones(2)
+    ours = Repeated([weight], 3)
+    ours.step()
+    ours.param_groups[0]["times"] = 1
+    ours.step()
+    torch.testing.assert_close(weight.detach(), torch.full((2,), -4.0))

@@ -132,3 +132,29 @@ def test_sympy_functions_of_sizes() -> None:
     s = sympy.Symbol("s", integer=True, positive=True)
     assert internals.FloorDiv(s * 4, 2) == 2 * s
     assert internals.FloorDiv(sympy.Integer(7), 2) == 3
+
+
+def test_a_capture_leaves_nothing_of_its_trace_behind() -> None:
+    import gc
+    import linecache
+
+    from torch.fx import graph_module
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from ortrain import ORTModule
+
+    def counts() -> tuple[int, int, int]:
+        gc.collect()
+        environments = sum(type(o) is ShapeEnv for o in gc.get_objects())
+        generated = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
+        return environments, len(graph_module._loader.eval_cache), generated
+
+    def use() -> None:
+        model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 1)))
+        model(torch.randn(3, 4)).sum().backward()
+
+    use()
+    before = counts()
+    for _ in range(3):
+        use()
+    assert counts() == before
