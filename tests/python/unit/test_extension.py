@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule, _core, extension
+from ortrain.capture import cache
 from ortrain.errors import (
     DTypeError,
     FileError,
@@ -22,6 +23,18 @@ from ortrain.errors import (
 )
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "custom_op" / "run.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_on_disk_come_back():
+    """What is registered here turns the cache off for the process, which other tests look at."""
+    yield
+    cache._disabled = False
+
+
+def test_registering_turns_the_cache_off(monkeypatch, tmp_path, example):
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path))
+    assert example.names and cache.folder() is None
 
 
 @pytest.fixture(scope="module")
