@@ -153,7 +153,7 @@ void register_concat(OpRegistry& registry) {
                 .infer = infer_concat,
                 .gradient = concat_gradient});
   registry.add({.name = "Split",
-                .since = 13,
+                .since = 18,
                 .summary = "Cuts a tensor along an axis into parts of given or equal extent.",
                 .inputs = {{"input", "T"}, {"split", "int64", Arity::optional}},
                 .outputs = {{"outputs", "T", Arity::variadic}},
