@@ -21,6 +21,9 @@ from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
 from ortrain.row_selection import RowSelection
 
+# Sizes of calls that are remembered to fit a graph or not.
+_MOST_SIZES = 256
+
 
 @dataclasses.dataclass(slots=True)
 class Entry:
@@ -38,6 +41,7 @@ class Entry:
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       updated_inputs: Positions of the inputs that a call writes to.
       updated_arguments: Positions, among the tensors of a call, of those that it writes to.
+      fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
@@ -53,6 +57,7 @@ class Entry:
     updated_inputs: list[int]
     updated_arguments: list[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
+    fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
@@ -155,9 +160,15 @@ class Entry:
 
     def fits(self, call: FlatCall) -> bool:
         """Tell whether the graph holds for the sizes of a call of its kind."""
-        if self.ones is not None and self.ones != extents_of_one(call):
-            return False
-        return self.captured.guards.holds(sizes_of(call.tensors))
+        sizes = tuple(sizes_of(call.tensors))
+        holds = self.fitting.get(sizes)
+        if holds is None:
+            holds = self.ones is None or self.ones == extents_of_one(call)
+            holds = holds and self.captured.guards.holds(sizes)
+            if len(self.fitting) >= _MOST_SIZES:
+                self.fitting.clear()
+            self.fitting[sizes] = holds
+        return holds
 
     def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Return the inputs of the graph for a call, given the tensors of the module."""

@@ -19,6 +19,10 @@ bool is_baked_in(PyObject* value) {
          type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
 }
 
+bool is_dictionary(PyObject* value) {
+  return PyDict_CheckExact(value) || PyODict_CheckExact(value);
+}
+
 bool is_instance(PyObject* value, PyObject* type) {
   const int found = PyObject_IsInstance(value, type);
   if (found < 0) PyErr_Clear();
@@ -104,7 +108,7 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
       const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(value, i));
       parts_.emplace_back(item.ptr(), context, depth + 1);
     }
-  } else if (PyDict_CheckExact(value)) {
+  } else if (is_dictionary(value)) {
     take_dictionary(value, context, depth);
   } else if (const nb::object attributes = attributes_of(value); attributes.is_valid()) {
     kind_ = Kind::object;
@@ -137,6 +141,15 @@ bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
   return false;
 }
 
+bool AttributeSnapshot::may_change_in_place() const {
+  if (kind_ == Kind::identity || kind_ == Kind::equal) return false;
+  if (kind_ != Kind::sequence || value_.ptr() != reinterpret_cast<PyObject*>(&PyTuple_Type)) {
+    return true;
+  }
+  return std::any_of(parts_.begin(), parts_.end(),
+                     [](const AttributeSnapshot& part) { return part.may_change_in_place(); });
+}
+
 int AttributeSnapshot::traverse(visitproc visit, void* arg) const {
   Py_VISIT(value_.ptr());
   for (const nb::object& key : keys_) Py_VISIT(key.ptr());
@@ -149,7 +162,7 @@ int AttributeSnapshot::traverse(visitproc visit, void* arg) const {
 void AttributeSnapshot::take_dictionary(PyObject* dict, SnapshotContext& context, int depth) {
   kind_ = Kind::dictionary;
   context.seen.insert(dict);
-  value_ = nb::none();
+  value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(dict)));
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
@@ -185,7 +198,8 @@ bool AttributeSnapshot::holds_sequence(PyObject* now, const SlotTensors& tensors
 }
 
 bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tensors) {
-  if (!PyDict_CheckExact(now) || PyDict_Size(now) != static_cast<Py_ssize_t>(keys_.size())) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(now)) != value_.ptr() ||
+      PyDict_Size(now) != static_cast<Py_ssize_t>(keys_.size())) {
     return false;
   }
   PyObject* key = nullptr;
@@ -193,7 +207,7 @@ bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tenso
   Py_ssize_t position = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (PyDict_Next(now, &position, &key, &value) == 0 || !is_same_name(key, keys_[i].ptr()) ||
-        !parts_[i].holds(value, tensors)) {
+        !parts_[i].holds(nb::borrow(value).ptr(), tensors)) {
       return false;
     }
   }

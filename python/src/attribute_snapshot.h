@@ -57,6 +57,8 @@ class AttributeSnapshot {
   AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth = 0);
 
   bool holds(PyObject* now, const SlotTensors& tensors);
+  // Whether the same object may stop to hold without being replaced.
+  bool may_change_in_place() const;
   int traverse(visitproc visit, void* arg) const;
 
  private:
@@ -67,7 +69,7 @@ class AttributeSnapshot {
   bool holds_sequence(PyObject* now, const SlotTensors& tensors);
   bool holds_dictionary(PyObject* now, const SlotTensors& tensors);
 
-  nanobind::object value_;  // a list's or tuple's type; none where the parts, or a slot, say all
+  nanobind::object value_;  // of a list, tuple or dictionary its type; none where a slot says all
   Kind kind_ = Kind::identity;
   int64_t number_ = -1;  // version of a tensor, or its slot
   std::vector<nanobind::object> keys_;

@@ -84,15 +84,28 @@ class FlatCall:
 
     Attributes:
       tensors: The tensors among the arguments; one that is passed twice stands here once.
-      names: A name per tensor, from the parameter's name and the path inside it.
+      paths: Of each tensor the parameter's name and the path inside it.
       tree: The bound arguments, by parameter name.
       key: Hashable; equal for calls that differ in sizes and values of tensors only.
     """
 
     tensors: list[torch.Tensor]
-    names: list[str]
+    paths: list[str]
     tree: dict[str, Tree]
     key: Hashable
+
+    @property
+    def names(self) -> list[str]:
+        """A valid Python name per tensor, all distinct, made of its path."""
+        names: list[str] = []
+        for path in self.paths:
+            name = base = _identifier(path)
+            count = 1
+            while name in names:
+                count += 1
+                name = f"{base}_{count}"
+            names.append(name)
+        return names
 
 
 class CallSignature:
@@ -100,6 +113,26 @@ class CallSignature:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.signature = inspect.signature(forward)
+        parameters = self.signature.parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        # What binds without inspect.Signature, which costs more than all the rest.
+        self._is_plain = kinds <= {
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.VAR_KEYWORD,
+        }
+        self._positional = [
+            p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        self._names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        self._required = frozenset(
+            p.name
+            for p in parameters
+            if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
+        )
+        self._collecting = next(
+            (p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), ""
+        )
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
         """Bind ``args`` and ``kwargs`` to the signature and flatten them.
@@ -108,16 +141,25 @@ class CallSignature:
           TypeError: The arguments do not fit the signature.
           UnsupportedInputError: An argument is of a type that cannot enter a graph.
         """
-        bound = self.signature.bind(*args, **kwargs)
         flat = _Flattener()
         tree: dict[str, Tree] = {}
         key = []
-        for name, value in bound.arguments.items():
-            kind = self.signature.parameters[name].kind
-            path = "" if kind is inspect.Parameter.VAR_KEYWORD else name
-            tree[name], part = flat.visit(value, path)
+        for name, value in self._bind(args, kwargs).items():
+            tree[name], part = flat.visit(value, "" if name == self._collecting else name)
             key.append((name, part))
-        return FlatCall(flat.tensors, flat.unique_names(), tree, tuple(key))
+        return FlatCall(flat.tensors, flat.paths, tree, tuple(key))
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments by name, in the order of the signature."""
+        if not self._is_plain or len(args) > len(self._positional):
+            return self.signature.bind(*args, **kwargs).arguments
+        arguments = dict(zip(self._positional, args, strict=False))
+        rest = self._names[len(args) :]
+        arguments.update({name: kwargs[name] for name in rest if name in kwargs})
+        if not self._required <= arguments.keys() or len(arguments) != len(args) + len(kwargs):
+            # Too few, or names that are unknown, given twice or collected.
+            return self.signature.bind(*args, **kwargs).arguments
+        return arguments
 
     def unflatten(
         self, tree: Mapping[str, Tree], tensors: Sequence[Any]
@@ -224,18 +266,6 @@ class _Flattener:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[str] = []
         self._seen: dict[int, int] = {}
-
-    def unique_names(self) -> list[str]:
-        """Return valid, distinct Python names made of the paths."""
-        names: list[str] = []
-        for path in self.paths:
-            name = base = _identifier(path)
-            count = 1
-            while name in names:
-                count += 1
-                name = f"{base}_{count}"
-            names.append(name)
-        return names
 
     def visit(self, value: Any, path: str) -> tuple[Tree, Hashable]:
         """Return the tree of ``value`` and its part of the key."""

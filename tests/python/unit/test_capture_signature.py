@@ -4,12 +4,13 @@
 
 import collections
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from ortrain.capture.signature import CallSignature, flatten_outputs
+from ortrain.capture.signature import CallSignature, Container, flatten_outputs, restore
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -55,6 +56,50 @@ def test_call_comes_back_as_it_was(args: Any, kwargs: Any) -> None:
     assert str(bound) == str(again)
     for old, new in zip(bound.arguments.values(), again.arguments.values(), strict=True):
         assert type(old) is type(new)
+
+
+def usual(x: Any, y: Any = None, *, flag: bool = False) -> None:
+    """Take what most modules take."""
+
+
+def collecting(x: Any, **options: Any) -> None:
+    """Take names that are not declared."""
+
+
+def positional(x: Any, /, y: Any = None) -> None:
+    """Take an argument that has no name to callers."""
+
+
+@pytest.mark.parametrize("function", [usual, collecting, positional, forward])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((T,), {}),
+        ((), {"x": T}),
+        ((), {"flag": True, "y": 2, "x": T}),
+        ((T, 1), {}),
+        ((T,), {"x": T}),
+        ((T, 1), {"y": 2}),
+        ((T,), {"options": 3}),
+        ((T,), {"unknown": 3, "flag": True}),
+        ((T, 1, 2, 3), {}),
+        ((), {"y": 1}),
+        ((), {}),
+    ],
+)
+def test_arguments_are_bound_as_python_binds_them(function: Any, args: Any, kwargs: Any) -> None:
+    signature = CallSignature(function)
+    try:
+        expected = signature.signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            signature.flatten(args, kwargs)
+        return
+    call = signature.flatten(args, kwargs)
+    assert list(call.tree) == list(expected)
+    assert restore(Container(tuple, tuple(call.tree.values())), call.tensors) == tuple(
+        expected.values()
+    )
 
 
 def test_key_sees_structure_and_not_sizes() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Layers(nn.Module):
         self.cache: list[int] = []
         self.window = (3, 2)
         self.options = {"k": 7, "rates": [0.5]}
+        self.ordered = collections.OrderedDict(k=7)
         self.act = torch.tanh
         self.offset = torch.zeros(3)
         self.held = [self.first.bias]
@@ -82,6 +84,8 @@ CHANGES: dict[str, Callable[[Layers], object]] = {
     "tuple": lambda m: setattr(m, "window", (3, 1)),
     "list": lambda m: m.cache.append(1),
     "dictionary": lambda m: m.options.update(k=8),
+    "ordered dictionary": lambda m: m.ordered.update(k=8),
+    "kind of dictionary": lambda m: setattr(m, "ordered", {"k": 7}),
     "list in a dictionary": lambda m: m.options["rates"].append(1.0),
     "function": lambda m: setattr(m, "act", torch.relu),
     "tensor": lambda m: setattr(m, "offset", torch.zeros(3)),
@@ -120,6 +124,24 @@ def test_what_no_graph_depends_on_may_change() -> None:
     model.register_forward_hook(lambda *args: None)
     model.register_full_backward_pre_hook(lambda *args: None)
     assert guard.holds()
+    assert guard.holds()
+
+
+def test_what_took_an_attribute_s_place_is_looked_into() -> None:
+    model = Layers()
+    guard = guard_of(model)
+    model.cache = []
+    model.first._forward_hooks = collections.OrderedDict()
+    assert guard.holds() and guard.holds()
+    model.cache.append(1)
+    assert not guard.holds()
+    model.cache.clear()
+    assert guard.holds()
+    hook = model.first.register_forward_hook(lambda *args: None, with_kwargs=True)
+    assert not guard.holds()
+    hook.remove()
+    assert guard.holds() and guard.holds()
+    model.first.register_state_dict_pre_hook(lambda *args: None)  # changes no step
     assert guard.holds()
 
 

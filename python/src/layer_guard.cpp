@@ -1,0 +1,323 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "python/src/layer_guard.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "python/src/tensor_exchange.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+constexpr std::array<std::string_view, 2> kTensors{"_parameters", "_buffers"};
+constexpr std::array<std::string_view, 1> kLayers{"_modules"};
+constexpr std::array<std::string_view, 7> kHooks{
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+};
+// By the first of these recurrent layers tell when to list their parameters again; that list is
+// compared. The others are for saving and loading.
+constexpr std::array<std::string_view, 5> kIgnored{
+    "_flat_weight_refs",          "_state_dict_hooks",           "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+};
+
+bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_Check(key) ? PyUnicode_AsUTF8AndSize(key, &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::string_view name(text, static_cast<size_t>(size));
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// PyTorch gives every hook of a process a number of its own, by which tables hold it.
+std::vector<long> handles_of(PyObject* table) {
+  std::vector<long> handles;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(table, &position, &key, &value) != 0) {
+    handles.push_back(PyLong_Check(key) ? PyLong_AsLong(key) : -1);
+  }
+  return handles;
+}
+
+nb::object attributes_of(PyObject* layer) {
+  nb::object found = nb::steal(PyObject_GenericGetDict(layer, nullptr));
+  if (!found.is_valid()) PyErr_Clear();
+  return found;
+}
+
+bool is_table(PyObject* key, PyObject* value) {
+  return PyDict_Check(value) && (is_one_of(key, kTensors) || is_one_of(key, kLayers));
+}
+
+// None stands for what cannot be read.
+nb::object describe(PyObject* tensor) {
+  constexpr std::array<const char*, 4> kNames{"dtype", "shape", "device", "layout"};
+  nb::list described;
+  for (const char* name : kNames) {
+    nb::object value = attribute(tensor, nb::str(name).ptr());
+    described.append(value.is_valid() ? std::move(value) : nb::none());
+  }
+  return described;
+}
+
+// How torch.Tensor reads `requires_grad`; looking the attribute up costs more than reading it.
+struct TensorClasses {
+  PyObject* tensor;
+  PyObject* parameter;
+  getter requires_grad = nullptr;
+};
+
+const TensorClasses& tensor_classes() {
+  static const TensorClasses classes = [] {
+    const nb::module_ torch = nb::module_::import_("torch");
+    nb::object tensor = torch.attr("Tensor");
+    nb::object parameter = torch.attr("nn").attr("Parameter");
+    TensorClasses found{tensor.release().ptr(), parameter.release().ptr()};
+    const nb::object descriptor = nb::handle(found.tensor).attr("requires_grad");
+    if (Py_TYPE(descriptor.ptr()) == &PyGetSetDescr_Type) {
+      const PyGetSetDef* def = reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;
+      if (def->closure == nullptr) found.requires_grad = def->get;
+    }
+    return found;
+  }();
+  return classes;
+}
+
+}  // namespace
+
+uint64_t version_of_dict([[maybe_unused]] PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
+TensorKind::TensorKind(PyObject* tensor)
+    : class_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) {
+  if (tensor == Py_None) return;
+  const TensorClasses& classes = tensor_classes();
+  if (class_.is(classes.tensor) || class_.is(classes.parameter)) {
+    reads_requires_grad_ = classes.requires_grad;
+  }
+  requires_grad_ = requires_grad(tensor);
+  try {
+    const TensorView view = view_of(tensor, "a tensor of the module");
+    dtype_ = view.dtype;
+    dims_.assign(view.dims, view.dims + view.rank);
+  } catch (const std::exception&) {
+    described_ = describe(tensor);
+  }
+}
+
+bool TensorKind::fits(PyObject* tensor) const {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != class_.ptr()) return false;
+  if (tensor == Py_None) return true;
+  if (requires_grad(tensor) != requires_grad_) return false;
+  if (described_.is_valid()) {
+    const int equal = PyObject_RichCompareBool(describe(tensor).ptr(), described_.ptr(), Py_EQ);
+    if (equal < 0) PyErr_Clear();
+    return equal == 1;
+  }
+  try {
+    const TensorView view = view_of(tensor, "a tensor of the module");
+    return view.dtype == dtype_ && view.rank == static_cast<int>(dims_.size()) &&
+           std::equal(dims_.begin(), dims_.end(), view.dims);
+  } catch (const std::exception&) {
+    return false;  // of a kind now that the engine does not hold
+  }
+}
+
+int TensorKind::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(class_.ptr());
+  Py_VISIT(described_.ptr());
+  return 0;
+}
+
+bool TensorKind::requires_grad(PyObject* tensor) const {
+  if (reads_requires_grad_ != nullptr) {
+    const nb::object value = nb::steal(reads_requires_grad_(tensor, nullptr));
+    if (!value.is_valid()) PyErr_Clear();
+    return value.ptr() == Py_True;
+  }
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  return attribute(tensor, name).ptr() == Py_True;
+}
+
+LayerGuard::LayerGuard(nb::handle layer, bool is_root)
+    : layer_(nb::borrow(layer)), class_(nb::borrow(layer.type())), is_root_(is_root) {
+  const nb::object attributes = attributes_of(layer.ptr());
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
+    if (is_table(key, value)) tables_.emplace_back(value, is_one_of(key, kTensors));
+  }
+}
+
+void LayerGuard::take_attributes(SnapshotContext& context) {
+  const nb::object attributes = attributes_of(layer_.ptr());
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
+    Attribute made{Attribute::Compared::nothing, nb::borrow(key), {}, {}, {}, {}};
+    if (is_table(key, value)) {
+      made.compared = Attribute::Compared::table;
+      made.table = nb::borrow(value);
+    } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
+      if (!is_root_) made.compared = Attribute::Compared::hooks;
+      made.hooks = handles_of(value);
+    } else if (!is_one_of(key, kIgnored)) {
+      made.compared = Attribute::Compared::value;
+      made.value.emplace_back(value, context);
+    }
+    if (made.may_change()) made.seen = nb::borrow(value);
+    attributes_.push_back(std::move(made));
+  }
+}
+
+bool LayerGuard::read_tables(std::vector<PyObject*>& tensors) const {
+  return std::all_of(tables_.begin(), tables_.end(),
+                     [&](const Table& table) { return table.read(tensors); });
+}
+
+bool LayerGuard::holds(const SlotTensors& tensors) {
+  if (layer_.type().ptr() != class_.ptr()) return false;
+  const nb::object now = attributes_of(layer_.ptr());
+  if (!now.is_valid()) return attributes_.empty();
+  if (PyDict_Size(now.ptr()) != static_cast<Py_ssize_t>(attributes_.size())) return false;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  for (Attribute& known : attributes_) {
+    if (PyDict_Next(now.ptr(), &position, &key, &value) == 0 ||
+        !is_same_name(key, known.name.ptr())) {
+      return false;
+    }
+    // Comparing may run code that drops it.
+    const nb::object compared = nb::borrow(value);
+    if (!known.holds(compared.ptr(), tensors)) return false;
+  }
+  return true;
+}
+
+void LayerGuard::append_dictionaries(std::vector<nb::object>& dictionaries) const {
+  dictionaries.push_back(attributes_of(layer_.ptr()));
+  for (const Table& table : tables_) dictionaries.push_back(nb::borrow(table.dict()));
+}
+
+bool LayerGuard::is_in_place(PyObject* attributes) const {
+  return layer_.type().ptr() == class_.ptr() && attributes_of(layer_.ptr()).is(attributes);
+}
+
+void LayerGuard::append_changing(std::vector<Changing>& changing) {
+  for (Attribute& attribute : attributes_) {
+    if (attribute.may_change()) changing.emplace_back(attribute);
+  }
+}
+
+int LayerGuard::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(layer_.ptr());
+  Py_VISIT(class_.ptr());
+  for (const Table& table : tables_) {
+    if (const int found = table.traverse(visit, arg)) return found;
+  }
+  for (const Attribute& attribute : attributes_) {
+    Py_VISIT(attribute.name.ptr());
+    Py_VISIT(attribute.table.ptr());
+    Py_VISIT(attribute.seen.ptr());
+    for (const AttributeSnapshot& value : attribute.value) {
+      if (const int found = value.traverse(visit, arg)) return found;
+    }
+  }
+  return 0;
+}
+
+LayerGuard::Table::Table(PyObject* dict, bool holds_tensors)
+    : dict_(nb::borrow(dict)), holds_tensors_(holds_tensors) {
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value) != 0) {
+    names_.push_back(nb::borrow(key));
+    if (!holds_tensors) layers_.push_back(nb::borrow(value));
+  }
+}
+
+bool LayerGuard::Table::read(std::vector<PyObject*>& tensors) const {
+  if (PyDict_Size(dict_.ptr()) != static_cast<Py_ssize_t>(names_.size())) return false;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (PyDict_Next(dict_.ptr(), &position, &key, &value) == 0 ||
+        !is_same_name(key, names_[i].ptr())) {
+      return false;
+    }
+    if (holds_tensors_) {
+      tensors.push_back(value);
+    } else if (value != layers_[i].ptr()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int LayerGuard::Table::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(dict_.ptr());
+  for (const nb::object& name : names_) Py_VISIT(name.ptr());
+  for (const nb::object& layer : layers_) Py_VISIT(layer.ptr());
+  return 0;
+}
+
+bool LayerGuard::Attribute::holds(PyObject* now, const SlotTensors& tensors) {
+  switch (compared) {
+    case Compared::value:
+      if (!value[0].holds(now, tensors)) return false;
+      break;
+    case Compared::table:
+      return now == table.ptr();
+    case Compared::hooks:
+      if (!PyDict_Check(now) || handles_of(now) != hooks) return false;
+      break;
+    case Compared::nothing:
+      return true;
+  }
+  if (seen.is_valid() && !seen.is(now)) seen = nb::borrow(now);
+  return true;
+}
+
+bool LayerGuard::Attribute::may_change() const {
+  return compared == Compared::hooks ||
+         (compared == Compared::value && value[0].may_change_in_place());
+}
+
+LayerGuard::Changing::Changing(Attribute& attribute)
+    : attribute_(&attribute),
+      seen_(attribute.seen.ptr()),
+      has_no_hooks_(attribute.compared == Attribute::Compared::hooks && attribute.hooks.empty()) {}
+
+bool LayerGuard::Changing::holds(const SlotTensors& tensors) const {
+  return has_no_hooks_ ? PyDict_Size(seen_) == 0 : attribute_->holds(seen_, tensors);
+}
+
+}  // namespace ortrain::python
