@@ -8,7 +8,7 @@
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
-#   make asan     all tests and 100 000 bad inputs under AddressSanitizer and UBSan
+#   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now

@@ -8,12 +8,10 @@ own tolerances.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,20 +159,3 @@ def _run(model: Any, case: Any) -> str:
             if difference:
                 return f"{output['name']}: {difference}"
     return ""
-
-
-def run(names: Sequence[str] = ()) -> Iterator[NodeResult]:
-    """Run the cases whose names contain one of ``names``, all of them where there is none."""
-    for case in cases():
-        if not names or any(name in case.name for name in names):
-            yield run_case(case)
-
-
-def refusals(results: Sequence[NodeResult]) -> Mapping[str, int]:
-    """Return how many cases each reason refused, the most frequent first."""
-    counts: collections.Counter[str] = collections.Counter()
-    for result in results:
-        if result.outcome is NodeOutcome.refused:
-            reason = re.sub(r"^\[[^\]]*\] ", "", result.detail)
-            counts[re.sub(r"\s+", " ", reason)[:90]] += 1
-    return dict(counts.most_common())

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -230,10 +230,3 @@ def _shapes(call: _Call) -> str:
     tensors = ", ".join(str(tuple(t.shape)) for t in call.tensors)
     others = [leaf for leaf in call._leaves if leaf is not None]
     return f"{tensors}; {others}" if others else tensors
-
-
-def run(names: Sequence[str], most_samples: int) -> Iterator[OperatorResult]:
-    """Run the operators whose names contain one of ``names``, all of them where there is none."""
-    for op in entries():
-        if not names or any(name in op.name for name in names):
-            yield run_entry(op, most_samples)

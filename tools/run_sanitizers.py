@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from run_tests import ROOT, run
+from run_tests import ROOT, cpp_tests, run
 
 BUILD = ROOT / "build-sanitize"
 PACKAGE = BUILD / "python" / "ortrain"
@@ -100,20 +100,8 @@ def main() -> int:
         return 1
     failed = 0
     if wanted("cpp"):
-        commands = {
-            BUILD / f"gtest-{shard}.xml": [
-                "env",
-                f"GTEST_TOTAL_SHARDS={options.jobs}",
-                f"GTEST_SHARD_INDEX={shard}",
-                "OMP_WAIT_POLICY=passive",
-                # A test asks for more memory than there is, and expects an error for it.
-                "ASAN_OPTIONS=allocator_may_return_null=1",
-                str(BUILD / "ortrain_tests"),
-                "--gtest_brief=1",
-                f"--gtest_output=xml:{BUILD / f'gtest-{shard}.xml'}",
-            ]
-            for shard in range(options.jobs)
-        }
+        # A test asks for more memory than there is, and expects an error for it.
+        commands = cpp_tests(options.jobs, BUILD, ["ASAN_OPTIONS=allocator_may_return_null=1"])
         failed += run("C++ tests, sanitized", commands)[1]
     settings = [f"{name}={value}" for name, value in environment().items()]
     if wanted("python"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,17 +47,26 @@ def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
-def cpp_tests(jobs: int) -> dict[Path, list[str]]:
-    """Return one command per shard: thousands of tests are too many for a process each."""
+def cpp_tests(
+    jobs: int, build: Path = BUILD, settings: Sequence[str] = ()
+) -> dict[Path, list[str]]:
+    """Return one command per shard: thousands of tests are too many for a process each.
+
+    Args:
+        jobs: Number of shards.
+        build: Where the tests were built.
+        settings: More environment variables, ``NAME=value``.
+    """
     commands = {}
     for shard in range(jobs):
-        report = BUILD / f"gtest-{shard}.xml"
+        report = build / f"gtest-{shard}.xml"
         commands[report] = [
             "env",
             f"GTEST_TOTAL_SHARDS={jobs}",
             f"GTEST_SHARD_INDEX={shard}",
             "OMP_WAIT_POLICY=passive",  # shards share the cores
-            str(BUILD / "ortrain_tests"),
+            *settings,
+            str(build / "ortrain_tests"),
             "--gtest_brief=1",
             f"--gtest_output=xml:{report}",
         ]

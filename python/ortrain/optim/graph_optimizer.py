@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from ortrain import _core
 from ortrain.capture.dtypes import onnx_code
 from ortrain.capture.torch_internals import outside_compiled_code
 from ortrain.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from ortrain.optim.closure_step import ClosureStep
 
 Number = int | float
 Group = dict[str, Any]
@@ -112,7 +113,7 @@ class RuleBuilder:
         return self.op("ReduceL2", x, keepdims=0)
 
 
-class GraphOptimizer(torch.optim.Optimizer):
+class GraphOptimizer(ClosureStep):
     """An optimizer whose update rule is a Python function, run as fused graphs.
 
     A subclass names its state in ``state_names`` and defines ``update``. The rule is turned into a
@@ -151,22 +152,6 @@ class GraphOptimizer(torch.optim.Optimizer):
             ``step``, the number of this update from 1.
         """
         raise NotImplementedError
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
-
-        Args:
-          closure: Evaluates the model again and returns the loss.
-
-        Returns:
-          What the closure returned, or None.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update_all()
-        return loss
 
     @outside_compiled_code
     @torch.no_grad()

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 from ortrain._core import MultiTensorStep
 from ortrain.capture.torch_internals import outside_compiled_code
 from ortrain.errors import UnsupportedError
+from ortrain.optim.closure_step import ClosureStep
 
 Group = dict[str, Any]
 State = dict[str, torch.Tensor]
@@ -40,7 +41,7 @@ def init_buffer(param: torch.Tensor, group: Group, state: State) -> None:
     state["momentum_buffer"] = zeros_like(param)
 
 
-class MultiTensorOptimizer(torch.optim.Optimizer):
+class MultiTensorOptimizer(ClosureStep):
     """One native pass over all parameters in place of a kernel per parameter.
 
     A subclass also inherits its constructor and its state_dict from a class of torch.optim. With
@@ -88,24 +89,8 @@ class MultiTensorOptimizer(torch.optim.Optimizer):
         """
         return None if self._norm is None else torch.tensor(self._norm)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Evaluates the model again and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update()
-        return loss
-
     @outside_compiled_code
-    def _update(self) -> None:
+    def _update_all(self) -> None:
         self._norm = None
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) != 0:
