@@ -300,13 +300,32 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
-# Their gradient is NaN for some arguments for which PyTorch's own formula is not.
-_UNSTABLE = frozenset({"aten::special_log_ndtr"})
+# Whole, their gradient is right where their parts' is NaN, or they check what they computed, which
+# an export could only order by tokens.
+_KEPT_WHOLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "special_log_ndtr",
+        "linalg_cholesky",
+        "linalg_inv",
+        "linalg_ldl_factor",
+        "linalg_lu_factor",
+        "linalg_solve",
+    )
+)
+
+
+def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
+    return torch.ops.aten._embedding_bag.default(*args, **kwargs)
+
+
+# What eager PyTorch calls in the place of an operator when nothing wants a gradient has none.
+_WITH_GRADIENT = {"aten::_embedding_bag_forward_only": _embedding_bag}
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
     """Return a function that computes ``op`` by simpler operators, or None."""
-    if not isinstance(op, torch._ops.OpOverload) or op.name() in _UNSTABLE:
+    if not isinstance(op, torch._ops.OpOverload) or op.name() in _KEPT_WHOLE:
         return None
     if is_composite(op):
         key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -316,7 +335,12 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
         # Not op.decompose: the export registers this function as the operator's kernel, so that
         # would call itself.
         return functools.partial(op._op_dk, key)
-    return _decomposition_table().get(op)
+    return _WITH_GRADIENT.get(op.name()) or _decomposition_table().get(op)
+
+
+def higher_order_name(target: Any) -> str:
+    """Return the name of an operator that takes graphs (cond, while_loop); empty for others."""
+    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else ""
 
 
 _OF_STRIDES = frozenset(
@@ -330,6 +354,7 @@ def is_escapable(op: Any) -> bool:
     return (
         isinstance(op, torch._ops.OpOverload)
         and op.namespace != "prims"  # those have no gradient
+        and op.name() not in _WITH_GRADIENT
         and not op._schema.is_mutable
         # Views depend on strides, which tensors of a graph do not have.
         and all(r.alias_info is None for r in op._schema.returns)

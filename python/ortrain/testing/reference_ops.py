@@ -553,6 +553,18 @@ def _global_average_pool(inputs: list[Any], _: Attributes) -> Tensor:
     return inputs[0].mean(dim=tuple(range(2, inputs[0].dim())), keepdim=True)
 
 
+@operator("GridSample")
+def _grid_sample(inputs: list[Any], attributes: Attributes) -> Tensor:
+    names = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}
+    return F.grid_sample(
+        inputs[0],
+        inputs[1],
+        names[attributes["mode"]],
+        attributes["padding_mode"],
+        bool(attributes["align_corners"]),
+    )
+
+
 # Normalization
 
 

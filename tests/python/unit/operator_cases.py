@@ -759,3 +759,36 @@ for _layers, _directions, _bias, _first in (
     _tail = (_bias, _layers, 0.0, True, _directions == 2, _first)
     case("lstm.input", _x, _h, _recurrent(4, _layers, _directions, _bias), *_tail)
     case("gru.input", _x, _h[0], _recurrent(3, _layers, _directions, _bias), *_tail)
+
+
+# Grids
+
+for _align in (False, True):
+    for _padding in (0, 1, 2):
+        for _mode in (0, 1, 2):
+            _grid = f(2, 3, 2, 2, grad=_mode != 1, scale=0.7)
+            case("grid_sampler_2d.default", f(2, 3, 4, 5), _grid, _mode, _padding, _align)
+        for _mode in (0, 1):
+            _grid = f(1, 2, 3, 2, 3, grad=_mode != 1, scale=0.7)
+            case("grid_sampler_3d.default", f(1, 2, 3, 4, 2), _grid, _mode, _padding, _align)
+case("grid_sampler_2d.default", f(1, 1, 1, 1), f(1, 2, 2, 2), 0, 2, True)
+case("grid_sampler_2d.default", f(1, 2, 3, 3, dtype=f64), f(1, 2, 2, 2, dtype=f64), 2, 0, False)
+
+# Scatters that start from nothing, and means
+
+_index = t([[0, 1, 1], [2, 0, 2]])
+for _reduce in ("sum", "prod", "amax", "amin", "mean"):
+    for _self in (False, True):
+        case(
+            "scatter_reduce.two",
+            f(4, 3),
+            0,
+            _index,
+            f(2, 3),
+            reduce=_reduce,
+            include_self=_self,
+        )
+case("scatter_reduce.two", i(4), 0, t([1, 1]), i(2), reduce="amax", include_self=False)
+case("scatter_reduce.two", f(), 0, t([0]), f(1), reduce="mean", include_self=False)
+case("unsafe_split.Tensor", f(5, 2), 2)
+case("unsafe_split_with_sizes.default", f(5, 2), [2, 3])

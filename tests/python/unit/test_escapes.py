@@ -115,8 +115,38 @@ def without_gradient(m: Block, h: torch.Tensor) -> torch.Tensor:
     return h * weight
 
 
+def branch(m: Block, h: torch.Tensor) -> torch.Tensor:
+    return torch.cond(h.sum() > 0, lambda x: x.exp() * m.gain, lambda x: x.sin(), (h,))
+
+
+def loop(m: Block, h: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():  # PyTorch itself differentiates no loop
+        _, count = torch.while_loop(
+            lambda x, n: (x.abs().max() > 0.1) & (n < 20),
+            lambda x, n: (x / 2, n + 1),
+            (h.detach(), torch.zeros((), dtype=torch.int64)),
+        )
+    return h * m.gain * count
+
+
+def solved(m: Block, h: torch.Tensor) -> torch.Tensor:
+    matrix = h.T @ h + torch.diag(m.gain)
+    lower = torch.linalg.cholesky(matrix)
+    return h @ torch.linalg.inv(matrix) + torch.linalg.solve(lower, m.gain)
+
+
+def bags(m: Block, h: torch.Tensor) -> torch.Tensor:
+    places = torch.tensor([[0, 1], [2, 0], [1, 1]])
+    sums = torch.nn.functional.embedding_bag(places, h * m.gain, mode="sum")
+    return h + sums.mean(0)
+
+
 FUNCTIONS = [
     lambda m, h: TripledGradient.apply(h),
+    branch,
+    loop,
+    solved,
+    bags,
     scaled,
     nested,
     bessel,
@@ -195,6 +225,35 @@ def test_steps_are_those_of_pytorch(function: Any) -> None:
     wrapped.eval()
     with torch.no_grad():
         torch.testing.assert_close(wrapped(x), plain(x))
+
+
+def test_both_branches_are_taken() -> None:
+    plain, ours, wrapped = pair(branch)
+    x = torch.randn(5, 4)
+    taken = set()
+    for sign in (1.0, -1.0):
+        for model in (plain, ours):
+            model.zero_grad()
+            with torch.no_grad():
+                model.first.bias.fill_(100.0 * sign)
+                model.first.weight.div_(1000.0)
+        taken.add(bool(plain.first(x).sum() > 0))
+        if sign > 0:
+            for model in (plain, ours):
+                with torch.no_grad():
+                    model.first.bias.div_(100.0)
+        expected, actual = plain(x), wrapped(x)
+        torch.testing.assert_close(actual, expected)
+        expected.sum().backward()
+        actual.sum().backward()
+        assert_same_gradients(ours, plain)
+    assert taken == {True, False} and len(wrapped.report().captures) == 1
+
+
+def test_a_matrix_without_inverse_is_told() -> None:
+    _, _, wrapped = pair(lambda m, h: torch.linalg.inv(h[:4] * 0.0))
+    with pytest.raises(RuntimeError, match="singular"):
+        wrapped(torch.randn(5, 4))
 
 
 def test_custom_operators_keep_their_backward(custom_ops: Any) -> None:

@@ -229,6 +229,11 @@ class _Conversion:
             for user in node.users
             if user.target is operator.getitem and user in self._live
         )
+        if node.op == "get_attr" and isinstance(
+            held := getattr(self._captured.graph_module, str(node.target), None), fx.GraphModule
+        ):
+            self._env[node] = held  # of a branch or loop
+            return
         if node.op != "call_function":
             raise e.unsupported(f"nodes of kind {node.op} have no conversion")
         if _is_size(node):

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import Value
+from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.dtypes import onnx_code
 from ortrain.capture.errors import UnsupportedOperatorError
@@ -51,8 +52,11 @@ def add_escape(
     Raises:
       UnsupportedOperatorError: It is no function from tensors to tensors, ``why``.
     """
-    if function is None and not (
-        internals.is_escapable(node.target) and internals.has_dense_gradients(node)
+    flow = control_flow(node.target)
+    if (
+        function is None
+        and flow is None
+        and not (internals.is_escapable(node.target) and internals.has_dense_gradients(node))
     ):
         raise why
     value = node.meta["val"]
@@ -72,17 +76,19 @@ def add_escape(
         if isinstance(leaf, sympy.Basic):
             operands.append(e.sizes.value(leaf))
             return Operand(len(operands) - 1, is_number=True)
-        if isinstance(leaf, (fx.Node, fx.GraphModule)):
+        if isinstance(leaf, fx.Node) or (isinstance(leaf, fx.GraphModule) and flow is None):
             raise why
         return leaf
 
     filled = pytree.tree_map(stand_in, (args, kwargs))
     stream = e.stream()
-    draws = function is not None or internals.draws_random_numbers(node.target)
+    draws = flow is not None or function is not None or internals.draws_random_numbers(node.target)
     if draws:
         operands.append(e.seed())
     name = function.name if function is not None else e.target
-    call = EscapedCall(name, function or node.target, *filled, stream=stream if draws else None)
+    call = EscapedCall(
+        name, function or flow or node.target, *filled, stream=stream if draws else None
+    )
     results = list(
         e.nodes(
             "External",
@@ -101,6 +107,8 @@ def add_escape(
     reason = (
         "an autograd function has a backward of its own"
         if function is not None
+        else "a value decides which graph runs, or how often"
+        if flow is not None
         else why.reason.removeprefix(f"{e.target}: ")
     )
     escape = Escape(name, e.path, reason, e.source)
@@ -121,6 +129,8 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 def _reached_by_gradients(node: fx.Node, function: FunctionCall | None, count: int) -> list[bool]:
     """Tell which results have a gradient in PyTorch; all of them where it cannot be told."""
+    if control_flow(node.target) is not None:
+        return [True] * count
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     made = internals.fake_results_with_gradients(function or node.target, args, kwargs)
     tensors = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -244,16 +245,23 @@ def select_scatter(e: Emitter, x: Tensor, src: Tensor, dim: int, index: Size) ->
 
 
 def _scatter(
-    e: Emitter, x: Tensor, dim: int, index: Tensor, updates: Value, reduction: str
+    e: Emitter,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    updates: Value,
+    reduction: str,
+    onto: Value | None = None,
 ) -> Value:
+    """Scatter to x, or to another value of its shape."""
     rows = e.cast(index, torch.int64)
+    base = x.value if onto is None else onto
     if x.rank == 0:
         flat = [
-            e.reshape(v, [1], [1]) if v.rank else e.unsqueeze(v, [0])
-            for v in (x.value, rows, updates)
+            e.reshape(v, [1], [1]) if v.rank else e.unsqueeze(v, [0]) for v in (base, rows, updates)
         ]
         return e.squeeze(e.node("ScatterElements", *flat, axis=0, reduction=reduction), [0])
-    return e.node("ScatterElements", x, rows, updates, axis=x.axis(dim), reduction=reduction)
+    return e.node("ScatterElements", base, rows, updates, axis=x.axis(dim), reduction=reduction)
 
 
 def _updates(e: Emitter, x: Tensor, index: Tensor, src: Tensor) -> Value:
@@ -314,9 +322,36 @@ def scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> Value:
-    if reduce not in _REDUCTIONS or not include_self:
-        raise e.unsupported(f"reduce='{reduce}', include_self={include_self}")
-    return _scatter(e, x, dim, index, _updates(e, x, index, src), _REDUCTIONS[reduce])
+    if reduce != "mean" and reduce not in _REDUCTIONS:
+        raise e.unsupported(f"reduce='{reduce}'")
+    if reduce == "mean" and not x.dtype.is_floating_point:
+        raise e.unsupported(f"reduce='mean' of {x.dtype}")
+    updates = _updates(e, x, index, src)
+    base = x.value
+    if not include_self:  # what is written to starts from what changes nothing
+        start = e.full(index.shape, _neutral(reduce, x.dtype), x.dtype)
+        base = _scatter(e, x, dim, index, start, "none")
+    if reduce != "mean":
+        return _scatter(e, x, dim, index, updates, _REDUCTIONS[reduce], base)
+    total = _scatter(e, x, dim, index, updates, "add", base)
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    ones = e.full(index.shape, 1, wide)
+    counts = _scatter(e, x, dim, index, ones, "add", e.full(x.shape, int(include_self), wide))
+    shares = e.node("Max", counts, e.full((), 1, wide))
+    return e.cast(e.node("Div", e.cast(total, wide), shares), x.dtype)
+
+
+def _neutral(reduce: str, dtype: torch.dtype) -> int | float:
+    """Return what leaves every other operand of a reduction as it is."""
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    if dtype is torch.bool:
+        return int(reduce == "amin")
+    return torch.iinfo(dtype).min if reduce == "amax" else torch.iinfo(dtype).max
 
 
 def _rows_put(
@@ -483,3 +518,22 @@ def bucketize(e: Emitter, x: Tensor, boundaries: Tensor, **options: Any) -> Valu
     below = e.node("LessOrEqual" if options.get("right") else "Less", edge, element)
     target = torch.int32 if options.get("out_int32") else torch.int64
     return e.reduce("ReduceSum", e.cast(below, target), [x.rank])
+
+
+@converts("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(
+    e: Emitter,
+    x: Tensor,
+    grid: Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> Value:
+    return e.node(
+        "GridSample",
+        x,
+        grid,
+        mode=("linear", "nearest", "cubic")[interpolation_mode],
+        padding_mode=("zeros", "border", "reflection")[padding_mode],
+        align_corners=int(align_corners),
+    )

@@ -159,7 +159,12 @@ def stack(e: Emitter, tensors: Sequence[Tensor], dim: int = 0) -> Value:
     return values[0] if len(values) == 1 else e.node("Concat", *values, axis=axis)
 
 
-@converts("aten.split_with_sizes.default", "aten.split.sizes", "aten.split_with_sizes_copy.default")
+@converts(
+    "aten.split_with_sizes.default",
+    "aten.split.sizes",
+    "aten.split_with_sizes_copy.default",
+    "aten.unsafe_split_with_sizes.default",
+)
 def split_with_sizes(
     e: Emitter, x: Tensor, split_sizes: Sequence[Size], dim: int = 0
 ) -> tuple[Value, ...]:
@@ -168,7 +173,7 @@ def split_with_sizes(
     return e.nodes("Split", len(split_sizes), x, e.vector(split_sizes), axis=x.axis(dim))
 
 
-@converts("aten.split.Tensor", "aten.split_copy.Tensor")
+@converts("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
 def split(e: Emitter, x: Tensor, split_size: Size, dim: int = 0) -> tuple[Value, ...]:
     whole = x.shape[x.axis(dim)]
     return split_with_sizes(e, x, _pieces(e, whole, split_size), dim)
