@@ -57,6 +57,25 @@ def ops_page() -> str:
         "opset 23; `since` is the first opset with this meaning. A kernel without types takes all "
         "of the operator's.\n\n"
         + table(["operator", "since", "types", "gradient", "CPU kernels", "cases", "meaning"], rows)
+        + composites_text()
+    )
+
+
+def composites_text() -> str:
+    """Return what docs/ops.md says of operators that graphs do not hold."""
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    for op in _core.composites():
+        name = f"{op['domain']}::{op['name']}" if op["domain"] else op["name"]
+        opsets = f"{op['since']} to {op['until']}" if op["until"] else str(op["since"])
+        rows[op["until"] > 0].append([f"`{name}`", opsets, op["summary"]])
+    return (
+        "\n## Operators that stand for others\n\n"
+        "A node of these becomes nodes of the operators above when it is added to a graph, so that "
+        "it has their gradients and types. `If`, `Loop` and `Scan` of ONNX files are written out "
+        "where the file tells how they go.\n\n"
+        + table(["operator", "since", "meaning"], rows[False])
+        + "\n## Earlier meanings\n\nRead from files of these opsets.\n\n"
+        + table(["operator", "opsets", "what is different"], rows[True])
     )
 
 

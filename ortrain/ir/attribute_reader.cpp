@@ -41,6 +41,9 @@ const std::vector<int64_t>& AttributeReader::ints(const std::string& name) const
 const std::vector<double>& AttributeReader::floats(const std::string& name) const {
   return get<std::vector<double>>(name);
 }
+const std::vector<std::string>& AttributeReader::strings(const std::string& name) const {
+  return get<std::vector<std::string>>(name);
+}
 const TensorData& AttributeReader::tensor(const std::string& name) const {
   return get<TensorData>(name);
 }

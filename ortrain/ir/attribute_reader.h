@@ -23,6 +23,7 @@ class AttributeReader {
   const std::string& string_(const std::string& name) const;
   const std::vector<int64_t>& ints(const std::string& name) const;
   const std::vector<double>& floats(const std::string& name) const;
+  const std::vector<std::string>& strings(const std::string& name) const;
   const TensorData& tensor(const std::string& name) const;
   // Absent without default: nullopt.
   std::optional<std::vector<int64_t>> optional_ints(const std::string& name) const;

@@ -21,7 +21,9 @@ size_t hash_of(const TensorData& data) {
 
 // Rank 0 and 1 integers of a size that shape arithmetic uses.
 std::optional<std::vector<Dim>> known_contents(const TensorData& data) {
-  if (data.dtype() != DType::i64 && data.dtype() != DType::i32) return std::nullopt;
+  if (data.dtype() != DType::i64 && data.dtype() != DType::i32 && data.dtype() != DType::boolean) {
+    return std::nullopt;
+  }
   if (data.dims().size() > 1 || data.numel() > 64) return std::nullopt;
   const std::vector<int64_t> values = data.to_int64s();
   return std::vector<Dim>(values.begin(), values.end());
@@ -169,8 +171,8 @@ void Graph::sort() {
       if (producer == kNoNode) continue;
       Mark& mark = marks[static_cast<size_t>(producer)];
       if (mark == Mark::open) {
-        throw InvalidModelError(str(context(current), "the graph has a cycle through '",
-                                    value(input).name, "'"));
+        throw InvalidModelError(
+            str(context(current), "the graph has a cycle through '", value(input).name, "'"));
       }
       if (mark == Mark::fresh) {
         mark = Mark::open;

@@ -2,9 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ir/graph_assembler.h"
 
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 
 namespace ortrain {
 
@@ -36,7 +39,7 @@ void GraphAssembler::bind(const std::string& name, ValueId value) {
 
 void GraphAssembler::claim(const std::string& name) {
   bind(name, static_cast<ValueId>(graph_.num_values()));
-  // Only an unnamed constant can hold a name that is not in by_name_.
+  // Only what no file has named can hold a name that is not in by_name_.
   const ValueId unnamed = graph_.find_value(name);
   if (unnamed != kNoValue) graph_.rename_value(unnamed, name + "_c");
 }
@@ -58,7 +61,26 @@ ValueId GraphAssembler::add_unnamed_constant(TensorData data) {
 
 void GraphAssembler::add_alias(const std::string& name, ValueId value) { bind(name, value); }
 
-NodeId GraphAssembler::add_node(NamedNode named) {
+void GraphAssembler::expand(const OpDef& def, Node node, const std::vector<std::string>& outputs) {
+  with_context(Graph::context(node), [&] {
+    std::set<std::string_view> names;
+    for (const std::string& output : outputs) {
+      if (output.empty()) continue;
+      if (by_name_.contains(output) || !names.insert(output).second) {
+        throw InvalidModelError(str("the value name '", output, "' is defined twice"));
+      }
+    }
+  });
+  const ValueId next = static_cast<ValueId>(graph_.num_values());
+  for (const std::string& output : outputs)
+    node.outputs.push_back(output.empty() ? kNoValue : next);
+  const std::vector<ValueId> made = expand_node(graph_, def, node);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].empty()) bind(outputs[i], made[i]);
+  }
+}
+
+void GraphAssembler::add_node(NamedNode named, const OpDef* meaning) {
   Node node;
   node.op = std::move(named.op);
   node.domain = std::move(named.domain);
@@ -68,7 +90,14 @@ NodeId GraphAssembler::add_node(NamedNode named) {
   node.phase = named.phase;
   node.checkpoint = named.checkpoint;
   const OpDef& def = with_context(Graph::context(node), [&]() -> const OpDef& {
-    const OpDef& found = registry_->get(node.domain, node.op);
+    return meaning != nullptr ? *meaning : registry_->get(node.domain, node.op);
+  });
+  node.domain = def.domain;
+  if (def.expand) {
+    expand(def, std::move(node), named.outputs);
+    return;
+  }
+  with_context(Graph::context(node), [&] {
     for (const std::string& output : named.outputs) {
       if (output.empty()) {
         node.outputs.push_back(kNoValue);
@@ -77,9 +106,7 @@ NodeId GraphAssembler::add_node(NamedNode named) {
       claim(output);
       node.outputs.push_back(graph_.add_value(output, DType::undefined, {}));
     }
-    return found;
   });
-  node.domain = def.domain;
   std::vector<InferredValue> outputs = infer_node(def, node, inferred_inputs(graph_, node));
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i] == kNoValue) continue;
@@ -88,7 +115,7 @@ NodeId GraphAssembler::add_node(NamedNode named) {
     value.shape = std::move(outputs[i].shape);
     value.known = std::move(outputs[i].known);
   }
-  return graph_.add_node(std::move(node));
+  graph_.add_node(std::move(node));
 }
 
 }  // namespace ortrain

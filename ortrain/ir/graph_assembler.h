@@ -39,9 +39,10 @@ class GraphAssembler {
   ValueId add_constant(TensorData data, const std::string& name);
   // Gets a name that nothing else in the file has; small ones are shared.
   ValueId add_unnamed_constant(TensorData data);
+  // Adds the node, or the nodes that it stands for, by the newest meaning of its operator or `def`.
   // Throws InvalidModelError for bad structure, UnsupportedError for an unknown operator, and what
   // inference throws; every message names the node.
-  NodeId add_node(NamedNode node);
+  void add_node(NamedNode node, const OpDef* def = nullptr);
   // Another name for a value that exists.
   void add_alias(const std::string& name, ValueId value);
   // kNoValue when no value has this name yet.
@@ -49,6 +50,7 @@ class GraphAssembler {
   Graph finish() { return std::move(graph_); }
 
  private:
+  void expand(const OpDef& def, Node node, const std::vector<std::string>& outputs);
   // Binds `name` to the value that is added next.
   void claim(const std::string& name);
   void bind(const std::string& name, ValueId value);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 
@@ -37,6 +38,7 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
   // Any id but kNoValue marks the output as wanted while inference runs.
   const ValueId next = static_cast<ValueId>(graph_->num_values());
   for (bool want : wanted) node.outputs.push_back(want ? next : kNoValue);
+  if (def.expand) return expand_node(*graph_, def, node);
 
   std::vector<InferredValue> inferred_inputs;
   for (ValueId input : node.inputs) {

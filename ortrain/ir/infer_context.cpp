@@ -135,9 +135,8 @@ Dim InferContext::unknown_extent(size_t output, size_t axis) const {
   return Dim::symbol(str("unknown(", node_->op, "#", node_->outputs[output], ".", axis, ")"));
 }
 
-std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
-                                      std::vector<InferredValue> inputs) {
-  return with_context(Graph::context(node), [&] {
+void check_node(const OpDef& def, const Node& node, const std::vector<InferredValue>& inputs) {
+  with_context(Graph::context(node), [&] {
     check_inputs(def, inputs);
     check_attributes(def, node);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
@@ -146,6 +145,13 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
             str("makes at most ", def.outputs.size(), " outputs, has ", node.outputs.size()));
       }
     }
+  });
+}
+
+std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
+                                      std::vector<InferredValue> inputs) {
+  check_node(def, node, inputs);
+  return with_context(Graph::context(node), [&] {
     InferContext context(def, node, std::move(inputs));
     def.infer(context);
     for (size_t i = 0; i < node.outputs.size(); ++i) {

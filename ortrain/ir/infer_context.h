@@ -59,7 +59,11 @@ class InferContext {
   std::vector<InferredValue> outputs_;
 };
 
-// Checks arity, types and attributes of the node against the schema, runs `infer`, and returns one
+// Checks arity, types and attributes of the node against the schema. Every error is framed with op
+// and layer name.
+void check_node(const OpDef& def, const Node& node, const std::vector<InferredValue>& inputs);
+
+// Checks the node, runs `infer`, and returns one
 // entry per output of the node. Every error is framed with op and layer name.
 std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
                                       std::vector<InferredValue> inputs);

@@ -17,6 +17,7 @@
 #include "ortrain/ir/onnx_io.h"
 #include "ortrain/ir/onnx_memory.h"
 #include "ortrain/ir/onnx_metadata.h"
+#include "ortrain/ir/onnx_subgraphs.h"
 #include "ortrain/ir/onnx_tensor.h"
 #include "ortrain/ir/text_scanner.h"
 
@@ -85,7 +86,8 @@ class ModelLoader {
         proto_(*model_.mutable_graph()),
         options_(options),
         external_(options.external_data_directory, options.allow_links),
-        assembler_(registry) {}
+        assembler_(registry),
+        subgraphs_(assembler_, external_, [this](onnx::NodeProto& node) { load_node(node); }) {}
 
   OnnxModel load() {
     check_model();
@@ -244,16 +246,27 @@ class ModelLoader {
 
   void load_node(onnx::NodeProto& proto) {
     NamedNode node;
+    const OpDef* meaning = nullptr;
     const std::string frame = frame_of(proto);
+    if (SubgraphInliner::handles(proto)) {
+      with_context(frame, [&] {
+        const auto opset = opsets_.find("");
+        if (opset == opsets_.end())
+          throw InvalidModelError("no opset of the domain '' is imported");
+        for (const std::string& input : proto.input()) find_input(input);
+        subgraphs_.load(proto, opset->second);
+      });
+      return;
+    }
     with_context(frame, [&] {
       if (proto.op_type().empty()) throw InvalidModelError("a node has no operator");
       if (!proto.overload().empty()) throw UnsupportedError("an overload of a function");
       node.op = proto.op_type();
       node.domain = domain_of(proto.domain());
       node.name = proto.name();
-      check_opset(node);
+      meaning = meaning_of(node);
       node.attributes = attributes_from_onnx(proto, external_);
-      check_attributes(node);
+      if (meaning != nullptr) check_attributes(node, *meaning);
       const std::string& phase = metadata_value(proto.metadata_props(), metadata::kPhase);
       if (!phase.empty() && phase != metadata::kBackward) {
         throw InvalidModelError(str("the phase ", quoted_text(phase), " is not known"));
@@ -270,50 +283,45 @@ class ModelLoader {
       }
       for (const std::string& input : proto.input()) node.inputs.push_back(find_input(input));
       node.outputs.assign(proto.output().begin(), proto.output().end());
-      check_input_types(node);
+      if (meaning != nullptr) check_input_types(node, *meaning);
     });
     if (is_alias(proto)) {
       with_context(frame, [&] { assembler_.add_alias(node.outputs[0], node.inputs[0]); });
     } else if (node.domain.empty() && node.op == "Constant") {
       with_context(frame, [&] { load_constant(std::move(node)); });
     } else {
-      as_invalid_model([&] { assembler_.add_node(std::move(node)); });
+      as_invalid_model([&] { assembler_.add_node(std::move(node), meaning); });
     }
   }
 
-  void check_opset(const NamedNode& node) const {
+  // The meaning that the file's opset gives an operator; null for a constant.
+  const OpDef* meaning_of(const NamedNode& node) const {
     auto opset = opsets_.find(node.domain);
     if (opset == opsets_.end()) {
       throw InvalidModelError(str("no opset of the domain '", node.domain, "' is imported"));
     }
-    if (node.domain.empty() && node.op == "Constant") return;
-    const OpDef& def = assembler_.registry().get(node.domain, node.op);
-    if (def.since <= opset->second) return;
-    throw UnsupportedError(str("the operator of opset ", opset->second,
-                               " had another meaning; it is supported since opset ", def.since));
+    if (node.domain.empty() && node.op == "Constant") return nullptr;
+    return &assembler_.registry().at(node.domain, node.op, opset->second);
   }
 
   // An attribute of a later opset is no mistake of the model.
-  void check_attributes(const NamedNode& node) const {
-    const OpDef* def = assembler_.registry().find(node.domain, node.op);
-    if (def == nullptr || !node.domain.empty() || opsets_.at("") <= kOnnxOpset) return;
+  void check_attributes(const NamedNode& node, const OpDef& def) const {
+    if (!node.domain.empty() || opsets_.at("") <= kOnnxOpset) return;
     for (const auto& [name, attribute] : node.attributes) {
-      if (def->find_attribute(name) == nullptr) {
+      if (def.find_attribute(name) == nullptr) {
         throw UnsupportedError(str("attribute '", name, "' of opset ", opsets_.at("")));
       }
     }
   }
 
   // Our operators take fewer element types than ONNX's: that is no mistake of the model.
-  void check_input_types(const NamedNode& node) const {
-    const OpDef* def = assembler_.registry().find(node.domain, node.op);
-    if (def == nullptr) return;
+  void check_input_types(const NamedNode& node, const OpDef& def) const {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const FormalValue* formal = def->formal_input(i);
+      const FormalValue* formal = def.formal_input(i);
       if (node.inputs[i] == kNoValue || formal == nullptr) continue;
-      auto variable = def->types.find(formal->type);
+      auto variable = def.types.find(formal->type);
       const DType dtype = assembler_.graph().value(node.inputs[i]).dtype;
-      if (variable != def->types.end() && !variable->second.contains(dtype)) {
+      if (variable != def.types.end() && !variable->second.contains(dtype)) {
         throw UnsupportedError(str("input '", formal->name, "' of type ", name_of(dtype)));
       }
     }
@@ -431,6 +439,7 @@ class ModelLoader {
   const LoadOptions& options_;
   ExternalData external_;
   GraphAssembler assembler_;
+  SubgraphInliner subgraphs_;
   std::map<std::string, int64_t> opsets_;
   std::unordered_map<std::string, int> initializers_;
   std::unordered_set<std::string> loaded_;

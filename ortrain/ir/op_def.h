@@ -16,6 +16,7 @@ class InferContext;
 class GradContext;
 class NodeSpec;
 class ExprEmitter;
+class ExpandContext;
 
 enum class Arity { single, optional, variadic };
 
@@ -52,8 +53,9 @@ enum class Differentiability {
 // Schema, inference and gradient of one operator.
 struct OpDef {
   std::string name;
-  std::string domain;  // "" or "ortrain"
-  int since = 1;       // first opset version with this meaning
+  std::string domain;   // "" or "ortrain"
+  int since = 1;        // first opset version with this meaning
+  int until = 0;        // last opset version with it, where a later one has another; needs `expand`
   std::string summary;  // one sentence; for `ortrain` operators with the formula
   std::vector<FormalValue> inputs;
   std::vector<FormalValue> outputs;
@@ -64,7 +66,7 @@ struct OpDef {
   std::function<void(InferContext&)> infer;
   // Builds the gradients of the inputs that need one; see GradContext.
   std::function<void(GradContext&)> gradient;
-  bool differentiable = true;  // false: no gradient by definition
+  bool differentiable = true;         // false: no gradient by definition
   bool draws_random_numbers = false;  // never folded, merged or computed at plan time
   // Elementwise operators with one output: appends the formula to an expression program and
   // returns the register of the result. Kernels and fusion derive from it; see expr_builder.h.
@@ -80,6 +82,10 @@ struct OpDef {
   std::function<double(const NodeSpec&)> flops = nullptr;
   // Of input 0 only as many bytes are read as the outputs have.
   bool looks_up = false;
+
+  // Operators that stand for others, in place of `infer` and kernels: builds these and returns the
+  // outputs; see ExpandContext. Graphs never hold a node of such an operator.
+  std::function<std::vector<int32_t>(ExpandContext&)> expand = nullptr;
 
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ir/tensor_data.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -56,11 +57,18 @@ TensorData TensorData::scalar(DType dtype, double value) {
 }
 
 TensorData TensorData::int_scalar(DType dtype, int64_t value) {
+  return from_ints(dtype, {}, {value});
+}
+
+TensorData TensorData::from_ints(DType dtype, Dims dims, const std::vector<int64_t>& values) {
   void* destination = nullptr;
-  TensorData result = allocate(dtype, {}, &destination);
+  TensorData result = allocate(dtype, std::move(dims), &destination);
+  check(static_cast<int64_t>(values.size()) == result.numel(), "the values do not fill the tensor");
   dispatch_all(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    *static_cast<T*>(destination) = static_cast<T>(static_cast<ComputeType<T>>(value));
+    std::transform(values.begin(), values.end(), static_cast<T*>(destination), [](int64_t value) {
+      return static_cast<T>(static_cast<ComputeType<T>>(value));
+    });
   });
   return result;
 }

@@ -35,6 +35,8 @@ class TensorData {
   static TensorData int64s(const std::vector<int64_t>& values);
   // A scalar of any numeric type, `value` converted.
   static TensorData scalar(DType dtype, double value);
+  // Values of any type, each converted.
+  static TensorData from_ints(DType dtype, Dims dims, const std::vector<int64_t>& values);
   static TensorData int_scalar(DType dtype, int64_t value);
 
   DType dtype() const { return dtype_; }

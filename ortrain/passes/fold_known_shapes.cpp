@@ -2,16 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/passes/fold_known_shapes.h"
 
+#include <utility>
+
 namespace ortrain {
 namespace {
-
-TensorData known_tensor(const Value& value) {
-  const Dims dims = to_dims(value.shape);
-  const std::vector<int64_t> contents = to_dims(*value.known);
-  if (value.dtype == DType::i64) return TensorData::from_values(value.dtype, dims, contents);
-  return TensorData::from_values(value.dtype, dims,
-                                 std::vector<int32_t>(contents.begin(), contents.end()));
-}
 
 bool run(Graph& graph) {
   bool changed = false;
@@ -21,8 +15,9 @@ bool run(Graph& graph) {
       if (output == kNoValue) continue;
       const Value& value = graph.value(output);
       if (!value.known || !is_constant(*value.known) || !is_constant(value.shape)) continue;
-      if (value.dtype != DType::i64 && value.dtype != DType::i32) continue;
-      graph.replace_uses(output, graph.add_constant(known_tensor(value)));
+      TensorData known =
+          TensorData::from_ints(value.dtype, to_dims(value.shape), to_dims(*value.known));
+      graph.replace_uses(output, graph.add_constant(std::move(known)));
       changed = true;
     }
   }

@@ -21,11 +21,6 @@ constexpr size_t kFoldBytes = size_t{16} << 20;
 
 size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
-TensorData integers_to_tensor(DType dtype, const Dims& dims, const std::vector<int64_t>& values) {
-  if (dtype == DType::i64) return TensorData::from_values(dtype, dims, values);
-  return TensorData::from_values(dtype, dims, std::vector<int32_t>(values.begin(), values.end()));
-}
-
 class PlanMaker {
  public:
   PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels)
@@ -121,7 +116,7 @@ class PlanMaker {
     }
     for (ValueId id : node.outputs) {
       if (id == kNoValue) continue;
-      set_constant(id, integers_to_tensor(graph_.value(id).dtype, shapes_.dims[index_of(id)],
+      set_constant(id, TensorData::from_ints(graph_.value(id).dtype, shapes_.dims[index_of(id)],
                                           *shapes_.known[index_of(id)]));
       plan_.constant_bytes += plan_.constants.back().bytes();
     }

@@ -71,6 +71,23 @@ nb::list list_ops() {
   return result;
 }
 
+nb::list list_composites() {
+  nb::list result;
+  for (const bool earlier : {false, true}) {
+    const OpRegistry& registry = op_registry();
+    for (const OpDef* def : earlier ? registry.earlier() : registry.composites()) {
+      nb::dict row;
+      row["name"] = def->name;
+      row["domain"] = def->domain;
+      row["since"] = def->since;
+      row["until"] = def->until;
+      row["summary"] = def->summary;
+      result.append(row);
+    }
+  }
+  return result;
+}
+
 const testing::OpCase& case_at(size_t index) {
   const auto& cases = testing::all_cases().all();
   if (index >= cases.size()) throw IndexError(str("there is no case ", index));
@@ -133,6 +150,7 @@ nb::dict run_case(size_t index, const std::string& type, const std::string& kern
 }  // namespace
 
 void init_registry(nb::module_& module) {
+  module.def("composites", &list_composites);
   module.def("ops", &list_ops);
   module.def("passes", [] {
     nb::list result;

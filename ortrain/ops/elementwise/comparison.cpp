@@ -67,7 +67,7 @@ ExprReg is_inf_expression(ExprEmitter& e) {
 }
 
 OpDef test_def(const char* name, const char* summary, Expression expression) {
-  OpDef def = unary_def(name, 10, summary, kFloatTypes, std::move(expression), nullptr);
+  OpDef def = unary_def(name, 9, summary, kFloatTypes, std::move(expression), nullptr);
   def.outputs = {{"Y", "bool"}};
   def.differentiable = false;
   def.infer = infer_broadcast_bool;

@@ -50,7 +50,7 @@ void cosh_gradient(GradContext& g) {
 
 void register_trigonometry(OpRegistry& registry) {
   const auto add = [&](const char* name, const char* summary, ExprOp op, Gradient gradient) {
-    registry.add(unary_def(name, 9, summary, kFloatTypes, op, std::move(gradient)));
+    registry.add(unary_def(name, 7, summary, kFloatTypes, op, std::move(gradient)));
   };
   add("Sin", "Sine.", ExprOp::sin, sin_gradient);
   add("Cos", "Cosine.", ExprOp::cos, cos_gradient);

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -52,9 +53,31 @@ void gemm_gradient(GradContext& g) {
   }
 }
 
+// Before opset 7 C broadcasts by an attribute, in the same way.
+std::vector<ValueId> expand_earlier_gemm(ExpandContext& e) {
+  return {e.op("Gemm", {e.input(0), e.input(1), e.input(2)},
+               {{"alpha", e.attrs().float_("alpha")},
+                {"beta", e.attrs().float_("beta")},
+                {"transA", e.attrs().int_("transA")},
+                {"transB", e.attrs().int_("transB")}})};
+}
+
 }  // namespace
 
 void register_gemm(OpRegistry& registry) {
+  registry.add({.name = "Gemm",
+                .since = 1,
+                .until = 6,
+                .summary = "C is broadcast where an attribute says so.",
+                .inputs = {{"A", "T"}, {"B", "T"}, {"C", "T"}},
+                .outputs = {{"Y", "T"}},
+                .attrs = {{"alpha", 1.0},
+                          {"beta", 1.0},
+                          {"broadcast", int64_t{0}},
+                          {"transA", int64_t{0}},
+                          {"transB", int64_t{0}}},
+                .types = {{"T", kFloatTypes}},
+                .expand = expand_earlier_gemm});
   registry.add(
       {.name = "Gemm",
        .since = 7,

@@ -177,7 +177,7 @@ void register_windowed(OpRegistry& registry) {
       with(pool_attributes(), {"count_include_pad", int64_t{0}});
   registry.add({.name = "MaxPool",
                 .domain = "",
-                .since = 12,
+                .since = 1,
                 .summary = "Largest element of each window; Indices count over the whole input. A "
                            "NaN wins.",
                 .inputs = {{"X", "T"}},
@@ -197,7 +197,7 @@ void register_windowed(OpRegistry& registry) {
                 .gradient = nullptr});
   registry.add({.name = "AveragePool",
                 .domain = "",
-                .since = 19,
+                .since = 1,
                 .summary = "Average of each window; padding counts with count_include_pad only.",
                 .inputs = {{"X", "T"}},
                 .outputs = {{"Y", "T"}},

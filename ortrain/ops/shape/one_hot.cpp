@@ -46,7 +46,7 @@ void one_hot_gradient(GradContext& g) {
 void register_one_hot(OpRegistry& registry);
 void register_one_hot(OpRegistry& registry) {
   registry.add({.name = "OneHot",
-                .since = 11,
+                .since = 9,
                 .summary = "values[1] where the position along axis equals the index, values[0] "
                            "elsewhere; indices out of range give a row of values[0].",
                 .inputs = {{"indices", "T1"}, {"depth", "T2"}, {"values", "T3"}},

@@ -1,0 +1,95 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/expand_context.h"
+
+#include <limits>
+#include <utility>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/infer_context.h"
+
+namespace ortrain {
+
+ExpandContext::ExpandContext(Graph& graph, const OpDef& def, const Node& node)
+    : GraphBuilder(graph), def_(&def), node_(&node) {
+  set_phase(node.phase);
+  set_layer(node.name);
+  set_checkpoint(node.checkpoint);
+}
+
+bool ExpandContext::has_input(size_t index) const { return input(index) != kNoValue; }
+
+ValueId ExpandContext::input(size_t index) const {
+  return index < node_->inputs.size() ? node_->inputs[index] : kNoValue;
+}
+
+bool ExpandContext::wants_output(size_t index) const {
+  return index < node_->outputs.size() && node_->outputs[index] != kNoValue;
+}
+
+int64_t ExpandContext::known_extent(ValueId value, size_t axis, const char* what) const {
+  const Shape& extents = shape(value);
+  if (axis >= extents.size()) {
+    throw ShapeError(str(what, " has the shape ", shape_str(extents), ", without axis ", axis));
+  }
+  if (!extents[axis].is_constant()) {
+    throw UnsupportedError(
+        str("axis ", axis, " of ", what, " must be known, its shape is ", shape_str(extents)));
+  }
+  return extents[axis].constant();
+}
+
+std::vector<int64_t> ExpandContext::known_ints(size_t index) const {
+  const Value& held = value(input(index));
+  const char* name = def_->formal_input(index)->name.c_str();
+  if (held.known && is_constant(*held.known)) return to_dims(*held.known);
+  if (held.constant.defined()) return held.constant.to_int64s();
+  throw UnsupportedError(str("input '", name, "' must be a constant or follow from shapes"));
+}
+
+ValueId ExpandContext::slice(ValueId a, int64_t axis, int64_t begin, int64_t end) {
+  return op("Slice", {a, int64s({begin}), int64s({end}), int64s({axis})});
+}
+
+ValueId ExpandContext::concat(std::vector<ValueId> parts, int64_t axis) {
+  if (parts.size() == 1) return parts[0];
+  return op("Concat", std::move(parts), {{"axis", axis}});
+}
+
+ValueId ExpandContext::reduce(std::string_view op_name, ValueId a, const std::vector<int64_t>& axes,
+                              bool keepdims) {
+  return op(op_name, {a, int64s(axes)}, {{"keepdims", static_cast<int64_t>(keepdims)}});
+}
+
+ValueId ExpandContext::extent_of(ValueId a, int64_t axis) {
+  const Dim& extent = shape(a)[static_cast<size_t>(axis)];
+  if (extent.is_constant()) return int64s({extent.constant()});
+  return op("Shape", {a}, {{"start", axis}, {"end", axis + 1}});
+}
+
+std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node) {
+  std::vector<InferredValue> inputs;
+  for (ValueId input : node.inputs) {
+    if (input == kNoValue) {
+      inputs.emplace_back();
+    } else {
+      inputs.push_back({graph.value(input).dtype, graph.value(input).shape, {}, {}});
+    }
+  }
+  check_node(def, node, inputs);
+  return with_context(Graph::context(node), [&] {
+    ExpandContext context(graph, def, node);
+    std::vector<ValueId> made = def.expand(context);
+    made.resize(node.outputs.size(), kNoValue);
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (!context.wants_output(i)) {
+        made[i] = kNoValue;
+      } else if (made[i] == kNoValue) {
+        throw InternalError(str("expansion left output ", i, " without a value"));
+      }
+    }
+    return made;
+  });
+}
+
+}  // namespace ortrain

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/attribute_reader.h"
+#include "ortrain/ir/graph_builder.h"
+
+namespace ortrain {
+
+// The view of one node that an OpDef::expand gets: a builder for what the node stands for, and the
+// node's inputs and attributes.
+//
+//   std::vector<ValueId> expand_swish(ExpandContext& e) {
+//     return {e.mul(e.input(0), e.unary("Sigmoid", e.mul(e.input(0), e.attrs().float_("alpha"))))};
+//   }
+class ExpandContext : public GraphBuilder {
+ public:
+  ExpandContext(Graph& graph, const OpDef& def, const Node& node);
+
+  AttributeReader attrs() const { return AttributeReader(*def_, *node_); }
+
+  size_t num_inputs() const { return node_->inputs.size(); }
+  bool has_input(size_t index) const;
+  ValueId input(size_t index) const;  // kNoValue when absent
+  bool wants_output(size_t index) const;
+
+  // Extents of a value that must be known now. UnsupportedError naming `what` otherwise.
+  int64_t known_extent(ValueId value, size_t axis, const char* what) const;
+  // Contents of an integer or boolean input that must be known now, row-major.
+  std::vector<int64_t> known_ints(size_t index) const;
+
+  // --- what many operators need
+  ValueId slice(ValueId a, int64_t axis, int64_t begin, int64_t end);  // `end` as in ONNX Slice
+  ValueId concat(std::vector<ValueId> parts, int64_t axis);            // one part: itself
+  ValueId reduce(std::string_view op, ValueId a, const std::vector<int64_t>& axes, bool keepdims);
+  // The extent of an axis as an int64 scalar of rank 1; a constant when it is known.
+  ValueId extent_of(ValueId a, int64_t axis);
+
+ private:
+  const OpDef* def_;
+  const Node* node_;
+};
+
+// Adds to the graph what a node of an operator with `expand` stands for. Returns one value per
+// output of the node, kNoValue for those that nobody wants. Arity, types and attributes are checked
+// as for any node, and errors framed in the same way.
+std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node);
+
+}  // namespace ortrain

@@ -1,0 +1,365 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/onnx_subgraphs.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/onnx_tensor.h"
+#include "ortrain/ir/shape_inference.h"
+#include "ortrain/ir/text_scanner.h"
+
+namespace ortrain {
+namespace {
+
+// A node counts one, and one more for each 256 bytes that a copy of it has.
+constexpr int64_t kMostWrittenOut = int64_t{1} << 16;
+
+bool is_constant_node(const onnx::NodeProto& node) {
+  return node.op_type() == "Constant" && (node.domain().empty() || node.domain() == "ai.onnx") &&
+         node.input_size() == 0 && node.output_size() == 1 && node.attribute_size() == 1 &&
+         node.attribute(0).name() == "value" && node.attribute(0).has_t();
+}
+
+size_t bytes_of(const onnx::TensorProto& tensor) {
+  return tensor.raw_data().size() + 4 * static_cast<size_t>(tensor.float_data_size()) +
+         4 * static_cast<size_t>(tensor.int32_data_size()) +
+         8 * static_cast<size_t>(tensor.int64_data_size());
+}
+
+size_t bytes_of(const onnx::GraphProto& graph);
+
+size_t bytes_of(const onnx::NodeProto& node) {
+  size_t bytes = 64 * static_cast<size_t>(node.input_size() + node.output_size());
+  for (const onnx::AttributeProto& attribute : node.attribute()) {
+    bytes += 64 + attribute.s().size() + 8 * static_cast<size_t>(attribute.ints_size()) +
+             4 * static_cast<size_t>(attribute.floats_size());
+    for (const std::string& text : attribute.strings()) bytes += 32 + text.size();
+    if (attribute.has_t()) bytes += bytes_of(attribute.t());
+    if (attribute.has_g()) bytes += bytes_of(attribute.g());
+  }
+  return bytes;
+}
+
+size_t bytes_of(const onnx::GraphProto& graph) {
+  size_t bytes = 0;
+  for (const onnx::NodeProto& node : graph.node()) bytes += bytes_of(node);
+  for (const onnx::TensorProto& tensor : graph.initializer()) bytes += bytes_of(tensor);
+  return bytes;
+}
+
+template <typename Names>
+void rename_inputs(onnx::NodeProto& node, const Names& names);
+
+// Replaces names from outside of a graph that its nodes read.
+template <typename Names>
+void rename_free(onnx::GraphProto& graph, const Names& outer) {
+  Names names = outer;
+  for (const onnx::ValueInfoProto& input : graph.input()) names.erase(input.name());
+  for (const onnx::TensorProto& tensor : graph.initializer()) names.erase(tensor.name());
+  for (onnx::NodeProto& node : *graph.mutable_node()) {
+    rename_inputs(node, names);
+    for (const std::string& output : node.output()) names.erase(output);
+  }
+  for (onnx::ValueInfoProto& output : *graph.mutable_output()) {
+    if (const auto found = names.find(output.name()); found != names.end()) {
+      output.set_name(found->second);
+    }
+  }
+}
+
+template <typename Names>
+void rename_inputs(onnx::NodeProto& node, const Names& names) {
+  for (std::string& input : *node.mutable_input()) {
+    if (const auto found = names.find(input); found != names.end()) input = found->second;
+  }
+  for (onnx::AttributeProto& attribute : *node.mutable_attribute()) {
+    if (attribute.has_g()) rename_free(*attribute.mutable_g(), names);
+  }
+}
+
+const onnx::AttributeProto* find_attribute(const onnx::NodeProto& node, std::string_view name) {
+  for (const onnx::AttributeProto& attribute : node.attribute()) {
+    if (attribute.name() == name) return &attribute;
+  }
+  return nullptr;
+}
+
+std::vector<int64_t> ints_of(const onnx::NodeProto& node, std::string_view name, size_t count) {
+  const onnx::AttributeProto* found = find_attribute(node, name);
+  if (found == nullptr) return std::vector<int64_t>(count, 0);
+  std::vector<int64_t> values(found->ints().begin(), found->ints().end());
+  if (values.size() != count) {
+    throw InvalidModelError(
+        str("attribute '", name, "' has ", values.size(), " entries, expected ", count));
+  }
+  return values;
+}
+
+// The single integer or boolean that a value is known to be.
+std::optional<int64_t> known_number(const Value& value) {
+  if (value.known && value.known->size() == 1 && is_constant(*value.known)) {
+    return value.known->front().constant();
+  }
+  if (value.constant.defined() && value.constant.numel() == 1 && !is_float(value.constant.dtype())) {
+    return value.constant.to_int64s()[0];
+  }
+  return std::nullopt;
+}
+
+// Values of all steps along a new axis.
+ValueId stacked(GraphBuilder& builder, const std::vector<ValueId>& steps, int64_t axis) {
+  std::vector<ValueId> parts;
+  for (ValueId step : steps) parts.push_back(builder.unsqueeze(step, {axis}));
+  if (parts.size() == 1) return parts[0];
+  return builder.op("Concat", std::move(parts), {{"axis", axis}});
+}
+
+}  // namespace
+
+SubgraphInliner::SubgraphInliner(GraphAssembler& assembler, ExternalData& external,
+                                 LoadNode load_node)
+    : assembler_(assembler),
+      external_(external),
+      load_node_(std::move(load_node)),
+      left_(kMostWrittenOut) {}
+
+bool SubgraphInliner::handles(const onnx::NodeProto& node) {
+  if (!node.domain().empty() && node.domain() != "ai.onnx") return false;
+  return node.op_type() == "If" || node.op_type() == "Loop" || node.op_type() == "Scan";
+}
+
+void SubgraphInliner::load(onnx::NodeProto& node, int64_t opset) {
+  if (node.op_type() == "If") {
+    load_if(node);
+  } else if (node.op_type() == "Loop") {
+    load_loop(node);
+  } else if (opset < 9) {
+    throw UnsupportedError(str("Scan of opset ", opset, "; it is supported since opset 9"));
+  } else {
+    load_scan(node);
+  }
+}
+
+ValueId SubgraphInliner::value_of(const std::string& name) const {
+  const ValueId value = assembler_.find(name);
+  if (value == kNoValue) throw InvalidModelError(str("input ", quoted_text(name), " is not there"));
+  return value;
+}
+
+onnx::GraphProto& SubgraphInliner::body_of(onnx::NodeProto& node,
+                                           std::string_view attribute) const {
+  for (onnx::AttributeProto& candidate : *node.mutable_attribute()) {
+    if (candidate.name() == attribute && candidate.has_g()) return *candidate.mutable_g();
+  }
+  throw InvalidModelError(str("attribute '", attribute, "' is no graph"));
+}
+
+std::string SubgraphInliner::fresh_prefix() { return str("subgraph.", instances_++, "/"); }
+
+void SubgraphInliner::spend(const onnx::NodeProto& node) {
+  left_ -= 1 + static_cast<int64_t>(bytes_of(node) / 256);
+  if (left_ < 0) {
+    throw UnsupportedError(str("written out, its loops would have more than ", kMostWrittenOut,
+                               " nodes"));
+  }
+}
+
+SubgraphInliner::Names SubgraphInliner::load_constants(onnx::GraphProto& body,
+                                                       const std::string& prefix) {
+  if (body.sparse_initializer_size() > 0) throw UnsupportedError("a sparse initializer");
+  Names names;
+  const auto add = [&](const std::string& name, onnx::TensorProto& tensor) {
+    TensorData data = with_context(str("initializer ", quoted_text(name), ": "),
+                                   [&] { return tensor_from_onnx(tensor, external_); });
+    assembler_.add_constant(std::move(data), prefix + name);
+    if (!names.emplace(name, prefix + name).second) {
+      throw InvalidModelError(str("the value name ", quoted_text(name), " is defined twice"));
+    }
+  };
+  for (onnx::TensorProto& tensor : *body.mutable_initializer()) add(tensor.name(), tensor);
+  for (onnx::NodeProto& node : *body.mutable_node()) {
+    if (is_constant_node(node)) add(node.output(0), *node.mutable_attribute(0)->mutable_t());
+  }
+  return names;
+}
+
+std::vector<ValueId> SubgraphInliner::step(onnx::GraphProto& body, const Names& constants,
+                                           const std::vector<ValueId>& inputs) {
+  const std::string prefix = fresh_prefix();
+  Names names = constants;
+  const auto define = [&](const std::string& name) {
+    if (!names.emplace(name, prefix + name).second) {
+      throw InvalidModelError(str("the value name ", quoted_text(name), " is defined twice"));
+    }
+  };
+  if (static_cast<size_t>(body.input_size()) != inputs.size()) {
+    throw InvalidModelError(
+        str("a body takes ", body.input_size(), " inputs, expected ", inputs.size()));
+  }
+  for (int i = 0; i < body.input_size(); ++i) {
+    define(body.input(i).name());
+    assembler_.add_alias(prefix + body.input(i).name(), inputs[static_cast<size_t>(i)]);
+  }
+  for (const onnx::NodeProto& node : body.node()) {
+    if (is_constant_node(node)) continue;
+    spend(node);
+    onnx::NodeProto copy = node;
+    rename_inputs(copy, names);
+    for (std::string& output : *copy.mutable_output()) {
+      if (output.empty()) continue;
+      define(output);
+      output = prefix + output;
+    }
+    load_node_(copy);
+  }
+  std::vector<ValueId> outputs;
+  for (const onnx::ValueInfoProto& output : body.output()) {
+    const auto found = names.find(output.name());
+    outputs.push_back(value_of(found == names.end() ? output.name() : found->second));
+  }
+  return outputs;
+}
+
+void SubgraphInliner::bind(const onnx::NodeProto& node, const std::vector<ValueId>& values) {
+  if (static_cast<size_t>(node.output_size()) > values.size()) {
+    throw InvalidModelError(
+        str("has ", node.output_size(), " outputs, its body ", values.size()));
+  }
+  for (int i = 0; i < node.output_size(); ++i) {
+    if (!node.output(i).empty()) {
+      assembler_.add_alias(node.output(i), values[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+void SubgraphInliner::load_if(onnx::NodeProto& node) {
+  if (node.input_size() != 1) throw InvalidModelError("takes one condition");
+  const std::optional<int64_t> condition =
+      known_number(assembler_.graph().value(value_of(node.input(0))));
+  if (!condition) {
+    throw UnsupportedError("its condition depends on data; a branch must be known beforehand");
+  }
+  onnx::GraphProto& body = body_of(node, *condition != 0 ? "then_branch" : "else_branch");
+  bind(node, step(body, load_constants(body, fresh_prefix()), {}));
+}
+
+void SubgraphInliner::load_loop(onnx::NodeProto& node) {
+  if (node.input_size() < 2) throw InvalidModelError("takes a trip count and a condition");
+  onnx::GraphProto& body = body_of(node, "body");
+  GraphBuilder builder(assembler_.graph());
+  std::optional<int64_t> trips;
+  if (!node.input(0).empty()) {
+    trips = known_number(builder.value(value_of(node.input(0))));
+    if (!trips) throw UnsupportedError("its trip count depends on data; it must be known");
+  }
+  ValueId condition = node.input(1).empty()
+                          ? builder.constant(TensorData::int_scalar(DType::boolean, 1))
+                          : value_of(node.input(1));
+  std::vector<ValueId> carried;
+  for (int i = 2; i < node.input_size(); ++i) carried.push_back(value_of(node.input(i)));
+  if (static_cast<size_t>(body.output_size()) < 1 + carried.size()) {
+    throw InvalidModelError(str("its body has ", body.output_size(), " outputs for ",
+                                carried.size(), " carried values"));
+  }
+  const size_t scans = static_cast<size_t>(body.output_size()) - 1 - carried.size();
+  std::vector<std::vector<ValueId>> made(scans);
+  const Names constants = load_constants(body, fresh_prefix());
+  for (int64_t i = 0; !trips || i < *trips; ++i) {
+    const std::optional<int64_t> runs = known_number(builder.value(condition));
+    if (!runs) {
+      throw UnsupportedError("its condition depends on data; the number of steps must be known");
+    }
+    if (*runs == 0) break;
+    std::vector<ValueId> inputs{builder.constant(TensorData::int_scalar(DType::i64, i)), condition};
+    inputs.insert(inputs.end(), carried.begin(), carried.end());
+    spend(node);
+    const std::vector<ValueId> outputs = step(body, constants, inputs);
+    condition = outputs[0];
+    const auto first_scan = outputs.begin() + 1 + static_cast<std::ptrdiff_t>(carried.size());
+    carried.assign(outputs.begin() + 1, first_scan);
+    for (size_t s = 0; s < scans; ++s) {
+      made[s].push_back(*(first_scan + static_cast<std::ptrdiff_t>(s)));
+    }
+  }
+  std::vector<ValueId> results = carried;
+  for (const std::vector<ValueId>& steps : made) {
+    if (steps.empty()) throw UnsupportedError("a loop without steps that collects values");
+    results.push_back(stacked(builder, steps, 0));
+  }
+  bind(node, results);
+}
+
+void SubgraphInliner::load_scan(onnx::NodeProto& node) {
+  onnx::GraphProto& body = body_of(node, "body");
+  const onnx::AttributeProto* count = find_attribute(node, "num_scan_inputs");
+  const int64_t given = node.input_size();
+  if (count == nullptr || count->i() < 1 || count->i() > given) {
+    throw InvalidModelError(str("attribute 'num_scan_inputs' does not fit ", given, " inputs"));
+  }
+  const size_t scanned = static_cast<size_t>(count->i());
+  const size_t states = static_cast<size_t>(given) - scanned;
+  if (static_cast<size_t>(body.output_size()) < states) {
+    throw InvalidModelError(str("its body has ", body.output_size(), " outputs for ", states,
+                                " states"));
+  }
+  const size_t collected = static_cast<size_t>(body.output_size()) - states;
+  const std::vector<int64_t> axes = ints_of(node, "scan_input_axes", scanned);
+  const std::vector<int64_t> backward = ints_of(node, "scan_input_directions", scanned);
+  const std::vector<int64_t> out_axes = ints_of(node, "scan_output_axes", collected);
+  const std::vector<int64_t> out_backward = ints_of(node, "scan_output_directions", collected);
+
+  GraphBuilder builder(assembler_.graph());
+  std::vector<ValueId> carried, sequences;
+  for (size_t i = 0; i < states + scanned; ++i) {
+    (i < states ? carried : sequences).push_back(value_of(node.input(static_cast<int>(i))));
+  }
+  int64_t length = -1;
+  std::vector<int64_t> along;
+  for (size_t i = 0; i < scanned; ++i) {
+    const Shape& shape = builder.shape(sequences[i]);
+    along.push_back(normalize_axis(axes[i], shape.size()));
+    const Dim& extent = shape[static_cast<size_t>(along[i])];
+    if (!extent.is_constant()) {
+      throw UnsupportedError(str("the number of steps must be known, a scanned input is ",
+                                 shape_str(shape)));
+    }
+    if (length >= 0 && extent.constant() != length) {
+      throw InvalidModelError(str("scanned inputs have ", length, " and ", extent.constant(),
+                                  " steps"));
+    }
+    length = extent.constant();
+  }
+  std::vector<std::vector<ValueId>> made(collected);
+  const Names constants = load_constants(body, fresh_prefix());
+  for (int64_t t = 0; t < length; ++t) {
+    std::vector<ValueId> inputs = carried;
+    for (size_t i = 0; i < scanned; ++i) {
+      const int64_t at = backward[i] != 0 ? length - 1 - t : t;
+      const ValueId slice =
+          builder.op("Slice", {sequences[i], builder.int64s({at}), builder.int64s({at + 1}),
+                               builder.int64s({along[i]})});
+      inputs.push_back(builder.squeeze(slice, {along[i]}));
+    }
+    spend(node);
+    const std::vector<ValueId> outputs = step(body, constants, inputs);
+    const auto first = outputs.begin() + static_cast<std::ptrdiff_t>(states);
+    carried.assign(outputs.begin(), first);
+    for (size_t i = 0; i < collected; ++i) {
+      made[i].push_back(*(first + static_cast<std::ptrdiff_t>(i)));
+    }
+  }
+  std::vector<ValueId> results = carried;
+  for (size_t i = 0; i < collected; ++i) {
+    if (made[i].empty()) throw UnsupportedError("a scan without steps that collects values");
+    if (out_backward[i] != 0) std::reverse(made[i].begin(), made[i].end());
+    const size_t rank = builder.shape(made[i][0]).size() + 1;
+    results.push_back(stacked(builder, made[i], normalize_axis(out_axes[i], rank)));
+  }
+  bind(node, results);
+}
+
+}  // namespace ortrain

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
+#include "ortrain/ir/op_registry.h"
+
+namespace ortrain::ops {
+namespace {
+
+int64_t exponent(ExpandContext& e) {
+  const int64_t p = e.attrs().int_("p");
+  if (p < 1) throw InvalidModelError(str("attribute 'p' is ", p, ", expected 1 or more"));
+  return p;
+}
+
+ValueId powers(ExpandContext& e, int64_t p) {
+  const ValueId size = e.unary("Abs", e.input(0));
+  if (p == 1) return size;
+  return e.op("Pow", {size, e.scalar(e.dtype(size), static_cast<double>(p))});
+}
+
+ValueId root(ExpandContext& e, ValueId sum, int64_t p) {
+  if (p == 1) return sum;
+  if (p == 2) return e.unary("Sqrt", sum);
+  return e.op("Pow", {sum, e.scalar(e.dtype(sum), 1.0 / static_cast<double>(p))});
+}
+
+// The sum of a window is the average, padding counted, times its size.
+std::vector<ValueId> expand_lp_pool(ExpandContext& e) {
+  const int64_t p = exponent(e);
+  const std::vector<int64_t> kernel = e.attrs().ints("kernel_shape");
+  Attributes attributes{{"kernel_shape", kernel},
+                        {"auto_pad", e.attrs().string_("auto_pad")},
+                        {"ceil_mode", e.attrs().int_("ceil_mode")},
+                        {"count_include_pad", int64_t{1}}};
+  for (const char* name : {"pads", "strides", "dilations"}) {
+    if (const auto given = e.attrs().optional_ints(name)) attributes.emplace(name, *given);
+  }
+  double size = 1;
+  for (int64_t extent : kernel) size *= static_cast<double>(extent);
+  const ValueId mean = e.op("AveragePool", {powers(e, p)}, std::move(attributes));
+  return {root(e, e.mul(mean, size), p)};
+}
+
+std::vector<ValueId> expand_global_lp_pool(ExpandContext& e) {
+  const int64_t p = exponent(e);
+  std::vector<int64_t> axes;
+  for (int64_t axis = 2; axis < e.rank(e.input(0)); ++axis) axes.push_back(axis);
+  return {root(e, e.reduce("ReduceSum", powers(e, p), axes, true), p)};
+}
+
+}  // namespace
+
+void register_lp_pool(OpRegistry& registry);
+void register_lp_pool(OpRegistry& registry) {
+  registry.add({.name = "LpPool",
+                .since = 2,
+                .summary = "The p-norm of each window.",
+                .inputs = {{"X", "T"}},
+                .outputs = {{"Y", "T"}},
+                .attrs = {{"p", int64_t{2}},
+                          {"kernel_shape", AttributeKind::ints, true},
+                          {"pads", AttributeKind::ints},
+                          {"strides", AttributeKind::ints},
+                          {"dilations", AttributeKind::ints},
+                          {"auto_pad", std::string("NOTSET")},
+                          {"ceil_mode", int64_t{0}}},
+                .types = {{"T", kFloatTypes}},
+                .expand = expand_lp_pool});
+  registry.add({.name = "GlobalLpPool",
+                .since = 2,
+                .summary = "The p-norm over all spatial axes.",
+                .inputs = {{"X", "T"}},
+                .outputs = {{"Y", "T"}},
+                .attrs = {{"p", int64_t{2}}},
+                .types = {{"T", kFloatTypes}},
+                .expand = expand_global_lp_pool});
+}
+
+}  // namespace ortrain::ops
