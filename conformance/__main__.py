@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from conformance import architectures, guards, onnx_nodes, opinfo, random_programs
+from conformance import accelerate_tests, architectures, guards, onnx_nodes, opinfo, random_programs
 from conformance.onnx_nodes import NodeOutcome
 from conformance.opinfo import Outcome
 
@@ -167,12 +167,25 @@ def _guards(request: Request) -> Suite:
     return [Line("Guards of a step of BERT-base", figure, f"{bar} µs (not counted)", True)], []
 
 
+def _accelerate(request: Request) -> Suite:
+    what = "accelerate's tests with Ortrain imported"
+    try:
+        with request.console.status("accelerate's tests"):
+            without, beside = accelerate_tests.run()
+    except accelerate_tests.NotFetchedError as error:
+        return [Line(what, f"not run: {error}"[:60], "", True)], []
+    bar = f"{accelerate_tests.counts(without)} (without)"
+    same = bool(without) and without == beside
+    return [Line(what, accelerate_tests.counts(beside), bar, same)], [dict(beside)]
+
+
 SUITES: dict[str, Callable[[Request], Suite]] = {
     "operators": _operators,
     "onnx": _onnx,
     "architectures": _architectures,
     "programs": _programs,
     "guards": _guards,
+    "accelerate": _accelerate,
 }
 
 

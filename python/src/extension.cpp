@@ -170,12 +170,32 @@ nb::object add_constant(const ScopePtr& scope, nb::handle array) {
   return value_object(scope, scope->get().constant(copy_to_tensor_data(array, "constant")));
 }
 
+// What gradient rules and passes build with alike.
+template <typename Builder>
+void def_building(nb::class_<Builder>& builder) {
+  builder
+      .def(
+          "constant",
+          [](const Builder& b, nb::handle array) { return add_constant(b.scope(), array); },
+          nb::arg("array"))
+      .def(
+          "op",
+          [](const Builder& b, const std::string& op, nb::args inputs, const std::string& domain,
+             int outputs, nb::kwargs attributes) {
+            return add_node(b.scope(), op, inputs, domain, outputs, attributes);
+          },
+          nb::arg("op"), nb::arg("inputs"), nb::kw_only(), nb::arg("domain") = "",
+          nb::arg("outputs") = 1, nb::arg("attributes"));
+}
+
 }  // namespace
 
 void init_extension(nb::module_& module) {
   init_graph_scope(module);
 
-  nb::class_<GradientBuilder>(module, "GradientBuilder")
+  nb::class_<GradientBuilder> gradient_builder(module, "GradientBuilder");
+  def_building(gradient_builder);
+  gradient_builder
       .def_prop_ro(
           "attributes",
           [](const GradientBuilder& g) {
@@ -231,38 +251,16 @@ void init_extension(nb::module_& module) {
             if (from == kNoValue || to == kNoValue) throw InvalidModelError("None is no value");
             return value_object(g.scope(), g.context().reduce_to_shape_of(from, to));
           },
-          nb::arg("value"), nb::arg("like"))
-      .def(
-          "constant",
-          [](const GradientBuilder& g, nb::handle array) { return add_constant(g.scope(), array); },
-          nb::arg("array"))
-      .def(
-          "op",
-          [](const GradientBuilder& g, const std::string& op, nb::args inputs,
-             const std::string& domain, int outputs, nb::kwargs attributes) {
-            return add_node(g.scope(), op, inputs, domain, outputs, attributes);
-          },
-          nb::arg("op"), nb::arg("inputs"), nb::kw_only(), nb::arg("domain") = "",
-          nb::arg("outputs") = 1, nb::arg("attributes"));
+          nb::arg("value"), nb::arg("like"));
 
-  nb::class_<GraphEditor>(module, "GraphEditor")
-      .def("nodes", &GraphEditor::nodes)
+  nb::class_<GraphEditor> graph_editor(module, "GraphEditor");
+  def_building(graph_editor);
+  graph_editor.def("nodes", &GraphEditor::nodes)
       .def("users", &GraphEditor::users, nb::arg("value"))
       .def("is_output", &GraphEditor::is_output, nb::arg("value"))
       .def("at", &GraphEditor::at, nb::arg("node"))
       .def("replace", &GraphEditor::replace, nb::arg("value"), nb::arg("by"))
-      .def(
-          "constant",
-          [](const GraphEditor& e, nb::handle array) { return add_constant(e.scope(), array); },
-          nb::arg("array"))
-      .def(
-          "op",
-          [](const GraphEditor& e, const std::string& op, nb::args inputs,
-             const std::string& domain, int outputs, nb::kwargs attributes) {
-            return add_node(e.scope(), op, inputs, domain, outputs, attributes);
-          },
-          nb::arg("op"), nb::arg("inputs"), nb::kw_only(), nb::arg("domain") = "",
-          nb::arg("outputs") = 1, nb::arg("attributes"))
+
       .def("text", [](const GraphEditor& e) { return print_graph(e.graph()); });
 
   module.def(

@@ -157,4 +157,5 @@ def test_a_capture_leaves_nothing_of_its_trace_behind() -> None:
     before = counts()
     for _ in range(3):
         use()
-    assert counts() == before
+    # Fewer, where garbage of other tests has gone meanwhile.
+    assert all(now <= then for now, then in zip(counts(), before, strict=True))
