@@ -23,7 +23,7 @@ CPP = {
 }
 # Files under ortrain/ops, by suffix; the layer is spelled ops:<kind>.
 OPS = {
-    "ops:rule": {"ops", "ir", "base"},
+    "ops:rule": {"ops", "autodiff", "ir", "base"},
     "ops:_cpu": {"ops", "cpu", "runtime", "plan", "ir", "base"},
     "ops:_impl": {"ops", "cpu", "runtime", "plan", "ir", "base"},
     "ops:_cases": {"ops", "testing", "runtime", "ir", "base"},

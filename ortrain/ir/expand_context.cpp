@@ -2,13 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ir/expand_context.h"
 
-#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/infer_context.h"
 
 namespace ortrain {
+namespace {
+
+// A file of a few bytes may declare any extent: longer lists are made when the graph runs.
+constexpr int64_t kMostListed = 1024;
+
+}  // namespace
 
 ExpandContext::ExpandContext(Graph& graph, const OpDef& def, const Node& node)
     : GraphBuilder(graph), def_(&def), node_(&node) {
@@ -62,9 +68,28 @@ ValueId ExpandContext::reduce(std::string_view op_name, ValueId a, const std::ve
 }
 
 ValueId ExpandContext::extent_of(ValueId a, int64_t axis) {
-  const Dim& extent = shape(a)[static_cast<size_t>(axis)];
+  const Dim& extent = dim_of(a, axis);
   if (extent.is_constant()) return int64s({extent.constant()});
   return op("Shape", {a}, {{"start", axis}, {"end", axis + 1}});
+}
+
+ValueId ExpandContext::positions(ValueId a, int64_t axis) {
+  const Dim& extent = dim_of(a, axis);
+  if (extent.is_constant() && extent.constant() <= kMostListed) {
+    std::vector<int64_t> values(static_cast<size_t>(extent.constant()));
+    std::iota(values.begin(), values.end(), 0);
+    return int64s(values);
+  }
+  const ValueId count = squeeze(extent_of(a, axis), {0});
+  return op("Range", {scalar(DType::i64, 0), count, scalar(DType::i64, 1)});
+}
+
+const Dim& ExpandContext::dim_of(ValueId a, int64_t axis) const {
+  const Shape& extents = shape(a);
+  if (axis < 0 || axis >= static_cast<int64_t>(extents.size())) {
+    throw ShapeError(str("a value of shape ", shape_str(extents), " has no axis ", axis));
+  }
+  return extents[static_cast<size_t>(axis)];
 }
 
 std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node) {

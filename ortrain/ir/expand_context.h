@@ -27,6 +27,7 @@ class ExpandContext : public GraphBuilder {
   bool has_input(size_t index) const;
   ValueId input(size_t index) const;  // kNoValue when absent
   bool wants_output(size_t index) const;
+  size_t num_outputs() const { return node_->outputs.size(); }  // listed, wanted or not
 
   // Extents of a value that must be known now. UnsupportedError naming `what` otherwise.
   int64_t known_extent(ValueId value, size_t axis, const char* what) const;
@@ -39,8 +40,12 @@ class ExpandContext : public GraphBuilder {
   ValueId reduce(std::string_view op, ValueId a, const std::vector<int64_t>& axes, bool keepdims);
   // The extent of an axis as an int64 scalar of rank 1; a constant when it is known.
   ValueId extent_of(ValueId a, int64_t axis);
+  // 0, 1, ... along an axis, int64 of rank 1.
+  ValueId positions(ValueId a, int64_t axis);
 
  private:
+  const Dim& dim_of(ValueId a, int64_t axis) const;
+
   const OpDef* def_;
   const Node* node_;
 };

@@ -10,6 +10,12 @@
 #include "ortrain/ir/expand_context.h"
 
 namespace ortrain {
+namespace {
+
+// What a small file may become.
+constexpr size_t kMostExpanded = size_t{1} << 17;
+
+}  // namespace
 
 std::vector<InferredValue> inferred_inputs(const Graph& graph, const Node& node) {
   std::vector<InferredValue> result;
@@ -74,9 +80,21 @@ void GraphAssembler::expand(const OpDef& def, Node node, const std::vector<std::
   const ValueId next = static_cast<ValueId>(graph_.num_values());
   for (const std::string& output : outputs)
     node.outputs.push_back(output.empty() ? kNoValue : next);
+  const size_t before = graph_.num_values();
   const std::vector<ValueId> made = expand_node(graph_, def, node);
+  expanded_ += graph_.num_values() - before;
+  if (expanded_ > kMostExpanded) {
+    throw UnsupportedError(str(Graph::context(node), "operators that stand for others would add ",
+                               "more than ", kMostExpanded, " values"));
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].empty()) bind(outputs[i], made[i]);
+    if (outputs[i].empty()) continue;
+    const bool has_name = by_name_.contains(graph_.value(made[i]).name);
+    bind(outputs[i], made[i]);
+    if (has_name) continue;  // of an input, say: a second name for it
+    const ValueId unnamed = graph_.find_value(outputs[i]);
+    if (unnamed != kNoValue && unnamed != made[i]) graph_.rename_value(unnamed, outputs[i] + "_c");
+    graph_.rename_value(made[i], outputs[i]);
   }
 }
 

@@ -56,6 +56,7 @@ class GraphAssembler {
   void bind(const std::string& name, ValueId value);
 
   const OpRegistry* registry_;
+  size_t expanded_ = 0;  // values that came of operators that stand for others
   Graph graph_;
   std::unordered_map<std::string, ValueId> by_name_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "ortrain/base/error.h"
@@ -15,8 +16,8 @@
 namespace ortrain {
 namespace {
 
-// A node counts one, and one more for each 256 bytes that a copy of it has.
-constexpr int64_t kMostWrittenOut = int64_t{1} << 16;
+// Of nodes and constants together: 64 Ki nodes without much in them.
+constexpr int64_t kMostBytes = int64_t{1} << 25;
 
 bool is_constant_node(const onnx::NodeProto& node) {
   return node.op_type() == "Constant" && (node.domain().empty() || node.domain() == "ai.onnx") &&
@@ -24,18 +25,28 @@ bool is_constant_node(const onnx::NodeProto& node) {
          node.attribute(0).name() == "value" && node.attribute(0).has_t();
 }
 
+// About what a copy takes.
 size_t bytes_of(const onnx::TensorProto& tensor) {
-  return tensor.raw_data().size() + 4 * static_cast<size_t>(tensor.float_data_size()) +
-         4 * static_cast<size_t>(tensor.int32_data_size()) +
-         8 * static_cast<size_t>(tensor.int64_data_size());
+  size_t bytes = tensor.name().size() + tensor.raw_data().size() +
+                 4 * static_cast<size_t>(tensor.float_data_size() + tensor.int32_data_size()) +
+                 8 * static_cast<size_t>(tensor.int64_data_size() + tensor.double_data_size() +
+                                         tensor.uint64_data_size() + tensor.dims_size());
+  for (const std::string& text : tensor.string_data()) bytes += 32 + text.size();
+  return bytes;
 }
 
 size_t bytes_of(const onnx::GraphProto& graph);
 
 size_t bytes_of(const onnx::NodeProto& node) {
-  size_t bytes = 64 * static_cast<size_t>(node.input_size() + node.output_size());
+  size_t bytes = 256 + node.name().size() + node.op_type().size() + node.doc_string().size();
+  for (const std::string& name : node.input()) bytes += 64 + name.size();
+  for (const std::string& name : node.output()) bytes += 64 + name.size();
+  for (const onnx::StringStringEntryProto& entry : node.metadata_props()) {
+    bytes += 64 + entry.key().size() + entry.value().size();
+  }
   for (const onnx::AttributeProto& attribute : node.attribute()) {
-    bytes += 64 + attribute.s().size() + 8 * static_cast<size_t>(attribute.ints_size()) +
+    bytes += 64 + attribute.name().size() + attribute.doc_string().size() + attribute.s().size() +
+             8 * static_cast<size_t>(attribute.ints_size()) +
              4 * static_cast<size_t>(attribute.floats_size());
     for (const std::string& text : attribute.strings()) bytes += 32 + text.size();
     if (attribute.has_t()) bytes += bytes_of(attribute.t());
@@ -47,37 +58,41 @@ size_t bytes_of(const onnx::NodeProto& node) {
 size_t bytes_of(const onnx::GraphProto& graph) {
   size_t bytes = 0;
   for (const onnx::NodeProto& node : graph.node()) bytes += bytes_of(node);
-  for (const onnx::TensorProto& tensor : graph.initializer()) bytes += bytes_of(tensor);
+  for (const onnx::TensorProto& tensor : graph.initializer()) bytes += 64 + bytes_of(tensor);
+  for (const onnx::ValueInfoProto& value : graph.input()) bytes += 64 + value.name().size();
+  for (const onnx::ValueInfoProto& value : graph.output()) bytes += 64 + value.name().size();
   return bytes;
 }
 
-template <typename Names>
-void rename_inputs(onnx::NodeProto& node, const Names& names);
+// What a name has become; null for one that stays.
+using FindName = std::function<const std::string*(const std::string&)>;
+
+void rename_inputs(onnx::NodeProto& node, const FindName& find);
 
 // Replaces names from outside of a graph that its nodes read.
-template <typename Names>
-void rename_free(onnx::GraphProto& graph, const Names& outer) {
-  Names names = outer;
-  for (const onnx::ValueInfoProto& input : graph.input()) names.erase(input.name());
-  for (const onnx::TensorProto& tensor : graph.initializer()) names.erase(tensor.name());
+void rename_free(onnx::GraphProto& graph, const FindName& outer) {
+  std::unordered_set<std::string> own;
+  for (const onnx::ValueInfoProto& input : graph.input()) own.insert(input.name());
+  for (const onnx::TensorProto& tensor : graph.initializer()) own.insert(tensor.name());
+  const FindName find = [&](const std::string& name) {
+    return own.contains(name) ? nullptr : outer(name);
+  };
   for (onnx::NodeProto& node : *graph.mutable_node()) {
-    rename_inputs(node, names);
-    for (const std::string& output : node.output()) names.erase(output);
+    rename_inputs(node, find);
+    own.insert(node.output().begin(), node.output().end());
   }
   for (onnx::ValueInfoProto& output : *graph.mutable_output()) {
-    if (const auto found = names.find(output.name()); found != names.end()) {
-      output.set_name(found->second);
-    }
+    if (const std::string* name = find(output.name())) output.set_name(*name);
   }
 }
 
-template <typename Names>
-void rename_inputs(onnx::NodeProto& node, const Names& names) {
+void rename_inputs(onnx::NodeProto& node, const FindName& find) {
   for (std::string& input : *node.mutable_input()) {
-    if (const auto found = names.find(input); found != names.end()) input = found->second;
+    if (input.empty()) continue;  // an absent one
+    if (const std::string* name = find(input)) input = *name;
   }
   for (onnx::AttributeProto& attribute : *node.mutable_attribute()) {
-    if (attribute.has_g()) rename_free(*attribute.mutable_g(), names);
+    if (attribute.has_g()) rename_free(*attribute.mutable_g(), find);
   }
 }
 
@@ -104,7 +119,8 @@ std::optional<int64_t> known_number(const Value& value) {
   if (value.known && value.known->size() == 1 && is_constant(*value.known)) {
     return value.known->front().constant();
   }
-  if (value.constant.defined() && value.constant.numel() == 1 && !is_float(value.constant.dtype())) {
+  if (value.constant.defined() && value.constant.numel() == 1 &&
+      !is_float(value.constant.dtype())) {
     return value.constant.to_int64s()[0];
   }
   return std::nullopt;
@@ -125,7 +141,7 @@ SubgraphInliner::SubgraphInliner(GraphAssembler& assembler, ExternalData& extern
     : assembler_(assembler),
       external_(external),
       load_node_(std::move(load_node)),
-      left_(kMostWrittenOut) {}
+      left_(kMostBytes) {}
 
 bool SubgraphInliner::handles(const onnx::NodeProto& node) {
   if (!node.domain().empty() && node.domain() != "ai.onnx") return false;
@@ -160,11 +176,11 @@ onnx::GraphProto& SubgraphInliner::body_of(onnx::NodeProto& node,
 
 std::string SubgraphInliner::fresh_prefix() { return str("subgraph.", instances_++, "/"); }
 
-void SubgraphInliner::spend(const onnx::NodeProto& node) {
-  left_ -= 1 + static_cast<int64_t>(bytes_of(node) / 256);
+void SubgraphInliner::spend(size_t bytes) {
+  left_ -= static_cast<int64_t>(std::min(bytes, static_cast<size_t>(kMostBytes) + 1));
   if (left_ < 0) {
-    throw UnsupportedError(str("written out, its loops would have more than ", kMostWrittenOut,
-                               " nodes"));
+    throw UnsupportedError(
+        str("written out, its branches and loops would take more than ", kMostBytes, " bytes"));
   }
 }
 
@@ -173,6 +189,8 @@ SubgraphInliner::Names SubgraphInliner::load_constants(onnx::GraphProto& body,
   if (body.sparse_initializer_size() > 0) throw UnsupportedError("a sparse initializer");
   Names names;
   const auto add = [&](const std::string& name, onnx::TensorProto& tensor) {
+    if (name.empty()) throw InvalidModelError("a value of a body has an empty name");
+    spend(128 + bytes_of(tensor));
     TensorData data = with_context(str("initializer ", quoted_text(name), ": "),
                                    [&] { return tensor_from_onnx(tensor, external_); });
     assembler_.add_constant(std::move(data), prefix + name);
@@ -190,9 +208,15 @@ SubgraphInliner::Names SubgraphInliner::load_constants(onnx::GraphProto& body,
 std::vector<ValueId> SubgraphInliner::step(onnx::GraphProto& body, const Names& constants,
                                            const std::vector<ValueId>& inputs) {
   const std::string prefix = fresh_prefix();
-  Names names = constants;
+  Names names;
+  const FindName find = [&](const std::string& name) -> const std::string* {
+    if (const auto own = names.find(name); own != names.end()) return &own->second;
+    const auto held = constants.find(name);
+    return held == constants.end() ? nullptr : &held->second;
+  };
   const auto define = [&](const std::string& name) {
-    if (!names.emplace(name, prefix + name).second) {
+    if (name.empty()) throw InvalidModelError("a value of a body has an empty name");
+    if (constants.contains(name) || !names.emplace(name, prefix + name).second) {
       throw InvalidModelError(str("the value name ", quoted_text(name), " is defined twice"));
     }
   };
@@ -200,15 +224,17 @@ std::vector<ValueId> SubgraphInliner::step(onnx::GraphProto& body, const Names& 
     throw InvalidModelError(
         str("a body takes ", body.input_size(), " inputs, expected ", inputs.size()));
   }
+  // Unstacked and stacked, an input or output is two nodes.
+  spend(512 * static_cast<size_t>(1 + body.input_size() + body.output_size()));
   for (int i = 0; i < body.input_size(); ++i) {
     define(body.input(i).name());
     assembler_.add_alias(prefix + body.input(i).name(), inputs[static_cast<size_t>(i)]);
   }
   for (const onnx::NodeProto& node : body.node()) {
     if (is_constant_node(node)) continue;
-    spend(node);
+    spend(bytes_of(node));
     onnx::NodeProto copy = node;
-    rename_inputs(copy, names);
+    rename_inputs(copy, find);
     for (std::string& output : *copy.mutable_output()) {
       if (output.empty()) continue;
       define(output);
@@ -218,16 +244,15 @@ std::vector<ValueId> SubgraphInliner::step(onnx::GraphProto& body, const Names& 
   }
   std::vector<ValueId> outputs;
   for (const onnx::ValueInfoProto& output : body.output()) {
-    const auto found = names.find(output.name());
-    outputs.push_back(value_of(found == names.end() ? output.name() : found->second));
+    const std::string* name = find(output.name());
+    outputs.push_back(value_of(name == nullptr ? output.name() : *name));
   }
   return outputs;
 }
 
 void SubgraphInliner::bind(const onnx::NodeProto& node, const std::vector<ValueId>& values) {
   if (static_cast<size_t>(node.output_size()) > values.size()) {
-    throw InvalidModelError(
-        str("has ", node.output_size(), " outputs, its body ", values.size()));
+    throw InvalidModelError(str("has ", node.output_size(), " outputs, its body ", values.size()));
   }
   for (int i = 0; i < node.output_size(); ++i) {
     if (!node.output(i).empty()) {
@@ -248,17 +273,18 @@ void SubgraphInliner::load_if(onnx::NodeProto& node) {
 }
 
 void SubgraphInliner::load_loop(onnx::NodeProto& node) {
-  if (node.input_size() < 2) throw InvalidModelError("takes a trip count and a condition");
+  const auto is_given = [&](int i) { return i < node.input_size() && !node.input(i).empty(); };
   onnx::GraphProto& body = body_of(node, "body");
   GraphBuilder builder(assembler_.graph());
   std::optional<int64_t> trips;
-  if (!node.input(0).empty()) {
+  if (is_given(0)) {
     trips = known_number(builder.value(value_of(node.input(0))));
     if (!trips) throw UnsupportedError("its trip count depends on data; it must be known");
   }
-  ValueId condition = node.input(1).empty()
-                          ? builder.constant(TensorData::int_scalar(DType::boolean, 1))
-                          : value_of(node.input(1));
+  // Without a condition the one that the body makes counts for nothing.
+  const bool asks = is_given(1);
+  ValueId condition =
+      asks ? value_of(node.input(1)) : builder.constant(TensorData::int_scalar(DType::boolean, 1));
   std::vector<ValueId> carried;
   for (int i = 2; i < node.input_size(); ++i) carried.push_back(value_of(node.input(i)));
   if (static_cast<size_t>(body.output_size()) < 1 + carried.size()) {
@@ -276,9 +302,8 @@ void SubgraphInliner::load_loop(onnx::NodeProto& node) {
     if (*runs == 0) break;
     std::vector<ValueId> inputs{builder.constant(TensorData::int_scalar(DType::i64, i)), condition};
     inputs.insert(inputs.end(), carried.begin(), carried.end());
-    spend(node);
     const std::vector<ValueId> outputs = step(body, constants, inputs);
-    condition = outputs[0];
+    if (asks) condition = outputs[0];
     const auto first_scan = outputs.begin() + 1 + static_cast<std::ptrdiff_t>(carried.size());
     carried.assign(outputs.begin() + 1, first_scan);
     for (size_t s = 0; s < scans; ++s) {
@@ -303,8 +328,8 @@ void SubgraphInliner::load_scan(onnx::NodeProto& node) {
   const size_t scanned = static_cast<size_t>(count->i());
   const size_t states = static_cast<size_t>(given) - scanned;
   if (static_cast<size_t>(body.output_size()) < states) {
-    throw InvalidModelError(str("its body has ", body.output_size(), " outputs for ", states,
-                                " states"));
+    throw InvalidModelError(
+        str("its body has ", body.output_size(), " outputs for ", states, " states"));
   }
   const size_t collected = static_cast<size_t>(body.output_size()) - states;
   const std::vector<int64_t> axes = ints_of(node, "scan_input_axes", scanned);
@@ -324,12 +349,12 @@ void SubgraphInliner::load_scan(onnx::NodeProto& node) {
     along.push_back(normalize_axis(axes[i], shape.size()));
     const Dim& extent = shape[static_cast<size_t>(along[i])];
     if (!extent.is_constant()) {
-      throw UnsupportedError(str("the number of steps must be known, a scanned input is ",
-                                 shape_str(shape)));
+      throw UnsupportedError(
+          str("the number of steps must be known, a scanned input is ", shape_str(shape)));
     }
     if (length >= 0 && extent.constant() != length) {
-      throw InvalidModelError(str("scanned inputs have ", length, " and ", extent.constant(),
-                                  " steps"));
+      throw InvalidModelError(
+          str("scanned inputs have ", length, " and ", extent.constant(), " steps"));
     }
     length = extent.constant();
   }
@@ -344,7 +369,6 @@ void SubgraphInliner::load_scan(onnx::NodeProto& node) {
                                builder.int64s({along[i]})});
       inputs.push_back(builder.squeeze(slice, {along[i]}));
     }
-    spend(node);
     const std::vector<ValueId> outputs = step(body, constants, inputs);
     const auto first = outputs.begin() + static_cast<std::ptrdiff_t>(states);
     carried.assign(outputs.begin(), first);

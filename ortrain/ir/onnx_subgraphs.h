@@ -15,8 +15,8 @@
 namespace ortrain {
 
 // Writes branches and loops of an ONNX file out into the graph around them: the branch that an If
-// takes, and the body of a Loop or Scan once per step. Conditions and numbers of steps must be known
-// when the file is read; UnsupportedError otherwise, and where too much would come of it.
+// takes, and the body of a Loop or Scan once per step. Conditions and numbers of steps must be
+// known when the file is read; UnsupportedError otherwise, and where too much would come of it.
 class SubgraphInliner {
  public:
   using LoadNode = std::function<void(onnx::NodeProto&)>;
@@ -44,7 +44,7 @@ class SubgraphInliner {
   void load_loop(onnx::NodeProto& node);
   void load_scan(onnx::NodeProto& node);
   void bind(const onnx::NodeProto& node, const std::vector<ValueId>& values);
-  void spend(const onnx::NodeProto& node);
+  void spend(size_t bytes);
   std::string fresh_prefix();
 
   GraphAssembler& assembler_;

@@ -179,7 +179,7 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
-    Attribute made{Attribute::Compared::nothing, nb::borrow(key), {}, {}, {}, {}};
+    Attribute made{Attribute::Compared::nothing, false, nb::borrow(key), {}, {}, {}, {}};
     if (is_table(key, value)) {
       made.compared = Attribute::Compared::table;
       made.table = nb::borrow(value);
@@ -190,7 +190,9 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
       made.compared = Attribute::Compared::value;
       made.value.emplace_back(value, context);
     }
-    if (made.may_change()) made.seen = nb::borrow(value);
+    made.may_change =
+        made.compared == Attribute::Compared::hooks ||
+        (made.compared == Attribute::Compared::value && made.value[0].may_change_in_place());
     attributes_.push_back(std::move(made));
   }
 }
@@ -231,8 +233,12 @@ bool LayerGuard::is_in_place(PyObject* attributes) const {
 
 void LayerGuard::append_changing(std::vector<Changing>& changing) {
   for (Attribute& attribute : attributes_) {
-    if (attribute.may_change()) changing.emplace_back(attribute);
+    if (attribute.may_change) changing.emplace_back(attribute);
   }
+}
+
+void LayerGuard::forget() {
+  for (Attribute& attribute : attributes_) attribute.seen.reset();
 }
 
 int LayerGuard::traverse(visitproc visit, void* arg) const {
@@ -302,13 +308,8 @@ bool LayerGuard::Attribute::holds(PyObject* now, const SlotTensors& tensors) {
     case Compared::nothing:
       return true;
   }
-  if (seen.is_valid() && !seen.is(now)) seen = nb::borrow(now);
+  if (may_change && !seen.is(now)) seen = nb::borrow(now);
   return true;
-}
-
-bool LayerGuard::Attribute::may_change() const {
-  return compared == Compared::hooks ||
-         (compared == Compared::value && value[0].may_change_in_place());
 }
 
 LayerGuard::Changing::Changing(Attribute& attribute)

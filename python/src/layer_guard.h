@@ -64,6 +64,8 @@ class LayerGuard {
   // An attribute whose object may change without being replaced, as `holds` has last seen it.
   class Changing;
   void append_changing(std::vector<Changing>& changing);
+  // Lets go of what `holds` has seen; invalidates what `append_changing` has appended.
+  void forget();
 
  private:
   // Names, and what they stand for where that is a layer.
@@ -85,9 +87,9 @@ class LayerGuard {
     enum class Compared { value, table, hooks, nothing };
 
     bool holds(PyObject* now, const SlotTensors& tensors);
-    bool may_change() const;
 
     Compared compared;
+    bool may_change = false;  // without being replaced
     nanobind::object name, table;
     nanobind::object seen;                 // at the last comparison, where it may change
     std::vector<AttributeSnapshot> value;  // one, where it is the value that is compared

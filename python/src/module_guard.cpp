@@ -52,6 +52,8 @@ class ModuleGuard {
 
   // A state that is not the present one need not keep tensors in memory.
   void release_tensors() {
+    changing_.clear();
+    for (LayerGuard& layer : layers_) layer.forget();
     const Versions versions = std::exchange(versions_, {});
     const SlotTensors released = std::exchange(tensors_, {});
   }

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include "ortrain/base/error.h"
@@ -17,18 +16,6 @@ enum Outputs { kY, kPresentKey, kPresentValue, kScores };
 
 // Stages of the scores that output 3 may show.
 enum class Stage { product, capped, masked, softmax };
-
-// 0, 1, ... along an axis.
-ValueId positions(ExpandContext& e, ValueId a, int64_t axis) {
-  const Dim& extent = e.shape(a)[static_cast<size_t>(axis)];
-  if (extent.is_constant()) {
-    std::vector<int64_t> values(static_cast<size_t>(extent.constant()));
-    std::iota(values.begin(), values.end(), 0);
-    return e.int64s(values);
-  }
-  const ValueId count = e.squeeze(e.extent_of(a, axis), {0});
-  return e.op("Range", {e.scalar(DType::i64, 0), count, e.scalar(DType::i64, 1)});
-}
 
 // ONNX's Attention: one node of our own where the scores stay inside, else products and a softmax.
 class OnnxAttention {
@@ -49,6 +36,12 @@ class OnnxAttention {
     k_ = heads_apart(kK, "kv_num_heads");
     v_ = heads_apart(kV, "kv_num_heads");
     if (e.has_input(kPastKey)) {
+      for (size_t past : {kPastKey, kPastValue}) {
+        if (e.rank(e.input(past)) != 4) {
+          throw ShapeError(str("keys and values of earlier calls are of rank 4, one is ",
+                               shape_str(e.shape(e.input(past)))));
+        }
+      }
       offset_ = e.squeeze(e.extent_of(e.input(kPastKey), 2), {0});
       k_ = e.concat({e.input(kPastKey), k_}, 2);
       v_ = e.concat({e.input(kPastValue), v_}, 2);
@@ -108,10 +101,12 @@ class OnnxAttention {
     is_causal_ = e_.attrs().int_("is_causal") != 0;
     const bool positional = (is_causal_ && offset_ != kNoValue) || left >= 0 || right >= 0;
     if (positional) {
-      ValueId query = e_.unsqueeze(positions(e_, q_, 2), {1});
+      ValueId query = e_.unsqueeze(e_.positions(q_, 2), {1});
       if (offset_ != kNoValue) query = e_.add(query, offset_);
-      const ValueId behind = e_.sub(query, positions(e_, k_, 2));
-      const auto number = [&](int64_t n) { return e_.constant(TensorData::int_scalar(DType::i64, n)); };
+      const ValueId behind = e_.sub(query, e_.positions(k_, 2));
+      const auto number = [&](int64_t n) {
+        return e_.constant(TensorData::int_scalar(DType::i64, n));
+      };
       if (is_causal_ && offset_ != kNoValue) allow(e_.op("GreaterOrEqual", {behind, number(0)}));
       if (left >= 0) allow(e_.op("LessOrEqual", {behind, number(left)}));
       if (right >= 0) allow(e_.op("GreaterOrEqual", {behind, number(-right)}));
@@ -119,7 +114,7 @@ class OnnxAttention {
     }
     if (e_.has_input(kValidKeys)) {
       const ValueId lengths = e_.unsqueeze(e_.input(kValidKeys), {1, 2, 3});
-      allow(e_.op("Less", {positions(e_, k_, 2), lengths}));
+      allow(e_.op("Less", {e_.positions(k_, 2), lengths}));
     }
     const ValueId mask = whole_mask();
     if (mask != kNoValue && e_.dtype(mask) == DType::boolean) allow(mask);
@@ -182,7 +177,8 @@ class OnnxAttention {
     const ValueId shape = e_.int64s({1, 1, wanted / held, 1, 1});
     const ValueId expanded = e_.op("Expand", {apart, shape});
     return e_.reshape(expanded, e_.concat({e_.extent_of(x, 0), e_.int64s({wanted}),
-                                           e_.extent_of(x, 2), e_.extent_of(x, 3)}, 0));
+                                           e_.extent_of(x, 2), e_.extent_of(x, 3)},
+                                          0));
   }
 
   ValueId with_scores(Stage shown, ValueId& scores_output) {
@@ -214,8 +210,8 @@ class OnnxAttention {
                  : e_.op("Not", {e_.op("Equal", {mask_, minus_infinity()})});
     }
     if (!is_causal_) return seen;
-    const ValueId query = e_.unsqueeze(positions(e_, q_, 2), {1});
-    const ValueId before = e_.op("GreaterOrEqual", {query, positions(e_, k_, 2)});
+    const ValueId query = e_.unsqueeze(e_.positions(q_, 2), {1});
+    const ValueId before = e_.op("GreaterOrEqual", {query, e_.positions(k_, 2)});
     return seen == kNoValue ? before : e_.op("And", {seen, before});
   }
 
@@ -224,8 +220,8 @@ class OnnxAttention {
     if (seen == kNoValue) return e_.op("Softmax", {scores}, {{"axis", int64_t{-1}}});
     const DType type = e_.dtype(scores);
     const ValueId zero = e_.scalar(type, 0.0);
-    const ValueId any = e_.op("Greater", {e_.reduce("ReduceMax", e_.cast(seen, type), {-1}, true),
-                                          zero});
+    const ValueId any =
+        e_.op("Greater", {e_.reduce("ReduceMax", e_.cast(seen, type), {-1}, true), zero});
     const ValueId safe = e_.where(any, scores, zero);
     return e_.where(any, e_.op("Softmax", {safe}, {{"axis", int64_t{-1}}}), zero);
   }
@@ -264,7 +260,8 @@ std::vector<ValueId> expand_rotary_embedding(ExpandContext& e) {
     ValueId cache = e.input(index);
     if (e.has_input(3)) cache = e.op("Gather", {cache, e.input(3)});
     if (e.known_extent(cache, e.shape(cache).size() - 1, "a cache of angles") != turned / 2) {
-      throw ShapeError(str("a cache is ", shape_str(e.shape(cache)), " for ", turned / 2, " angles"));
+      throw ShapeError(
+          str("a cache is ", shape_str(e.shape(cache)), " for ", turned / 2, " angles"));
     }
     return e.unsqueeze(cache, {2});
   };
@@ -292,45 +289,47 @@ std::vector<ValueId> expand_rotary_embedding(ExpandContext& e) {
 
 void register_onnx_attention(OpRegistry& registry);
 void register_onnx_attention(OpRegistry& registry) {
-  registry.add({.name = "Attention",
-                .since = 23,
-                .summary = "softmax(scale Q K^T + mask) V per head, with keys and values of "
-                           "earlier calls, windows and a cap on the scores.",
-                .inputs = {{"Q", "T1"},
-                           {"K", "T1"},
-                           {"V", "T2"},
-                           {"attn_mask", "U", Arity::optional},
-                           {"past_key", "T1", Arity::optional},
-                           {"past_value", "T2", Arity::optional},
-                           {"nonpad_kv_seqlen", "int64", Arity::optional}},
-                .outputs = {{"Y", "T1"},
-                            {"present_key", "T1", Arity::optional},
-                            {"present_value", "T2", Arity::optional},
-                            {"qk_matmul_output", "T1", Arity::optional}},
-                .attrs = {{"is_causal", int64_t{0}},
-                          {"kv_num_heads", AttributeKind::int_},
-                          {"left_window_size", int64_t{-1}},
-                          {"q_num_heads", AttributeKind::int_},
-                          {"qk_matmul_output_mode", int64_t{0}},
-                          {"right_window_size", int64_t{-1}},
-                          {"scale", AttributeKind::float_},
-                          {"softcap", 0.0},
-                          {"softmax_precision", AttributeKind::int_}},
-                .types = {{"T1", kFloatTypes}, {"T2", kFloatTypes}, {"U", kFloatTypes | kBoolTypes}},
-                .expand = [](ExpandContext& e) { return OnnxAttention(e).build(); }});
-  registry.add({.name = "RotaryEmbedding",
-                .since = 23,
-                .summary = "Pairs of elements of each head turned by the angles of their positions.",
-                .inputs = {{"X", "T"},
-                           {"cos_cache", "T"},
-                           {"sin_cache", "T"},
-                           {"position_ids", "int64", Arity::optional}},
-                .outputs = {{"Y", "T"}},
-                .attrs = {{"interleaved", int64_t{0}},
-                          {"num_heads", int64_t{0}},
-                          {"rotary_embedding_dim", int64_t{0}}},
-                .types = {{"T", kFloatTypes}},
-                .expand = expand_rotary_embedding});
+  registry.add(
+      {.name = "Attention",
+       .since = 23,
+       .summary = "softmax(scale Q K^T + mask) V per head, with keys and values of "
+                  "earlier calls, windows and a cap on the scores.",
+       .inputs = {{"Q", "T1"},
+                  {"K", "T1"},
+                  {"V", "T2"},
+                  {"attn_mask", "U", Arity::optional},
+                  {"past_key", "T1", Arity::optional},
+                  {"past_value", "T2", Arity::optional},
+                  {"nonpad_kv_seqlen", "int64", Arity::optional}},
+       .outputs = {{"Y", "T1"},
+                   {"present_key", "T1", Arity::optional},
+                   {"present_value", "T2", Arity::optional},
+                   {"qk_matmul_output", "T1", Arity::optional}},
+       .attrs = {{"is_causal", int64_t{0}},
+                 {"kv_num_heads", AttributeKind::int_},
+                 {"left_window_size", int64_t{-1}},
+                 {"q_num_heads", AttributeKind::int_},
+                 {"qk_matmul_output_mode", int64_t{0}},
+                 {"right_window_size", int64_t{-1}},
+                 {"scale", AttributeKind::float_},
+                 {"softcap", 0.0},
+                 {"softmax_precision", AttributeKind::int_}},
+       .types = {{"T1", kFloatTypes}, {"T2", kFloatTypes}, {"U", kFloatTypes | kBoolTypes}},
+       .expand = [](ExpandContext& e) { return OnnxAttention(e).build(); }});
+  registry.add(
+      {.name = "RotaryEmbedding",
+       .since = 23,
+       .summary = "Pairs of elements of each head turned by the angles of their positions.",
+       .inputs = {{"X", "T"},
+                  {"cos_cache", "T"},
+                  {"sin_cache", "T"},
+                  {"position_ids", "int64", Arity::optional}},
+       .outputs = {{"Y", "T"}},
+       .attrs = {{"interleaved", int64_t{0}},
+                 {"num_heads", int64_t{0}},
+                 {"rotary_embedding_dim", int64_t{0}}},
+       .types = {{"T", kFloatTypes}},
+       .expand = expand_rotary_embedding});
 }
 
 }  // namespace ortrain::ops

@@ -217,7 +217,7 @@ void register_conv(OpRegistry& registry) {
   transpose_attributes.push_back({"output_shape", AttributeKind::ints});
   registry.add({.name = "ConvTranspose",
                 .domain = "",
-                .since = 1,
+                .since = 11,
                 .summary = "Transposed convolution of [N, C, spatial...] with 1 to 3 spatial axes.",
                 .inputs = {{"X", "T"}, {"W", "T"}, {"B", "T", Arity::optional}},
                 .outputs = {{"Y", "T"}},

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <numeric>
 #include <string>
 
 #include "ortrain/base/error.h"
@@ -16,7 +15,7 @@ namespace {
 // A label per axis. Those of an ellipsis are numbers, counted from its end: they broadcast.
 using Labels = std::vector<int>;
 
-constexpr int kEllipsis = -1;     // while a term is parsed
+constexpr int kEllipsis = -1;       // while a term is parsed
 constexpr int kFirstNumber = 1000;  // above every letter
 
 bool is_from_ellipsis(int label) { return label >= kFirstNumber; }
@@ -128,9 +127,8 @@ class Einsum {
     if (equation.has_result) {
       Labels result = numbered(equation.result, widest_);
       for (size_t i = 0; i < result.size(); ++i) {
-        const bool known = std::any_of(operands.begin(), operands.end(), [&](const Operand& o) {
-          return has(o.labels, result[i]);
-        });
+        const bool known = std::any_of(operands.begin(), operands.end(),
+                                       [&](const Operand& o) { return has(o.labels, result[i]); });
         const bool again = std::count(result.begin(), result.end(), result[i]) > 1;
         if (!known || again) {
           throw InvalidModelError(str("equation '", text_, "' has a result that is not possible"));
@@ -160,12 +158,10 @@ class Einsum {
       const ValueId value = operand.value;
       const int64_t extent = e_.known_extent(value, i, "an input with a diagonal");
       if (e_.known_extent(value, second, "an input with a diagonal") != extent) {
-        throw ShapeError(str("equation '", text_, "' takes a diagonal of ",
-                             shape_str(e_.shape(value))));
+        throw ShapeError(
+            str("equation '", text_, "' takes a diagonal of ", shape_str(e_.shape(value))));
       }
-      std::vector<int64_t> positions(static_cast<size_t>(extent));
-      std::iota(positions.begin(), positions.end(), 0);
-      const ValueId position = e_.int64s(positions);
+      const ValueId position = e_.positions(value, static_cast<int64_t>(i));
       const auto along = [&](size_t axis) {
         std::vector<int64_t> others;
         for (size_t k = 0; k < operand.labels.size(); ++k) {
@@ -247,8 +243,8 @@ class Einsum {
   }
 
   // [batch, rows, summed] times [batch, summed, columns], each group one axis.
-  ValueId matrix_product(const Operand& a, const Operand& b, const Labels& batch, const Labels& rows,
-                         const Labels& columns, const Labels& summed) {
+  ValueId matrix_product(const Operand& a, const Operand& b, const Labels& batch,
+                         const Labels& rows, const Labels& columns, const Labels& summed) {
     const auto joined = [](Labels first, const Labels& second) {
       first.insert(first.end(), second.begin(), second.end());
       return first;
@@ -258,9 +254,8 @@ class Einsum {
     const size_t lead = batch.size();
     const ValueId row_extents = extents(left, lead, rows.size());
     const ValueId column_extents = extents(right, lead + summed.size(), columns.size());
-    const ValueId product =
-        e_.op("MatMul", {merged(left, lead, {rows.size(), summed.size()}),
-                         merged(right, lead, {summed.size(), columns.size()})});
+    const ValueId product = e_.op("MatMul", {merged(left, lead, {rows.size(), summed.size()}),
+                                             merged(right, lead, {summed.size(), columns.size()})});
     if (rows.size() == 1 && columns.size() == 1) return product;
     std::vector<ValueId> parts;
     for (size_t axis = 0; axis < lead; ++axis) {

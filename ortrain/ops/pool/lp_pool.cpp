@@ -25,16 +25,51 @@ ValueId root(ExpandContext& e, ValueId sum, int64_t p) {
   return e.op("Pow", {sum, e.scalar(e.dtype(sum), 1.0 / static_cast<double>(p))});
 }
 
+// Pads for which no window ends outside, in place of sizes that are rounded up. A window starts
+// inside of the input or its first padding.
+void pad_for_whole_windows(ExpandContext& e, const std::vector<int64_t>& kernel,
+                           Attributes& attributes) {
+  const size_t axes = kernel.size();
+  const auto given = [&](const char* name, size_t count, int64_t otherwise) {
+    const auto values = e.attrs().optional_ints(name);
+    std::vector<int64_t> result = values.value_or(std::vector<int64_t>(count, otherwise));
+    if (result.size() != count) {
+      throw InvalidModelError(str("attribute '", name, "' has ", result.size(), " entries"));
+    }
+    return result;
+  };
+  const std::vector<int64_t> strides = given("strides", axes, 1);
+  const std::vector<int64_t> dilations = given("dilations", axes, 1);
+  std::vector<int64_t> pads = given("pads", 2 * axes, 0);
+  for (size_t i = 0; i < axes; ++i) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    for (int64_t value : {kernel[i], strides[i], dilations[i]}) {
+      if (value < 1 || value > kMost)
+        throw InvalidModelError(str("a window has the entry ", value));
+    }
+    const int64_t extent = e.known_extent(e.input(0), i + 2, "X");
+    const int64_t window = (kernel[i] - 1) * dilations[i] + 1;
+    const int64_t rest = extent + pads[i] + pads[axes + i] - window;
+    if (rest < 0) continue;  // refused as usual
+    int64_t last = (rest + strides[i] - 1) / strides[i];
+    if (last * strides[i] >= extent + pads[i]) --last;
+    pads[axes + i] += last * strides[i] - rest;
+  }
+  attributes["pads"] = pads;
+}
+
 // The sum of a window is the average, padding counted, times its size.
 std::vector<ValueId> expand_lp_pool(ExpandContext& e) {
   const int64_t p = exponent(e);
   const std::vector<int64_t> kernel = e.attrs().ints("kernel_shape");
   Attributes attributes{{"kernel_shape", kernel},
                         {"auto_pad", e.attrs().string_("auto_pad")},
-                        {"ceil_mode", e.attrs().int_("ceil_mode")},
                         {"count_include_pad", int64_t{1}}};
   for (const char* name : {"pads", "strides", "dilations"}) {
     if (const auto given = e.attrs().optional_ints(name)) attributes.emplace(name, *given);
+  }
+  if (e.attrs().int_("ceil_mode") != 0 && e.attrs().string_("auto_pad") == "NOTSET") {
+    pad_for_whole_windows(e, kernel, attributes);
   }
   double size = 1;
   for (int64_t extent : kernel) size *= static_cast<double>(extent);

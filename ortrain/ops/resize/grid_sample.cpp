@@ -1,7 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
-#include <numeric>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
@@ -33,6 +32,9 @@ class GridSampler {
       throw ShapeError(str("X is ", shape_str(x), ", the grid ", shape_str(grid),
                            "; expected [N, C, D1, ...] and [N, O1, ..., number of axes]"));
     }
+    if (axes_ > 3) {  // the neighbours double with each
+      throw UnsupportedError(str("a grid over ", axes_, " axes; up to 3 are supported"));
+    }
     const std::string& padding = e.attrs().string_("padding_mode");
     if (padding == "border") {
       padding_ = Padding::border;
@@ -61,8 +63,7 @@ class GridSampler {
     grid = e_.reshape(grid, e_.concat({batch, e_.int64s({-1, axes_})}, 0));
     std::vector<std::vector<Neighbour>> neighbours;
     for (int64_t axis = 0; axis < axes_; ++axis) {
-      const ValueId coordinate = e_.squeeze(
-          e_.slice(grid, 2, axes_ - 1 - axis, axes_ - axis), {2});
+      const ValueId coordinate = e_.squeeze(e_.slice(grid, 2, axes_ - 1 - axis, axes_ - axis), {2});
       neighbours.push_back(along(axis, coordinate));
     }
     // [N, S, C]: a position picks all channels at once.
@@ -96,7 +97,8 @@ class GridSampler {
     const ValueId low = e_.unary("Floor", position);
     const ValueId part = e_.sub(position, low);
     if (mode_ == "linear") {
-      return {at(axis, low, size, e_.sub(number(1.0), part)), at(axis, e_.add(low, 1.0), size, part)};
+      return {at(axis, low, size, e_.sub(number(1.0), part)),
+              at(axis, e_.add(low, 1.0), size, part)};
     }
     std::vector<Neighbour> result;
     const std::array<ValueId, 4> weights = cubic_weights(part);
@@ -110,7 +112,10 @@ class GridSampler {
   ValueId padded(ValueId position, ValueId size) {
     if (padding_ == Padding::zeros) return position;
     if (padding_ == Padding::reflection) position = mirrored(position, size);
-    return e_.op("Clip", {position, number(0.0), e_.sub(size, number(1.0))});
+    // Where it is moved, and at the border itself, nothing depends on it: PyTorch's gradient.
+    const ValueId zero = number(0.0), last = e_.sub(size, number(1.0));
+    const ValueId below = e_.where(e_.op("GreaterOrEqual", {position, last}), last, position);
+    return e_.where(e_.op("LessOrEqual", {position, zero}), zero, below);
   }
 
   // Mirrored at 0 and size - 1, or half an element beyond.
@@ -175,19 +180,19 @@ class GridSampler {
   }
 
   // The sum over all combinations of neighbours of the axes from `axis` on: [N, P, C].
-  ValueId sum_over(const std::vector<std::vector<Neighbour>>& neighbours, size_t axis, ValueId index,
-                   ValueId inside, ValueId weight) {
+  ValueId sum_over(const std::vector<std::vector<Neighbour>>& neighbours, size_t axis,
+                   ValueId index, ValueId inside, ValueId weight) {
     if (axis == neighbours.size()) {
-      ValueId values = e_.op("GatherND", {rows_, e_.unsqueeze(index, {2})}, {{"batch_dims", int64_t{1}}});
+      ValueId values =
+          e_.op("GatherND", {rows_, e_.unsqueeze(index, {2})}, {{"batch_dims", int64_t{1}}});
       if (weight != kNoValue) values = e_.mul(values, e_.unsqueeze(weight, {2}));
       if (inside == kNoValue) return values;
       return e_.where(e_.unsqueeze(inside, {2}), values, number(0.0));
     }
     ValueId sum = kNoValue;
     for (const Neighbour& n : neighbours[axis]) {
-      const ValueId part =
-          sum_over(neighbours, axis + 1, both("Add", index, n.index), both("And", inside, n.inside),
-                   both("Mul", weight, n.weight));
+      const ValueId part = sum_over(neighbours, axis + 1, both("Add", index, n.index),
+                                    both("And", inside, n.inside), both("Mul", weight, n.weight));
       sum = both("Add", sum, part);
     }
     return sum;
@@ -214,28 +219,33 @@ std::vector<ValueId> expand_affine_grid(ExpandContext& e) {
   }
   const bool align = e.attrs().int_("align_corners") != 0;
   const DType type = e.dtype(theta);
-  Dims out(size.begin() + 2, size.end());
-  const int64_t count = num_elements(out);
-  // Homogeneous coordinates of all positions, the last axis first: [P, axes + 1].
-  std::vector<double> base(static_cast<size_t>(count * (axes + 1)), 1.0);
-  for (int64_t p = 0; p < count; ++p) {
-    int64_t rest = p;
-    for (int64_t k = axes - 1; k >= 0; --k) {
-      const int64_t extent = out[static_cast<size_t>(k)];
-      const double at = static_cast<double>(rest % extent), n = static_cast<double>(extent);
-      rest /= extent;
-      const double aligned = extent == 1 ? 0.0 : -1.0 + 2.0 * at / (n - 1.0);
-      base[static_cast<size_t>(p * (axes + 1) + axes - 1 - k)] =
-          align ? aligned : (2.0 * at + 1.0) / n - 1.0;
-    }
+  const Dims out(size.begin() + 2, size.end());
+  // Homogeneous coordinates of all positions, the last axis first: [D1, ..., axes + 1].
+  std::vector<int64_t> whole(out);
+  whole.push_back(1);
+  const ValueId extents = e.int64s(whole);
+  std::vector<ValueId> parts;
+  for (int64_t k = axes - 1; k >= 0; --k) {
+    const int64_t extent = out[static_cast<size_t>(k)];
+    if (extent < 1) throw ShapeError(str("size has the entry ", extent));
+    const ValueId count = e.constant(TensorData::int_scalar(DType::i64, extent));
+    const ValueId index = e.op("Range", {e.scalar(DType::i64, 0), count, e.scalar(DType::i64, 1)});
+    const ValueId twice = e.mul(e.cast(index, DType::f64), 2.0);
+    const double n = static_cast<double>(extent);
+    ValueId along = e.sub(e.div(e.add(twice, 1.0), n), 1.0);
+    if (align) along = extent == 1 ? e.mul(twice, 0.0) : e.sub(e.div(twice, n - 1.0), 1.0);
+    std::vector<int64_t> shape(static_cast<size_t>(axes) + 1, 1);
+    shape[static_cast<size_t>(k)] = extent;
+    parts.push_back(e.op("Expand", {e.reshape(along, shape), extents}));
   }
-  const ValueId positions = e.cast(
-      e.constant(TensorData::from_values(DType::f64, {count, axes + 1}, base)), type);
+  parts.push_back(e.op("Expand", {e.scalar(DType::f64, 1.0), extents}));
+  const ValueId positions =
+      e.cast(e.reshape(e.concat(parts, axes), std::vector<int64_t>{-1, axes + 1}), type);
   const ValueId moved = e.op("MatMul", {positions, e.transpose(theta, {0, 2, 1})});  // [N, P, axes]
-  std::vector<int64_t> extents{0};
-  extents.insert(extents.end(), out.begin(), out.end());
-  extents.push_back(axes);
-  return {e.reshape(moved, extents)};
+  std::vector<int64_t> shape{0};
+  shape.insert(shape.end(), out.begin(), out.end());
+  shape.push_back(axes);
+  return {e.reshape(moved, shape)};
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 namespace ortrain::ops {
 namespace {
 
+constexpr int64_t kMostSteps = 1024;
+
 struct Kind {
   const char* own;
   std::vector<int64_t> order;  // of ONNX's gates, the one that stands first in ours, ...
@@ -64,7 +66,8 @@ class Recurrent {
     directions_ = direction == "bidirectional" ? 2 : 1;
     starts_reversed_ = direction == "reverse";
     x_ = e.input(0);
-    if (e.rank(x_) != 3) throw ShapeError(str("X is ", shape_str(e.shape(x_)), ", expected rank 3"));
+    if (e.rank(x_) != 3)
+      throw ShapeError(str("X is ", shape_str(e.shape(x_)), ", expected rank 3"));
     if (batch_first_) x_ = e.transpose(x_, {1, 0, 2});
     hidden_ = e.known_extent(e.input(2), 2, "R");
     if (e.rank(e.input(1)) != 3 || e.known_extent(e.input(2), 0, "R") != directions_ ||
@@ -102,12 +105,11 @@ class Recurrent {
       double default_alpha, default_beta;
     };
     static const std::map<std::string, Parameters> kKnown{
-        {"relu", {false, false, 0, 0}},     {"tanh", {false, false, 0, 0}},
-        {"sigmoid", {false, false, 0, 0}},  {"softsign", {false, false, 0, 0}},
-        {"softplus", {false, false, 0, 0}}, {"affine", {true, true, 1, 0}},
-        {"leakyrelu", {true, false, 0.01, 0}},
-        {"thresholdedrelu", {true, false, 1, 0}},
-        {"scaledtanh", {true, true, 1, 1}}, {"hardsigmoid", {true, true, 0.2, 0.5}},
+        {"relu", {false, false, 0, 0}},        {"tanh", {false, false, 0, 0}},
+        {"sigmoid", {false, false, 0, 0}},     {"softsign", {false, false, 0, 0}},
+        {"softplus", {false, false, 0, 0}},    {"affine", {true, true, 1, 0}},
+        {"leakyrelu", {true, false, 0.01, 0}}, {"thresholdedrelu", {true, false, 1, 0}},
+        {"scaledtanh", {true, true, 1, 1}},    {"hardsigmoid", {true, true, 0.2, 0.5}},
         {"elu", {true, false, 1, 0}},
     };
     std::vector<std::string> names;
@@ -208,6 +210,10 @@ class Recurrent {
 
   std::vector<ValueId> step_by_step(int64_t direction) {
     const int64_t steps = e_.known_extent(x_, 0, "X, time first,");
+    if (steps > kMostSteps) {
+      throw UnsupportedError(str("a form that is written out step by step, of ", steps,
+                                 " steps; up to ", kMostSteps, " are supported"));
+    }
     Weights weights{e_.transpose(of_direction(1, direction), {1, 0}), of_direction(2, direction),
                     kNoValue, kNoValue, kNoValue};
     if (e_.has_input(3)) {
@@ -275,9 +281,8 @@ class Recurrent {
       return e_.add(gate(sum, i), e_.mul(block(w.peepholes, i), cells));
     };
     const ValueId i = activated(d, 0, input_of(0, state[1]));
-    const ValueId f = e_.attrs().int_("input_forget") != 0
-                          ? e_.sub(e_.scalar(e_.dtype(i), 1.0), i)
-                          : activated(d, 0, input_of(2, state[1]));
+    const ValueId f = e_.attrs().int_("input_forget") != 0 ? e_.sub(e_.scalar(e_.dtype(i), 1.0), i)
+                                                           : activated(d, 0, input_of(2, state[1]));
     const ValueId c = e_.add(e_.mul(f, state[1]), e_.mul(i, activated(d, 1, gate(sum, 3))));
     const ValueId o = activated(d, 0, input_of(1, c));
     return {e_.mul(o, apply(e_, activation(d, 2), c)), c};

@@ -20,13 +20,17 @@ bool blocks_first(ExpandContext& e) {
   return mode == "DCR";
 }
 
+constexpr int64_t kMostBlock = 1 << 14;  // its square times the channels fits
+
 struct Blocks {
   ValueId x;
   int64_t size, channels;
 
   explicit Blocks(ExpandContext& e)
       : x(e.input(0)), size(e.attrs().int_("blocksize")), channels(0) {
-    if (size < 1) throw InvalidModelError(str("attribute 'blocksize' is ", size));
+    if (size < 1 || size > kMostBlock) {
+      throw InvalidModelError(str("attribute 'blocksize' is ", size));
+    }
     if (e.rank(x) != 4) {
       throw ShapeError(str("the input is ", shape_str(e.shape(x)), ", expected [N, C, H, W]"));
     }
@@ -46,11 +50,11 @@ std::vector<ValueId> expand_depth_to_space(ExpandContext& e) {
   const ValueId height = e.extent_of(b.x, 2), width = e.extent_of(b.x, 3);
   const ValueId batch = e.extent_of(b.x, 0);
   const ValueId split = e.reshape(b.x, e.concat({batch, inner, height, width}, 0));
-  const ValueId moved = e.transpose(
-      split, first ? std::vector<int64_t>{0, 3, 4, 1, 5, 2} : std::vector<int64_t>{0, 1, 4, 2, 5, 3});
+  const ValueId moved = e.transpose(split, first ? std::vector<int64_t>{0, 3, 4, 1, 5, 2}
+                                                 : std::vector<int64_t>{0, 1, 4, 2, 5, 3});
   const ValueId size = e.int64s({b.size});
-  return {e.reshape(moved, e.concat({batch, e.int64s({rest}), e.mul(height, size),
-                                     e.mul(width, size)}, 0))};
+  return {e.reshape(
+      moved, e.concat({batch, e.int64s({rest}), e.mul(height, size), e.mul(width, size)}, 0))};
 }
 
 std::vector<ValueId> expand_space_to_depth(ExpandContext& e) {
@@ -59,19 +63,19 @@ std::vector<ValueId> expand_space_to_depth(ExpandContext& e) {
   for (size_t axis : {2, 3}) {
     const Dim& extent = e.shape(b.x)[axis];
     if (extent.is_constant() && extent.constant() % b.size != 0) {
-      throw ShapeError(str("axis ", axis, " of ", shape_str(e.shape(b.x)), " is no multiple of ",
-                           b.size));
+      throw ShapeError(
+          str("axis ", axis, " of ", shape_str(e.shape(b.x)), " is no multiple of ", b.size));
     }
   }
   const ValueId size = e.int64s({b.size}), batch = e.extent_of(b.x, 0);
   const ValueId height = e.op("Div", {e.extent_of(b.x, 2), size});
   const ValueId width = e.op("Div", {e.extent_of(b.x, 3), size});
-  const ValueId split = e.reshape(
-      b.x, e.concat({batch, e.int64s({b.channels}), height, size, width, size}, 0));
-  const ValueId moved = e.transpose(
-      split, first ? std::vector<int64_t>{0, 3, 5, 1, 2, 4} : std::vector<int64_t>{0, 1, 3, 5, 2, 4});
-  return {e.reshape(
-      moved, e.concat({batch, e.int64s({b.channels * b.size * b.size}), height, width}, 0))};
+  const ValueId split =
+      e.reshape(b.x, e.concat({batch, e.int64s({b.channels}), height, size, width, size}, 0));
+  const ValueId moved = e.transpose(split, first ? std::vector<int64_t>{0, 3, 5, 1, 2, 4}
+                                                 : std::vector<int64_t>{0, 1, 3, 5, 2, 4});
+  return {e.reshape(moved,
+                    e.concat({batch, e.int64s({b.channels * b.size * b.size}), height, width}, 0))};
 }
 
 std::vector<ValueId> expand_center_crop_pad(ExpandContext& e) {
@@ -129,14 +133,12 @@ std::vector<ValueId> expand_reverse_sequence(ExpandContext& e) {
   std::iota(exchange.begin(), exchange.end(), 0);
   std::swap(exchange[0], exchange[1]);
   const ValueId rows = batch_axis == 0 ? x : e.transpose(x, exchange);
-  const int64_t steps = e.known_extent(rows, 1, "the input, batch first,");
-  std::vector<int64_t> positions(static_cast<size_t>(steps));
-  std::iota(positions.begin(), positions.end(), 0);
-  const ValueId step = e.int64s(positions);
+  const ValueId step = e.positions(rows, 1);
   const ValueId length = e.unsqueeze(e.input(1), {1});
   const ValueId mirrored = e.sub(e.sub(length, step), e.int64s({1}));
   const ValueId source = e.where(e.op("Less", {step, length}), mirrored, step);
-  const ValueId made = e.op("GatherND", {rows, e.unsqueeze(source, {2})}, {{"batch_dims", int64_t{1}}});
+  const ValueId made =
+      e.op("GatherND", {rows, e.unsqueeze(source, {2})}, {{"batch_dims", int64_t{1}}});
   return {batch_axis == 0 ? made : e.transpose(made, exchange)};
 }
 

@@ -10,7 +10,11 @@ namespace ortrain::ops {
 namespace {
 
 void infer_one_hot(InferContext& context) {
-  const Dim depth = required_known(context, 1, "depth").front();
+  const Shape known = required_known(context, 1, "depth");
+  if (known.size() != 1) {
+    throw ShapeError(str("depth must be one number, has the shape ", shape_str(context.shape(1))));
+  }
+  const Dim depth = known.front();
   if (depth.is_constant() && depth.constant() < 0) {
     throw ShapeError(str("depth is negative: ", depth.str()));
   }

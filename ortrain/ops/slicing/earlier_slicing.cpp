@@ -12,14 +12,9 @@
 namespace ortrain::ops {
 namespace {
 
-size_t num_wanted(const ExpandContext& e) {
-  size_t count = 0;
-  while (e.wants_output(count)) ++count;
-  return count;
-}
-
 std::vector<ValueId> split(ExpandContext& e, ValueId sizes) {
-  const size_t count = num_wanted(e);
+  const size_t count = e.num_outputs();
+  if (count == 0) throw InvalidModelError("has no output");
   const int64_t axis = e.attrs().int_("axis");
   Attributes attributes{{"axis", axis}};
   std::vector<ValueId> inputs{e.input(0)};

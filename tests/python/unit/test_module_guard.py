@@ -196,6 +196,21 @@ def test_released_tensors_are_found_again() -> None:
     assert guard.holds() and any(t is model.first.weight for t in guard.tensors)
 
 
+def test_lists_of_tensors_are_let_go_with_a_state() -> None:
+    model = nn.LSTM(3, 3)
+    guard = guard_of(model)
+    assert guard.holds()
+    gone = weakref.ref(model.weight_ih_l0)
+    model.eval()
+    assert not guard.holds()
+    guard.release_tensors()
+    model.weight_ih_l0 = nn.Parameter(torch.ones(12, 3))
+    gc.collect()
+    assert gone() is None
+    model.train()
+    assert guard.holds() and guard.holds()
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ODD_TENSORS)
 def test_tensors_that_the_engine_does_not_hold(name: str) -> None:

@@ -247,6 +247,113 @@ def test_grids_are_read_as_pytorch_reads_them(mode: str, padding: str, align: in
         torch.testing.assert_close(made, expected)
 
 
+def test_windows_that_end_outside_have_the_norm_of_what_is_inside() -> None:
+    x = f(1, 1, 7, 6)
+    attributes = {"kernel_shape": [3, 2], "strides": [3, 4], "pads": [1, 0, 0, 1], "ceil_mode": 1}
+    (made,) = run(
+        _core.load_onnx(model_of(Case("LpPool", [x], attributes)).SerializeToString()), [x]
+    )
+    padded = torch.nn.functional.pad(x[0, 0], (0, 1, 1, 0))  # 8 rows, 7 columns
+    expected = [
+        [padded[i : i + 3, j : j + 2].norm() for j in range(0, 7, 4)] for i in range(0, 8, 3)
+    ]
+    torch.testing.assert_close(made[0, 0], torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+def test_gradients_of_grids_at_the_border_are_pytorchs(padding: str, align: bool) -> None:
+    attributes = {"mode": "linear", "padding_mode": padding, "align_corners": int(align)}
+    x = f(1, 1, 3, 3) if align else f(1, 1, 4, 4)
+    # Both ends, the points outside of which coordinates are moved, others. All are exact in binary.
+    ends = [-1.0, -0.25, 0.5, 1.0, 1.25] if align else [-1.0, -0.75, 0.125, 0.75, 1.0]
+    grid = torch.tensor([[[[a, b] for a in ends] for b in ends]], dtype=torch.float64)
+    graph = _core.load_onnx(model_of(Case("GridSample", [x, grid], attributes)).SerializeToString())
+    graph.set_requires_grad({"x1": True})
+    program = Program(graph, (0,), None)
+    step = _core.Run(program.session)
+    (y,) = step.forward([x, grid])[:1]
+    (made,) = step.backward([torch.ones_like(y)])
+    leaf = grid.clone().requires_grad_()
+    torch.nn.functional.grid_sample(x, leaf, "bilinear", padding, align).sum().backward()
+    torch.testing.assert_close(made, leaf.grad)
+
+
+def test_small_files_stay_small() -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    size = torch.tensor([1, 1, 20_000, 20_000])
+    case = Case("AffineGrid", [f(1, 2, 3), size], {}, opset=20, constant=(1,))
+    graph = _core.load_onnx(model_of(case).SerializeToString())
+    assert graph.outputs[0]["shape"] == ["d0", 20_000, 20_000, 2]
+    x = torch.empty(0, 1, dtype=torch.float64)
+    model = model_of(Case("ReverseSequence", [x, ints(1)], {}, ()))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**27
+    _core.load_onnx(model.SerializeToString())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def gradient_model(inputs: Sequence[str], xs: Sequence[str], **more: Any) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("PRelu", ["a", "slope"], ["h"]),
+        helper.make_node("Mul", ["h", "b"], ["y"]),
+        helper.make_node(
+            "Gradient",
+            inputs,
+            [f"d{i}" for i in range(len(xs))],
+            domain=TRAINING,
+            xs=xs,
+            **{"y": "y", **more},
+        ),
+    ]
+    code = TensorProto.DOUBLE
+    given = [helper.make_tensor_value_info(n, code, [3]) for n in ("a", "b", "other")]
+    outputs = [helper.make_tensor_value_info(f"d{i}", code, None) for i in range(len(xs))]
+    slope = onnx.numpy_helper.from_array(np.array([0.25]), "slope")
+    graph = helper.make_graph(nodes, "g", given, outputs, [slope])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(TRAINING, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_named_gradients() -> None:
+    a, b, other = f(3), f(3), f(3)
+    feed = {"a": a, "b": b, "other": other}
+
+    def run_model(model: onnx.ModelProto) -> Any:
+        graph = _core.load_onnx(model.SerializeToString())
+        return _core.Run(_core.Session(graph)).forward([feed[i["name"]] for i in graph.inputs])
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x < 0, 0.25, 1.0).double()
+
+    da, db = run_model(gradient_model(["a", "b"], ["a", "b"]))
+    torch.testing.assert_close(da, slope(a) * b)
+    torch.testing.assert_close(db, a * slope(a))
+    # At other values than those that the graph was run with, and from a value inside.
+    da, db = run_model(gradient_model(["other", "b"], ["a", "b"]))
+    torch.testing.assert_close(da, slope(other) * b)
+    torch.testing.assert_close(db, other * slope(other))
+    dh, dother = run_model(gradient_model(["h", "other", "b"], ["h", "other"], zs=["b"]))
+    torch.testing.assert_close(dh, b)
+    torch.testing.assert_close(dother, torch.zeros_like(b))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "xs", "more", "message"),
+    [
+        (["a"], ["a", "b"], {}, "names 2 values, has 1"),
+        (["a"], ["q"], {}, "no value has the name 'q'"),
+        (["a"], ["a"], {"y": "q"}, "no value has the name 'q'"),
+        (["a", "b"], ["a", "a"], {}, "named twice"),
+        (["a"], ["a"], {"y": "b"}, "no result of a node"),
+    ],
+)
+def test_wrong_named_gradients(inputs: Any, xs: Any, more: Any, message: str) -> None:
+    with pytest.raises(_core.InvalidModelError, match=message):
+        _core.load_onnx(gradient_model(inputs, xs, **more).SerializeToString())
+
+
 UPDATES = {
     "Adagrad": ({"norm_coefficient": 0.1, "decay_factor": 0.2, "epsilon": 1e-5}, 3),
     "Adam": ({"norm_coefficient": 0.1, "norm_coefficient_post": 0.05, "epsilon": 1e-4}, 4),
@@ -297,6 +404,10 @@ def test_optimizers_take_several_tensors(name: str, step: int) -> None:
         (Case("GridSample", [f(1, 2, 3), f(1, 2, 1)], {"mode": "cubic"}), "over 1 axes"),
         (Case("GridSample", [f(1, 2, 3), f(1, 2, 1)], {"mode": "round"}), "'round' is not known"),
         (Case("AffineGrid", [f(2, 2, 3), ints(2, 3, 4, 5)]), "must be a constant"),
+        (Case("GridSample", [f(1, 1, 1, 1, 1, 1), f(1, 1, 1, 1, 1, 4)]), "up to 3"),
+        (Case("GRU", [f(2000, 1, 1), f(1, 3, 1), f(1, 3, 1)], {}, (), outputs=2), "up to 1024"),
+        (Case("DepthToSpace", [f(1, 4, 2, 2)], {"blocksize": 2**32}), "'blocksize' is 4294967296"),
+        (Case("OneHot", [ints(1), ints(1)[:0], f(2)], constant=(1,)), "must be one number"),
         (Case("GRU", [f(3, 2, 4), f(1, 6, 4), f(1, 6, 2)], RNN, (0,), outputs=2), "must be known"),
         (Case("RNN", [f(3, 2, 4), f(1, 4, 4), f(1, 3, 2)], RNN, outputs=2), "hidden_size 2"),
         (
@@ -307,6 +418,10 @@ def test_optimizers_take_several_tensors(name: str, step: int) -> None:
         (
             Case("Attention", [f(2, 3, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4)], {"softcap": 1.0}),
             "cannot share 2 key heads",
+        ),
+        (
+            Case("Attention", [f(1, 1, 2, 4)] * 3 + [None, f(), f()]),
+            "earlier calls are of rank 4",
         ),
         (Case("RotaryEmbedding", [f(2, 4, 6), f(2, 4, 3), f(2, 4, 3)]), "num_heads is 0"),
         (Case("RotaryEmbedding", [f(1, 1, 2, 6), f(1, 2, 2), f(1, 2, 2)]), "for 3 angles"),

@@ -63,6 +63,8 @@ FORMS: list[tuple[str, int, list[torch.Tensor], dict[str, Any], Callable[..., An
     ("Split", 11, [X], {"axis": 2, "split": [1, 3]}, lambda x: x.split([1, 3], 2)),
     ("Split", 2, [X], {"axis": 2}, lambda x: x.split(2, 2)),
     ("Split", 13, [X, torch.tensor([3, 1])], {"axis": 2}, lambda x, n: x.split([3, 1], 2)),
+    ("ConvTranspose", 10, [f(1, 2, 3), f(2, 1, 2)], {"strides": [2]},
+     lambda x, w: torch.nn.functional.conv_transpose1d(x, w, stride=2)),
     ("Split", 17, [X], {"axis": 2}, lambda x: x.split(2, 2)),
     ("Slice", 9, [X], {"starts": [1, -3], "ends": [9, -1]}, lambda x: x[1:9, -3:-1]),
     ("Slice", 1, [X], {"starts": [1], "ends": [3], "axes": [2]}, lambda x: x[..., 1:3]),
@@ -125,6 +127,8 @@ def test_forms(op: str, opset: int, inputs: Any, attributes: Any, expected: Any)
         ("BatchNormalization", 9, [X] + [f(3)] * 4, {}, 3, "statistics of the batch"),
         ("BatchNormalization", 7, [X] + [f(3)] * 4, {"spatial": 0}, 1, "spatial must be 1"),
         ("Split", 2, [X], {"axis": 1}, 2, "into 2 equal parts"),
+        ("Split", 13, [X], {}, 0, "has no output"),
+        ("ConvTranspose", 1, [f(1, 2, 3), f(2, 1, 2)], {"output_shape": [5]}, 1, "before opset 11"),
         ("Add", 6, [X, f(3, 4)], {"axis": 2, "broadcast": 1}, 1, "from axis 2 on"),
         ("ReduceSum", 12, [X], {"axes": [5]}, 1, "out of range|axis 5"),
         ("Unsqueeze", 12, [X], {}, 1, "'axes' is required"),
@@ -137,3 +141,15 @@ def test_refusals(
 ) -> None:
     with pytest.raises((_core.InvalidModelError, _core.UnsupportedError), match=message):
         load(op, opset, inputs, attributes, outputs)
+
+
+@pytest.mark.parametrize("outputs", [["y", ""], ["", "y"]])
+def test_a_part_that_nobody_wants(outputs: list[str]) -> None:
+    node = helper.make_node("Split", ["x"], outputs)
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])]
+    graph = helper.make_graph([node], "g", given, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    loaded = _core.load_onnx(model.SerializeToString())
+    (y,) = _core.Run(_core.Session(loaded)).forward([torch.arange(4.0)])
+    assert y.tolist() == ([0.0, 1.0] if outputs[0] else [2.0, 3.0])

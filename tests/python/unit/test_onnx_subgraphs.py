@@ -220,7 +220,7 @@ def test_what_depends_on_data_is_refused() -> None:
 def test_endless_loops_end_with_an_error() -> None:
     started = time.monotonic()
     for trips in (None, 2**62):
-        with pytest.raises(_core.UnsupportedError, match="more than 65536 nodes"):
+        with pytest.raises(_core.UnsupportedError, match="would take more than 33554432 bytes"):
             _core.load_onnx(loop_model(trips).SerializeToString())
     assert time.monotonic() - started < 30
 
@@ -246,3 +246,83 @@ def test_damaged_loops_are_invalid(change: Any, message: str) -> None:
     change(made.graph.node[0])
     with pytest.raises((_core.InvalidModelError, _core.UnsupportedError), match=message):
         _core.load_onnx(made.SerializeToString())
+
+
+def body_of(
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    constants: Sequence[onnx.TensorProto] = (),
+) -> onnx.GraphProto:
+    inputs = [info("i", INT64), info("go", BOOL), info("h", FLOAT, None)]
+    made = [info("go_out", BOOL), *(info(name, FLOAT, None) for name in outputs)]
+    again = helper.make_node("Identity", ["go"], ["go_out"])
+    return helper.make_graph([*nodes, again], "body", inputs, made, constants)
+
+
+@pytest.mark.parametrize("given", [["m", "", "x"], ["m", "yes", "x"]])
+def test_without_a_condition_the_body_decides_nothing(given: list[str]) -> None:
+    nodes = [
+        helper.make_node("Add", ["h", "x"], ["h_out"]),
+        helper.make_node("Not", ["go"], ["go_out"]),
+    ]
+    body = body_of(nodes, ["h_out"])
+    del body.node[-1]
+    node = helper.make_node("Loop", given, ["y"], body=body)
+    held = [constant("m", np.int64(3)), constant("yes", True)]
+    made = model([node], [info("x", FLOAT, 2)], ["y"], held)
+    graph = _core.load_onnx(made.SerializeToString())
+    (y,) = _core.Run(_core.Session(graph)).forward([torch.ones(2)])
+    assert y.tolist() == ([4.0, 4.0] if not given[1] else [2.0, 2.0])
+
+
+def test_a_loop_may_carry_nothing() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_out"]),
+            helper.make_node("Cast", ["i"], ["step"], to=FLOAT),
+            helper.make_node("Mul", ["step", "x"], ["part"]),
+        ],
+        "body",
+        [info("i", INT64), info("go", BOOL)],
+        [info("go_out", BOOL), info("part", FLOAT, None)],
+    )
+    node = helper.make_node("Loop", ["m"], ["y"], body=body)
+    made = model([node], [info("x", FLOAT, 2)], ["y"], [constant("m", np.int64(2))])
+    graph = _core.load_onnx(made.SerializeToString())
+    (y,) = _core.Run(_core.Session(graph)).forward([torch.ones(2)])
+    assert y.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_absent_inputs_inside_of_a_body_stay_absent() -> None:
+    nodes = [helper.make_node("Clip", ["h", "", "most"], ["h_out"])]
+    body = body_of(nodes, ["h_out"], [constant("most", np.float32(5))])
+    node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)
+    made = model([node], [info("x", FLOAT, 2)], ["y"], [constant("m", np.int64(1))])
+    graph = _core.load_onnx(made.SerializeToString())
+    (y,) = _core.Run(_core.Session(graph)).forward([torch.tensor([-3.0, 9.0])])
+    assert y.tolist() == [-3.0, 5.0]
+    body.initializer.append(constant("", np.float32(3)))
+    made.graph.node[0].attribute[0].g.CopyFrom(body)
+    with pytest.raises(_core.InvalidModelError, match="empty name"):
+        _core.load_onnx(made.SerializeToString())
+
+
+def test_what_is_written_out_counts_with_all_that_it_holds() -> None:
+    neg = helper.make_node("Neg", ["h"], ["h_out"])
+    wide = body_of([neg], ["h_out", *["h"] * 400])
+    many = body_of([neg], ["h_out"], [constant(f"c{i}", np.float32(0)) for i in range(3000)])
+    named = body_of([neg], ["h_out"])
+    named.node[0].name = "n" * 200_000
+    big = helper.make_graph(
+        [], "big", [], [info("w", FLOAT, None)], [constant("w", np.zeros(50_000))]
+    )
+    held = helper.make_node("If", ["go"], ["ignored"], then_branch=big, else_branch=big)
+    heavy = body_of([neg, held], ["h_out"])
+    started = time.monotonic()
+    for body, steps in ((wide, 2000), (many, 65_000), (named, 1000), (heavy, 1000)):
+        extra = [f"s{i}" for i in range(len(body.output) - 2)]
+        node = helper.make_node("Loop", ["m", "", "x"], ["y", *extra], body=body)
+        made = model([node], [info("x", FLOAT, 2)], ["y"], [constant("m", np.int64(steps))])
+        with pytest.raises(_core.UnsupportedError, match="would take more than"):
+            _core.load_onnx(made.SerializeToString())
+    assert time.monotonic() - started < 30
