@@ -254,7 +254,7 @@ class ModelLoader {
         if (opset == opsets_.end())
           throw InvalidModelError("no opset of the domain '' is imported");
         for (const std::string& input : proto.input()) find_input(input);
-        subgraphs_.load(proto, opset->second);
+        as_invalid_model([&] { subgraphs_.load(proto, opset->second); });
       });
       return;
     }
@@ -266,7 +266,10 @@ class ModelLoader {
       node.name = proto.name();
       meaning = meaning_of(node);
       node.attributes = attributes_from_onnx(proto, external_);
-      if (meaning != nullptr) check_attributes(node, *meaning);
+      if (meaning != nullptr) {
+        check_attributes(node, *meaning);
+        resolve_value_names(node, *meaning);
+      }
       const std::string& phase = metadata_value(proto.metadata_props(), metadata::kPhase);
       if (!phase.empty() && phase != metadata::kBackward) {
         throw InvalidModelError(str("the phase ", quoted_text(phase), " is not known"));
@@ -302,6 +305,20 @@ class ModelLoader {
     }
     if (node.domain.empty() && node.op == "Constant") return nullptr;
     return &assembler_.registry().at(node.domain, node.op, opset->second);
+  }
+
+  // Names of the file become those of the graph, which may have others.
+  void resolve_value_names(NamedNode& node, const OpDef& def) const {
+    const auto resolve = [&](std::string& name) {
+      name = assembler_.graph().value(find_input(name)).name;
+    };
+    for (auto& [attribute, value] : node.attributes) {
+      if (!def.names_values(attribute)) continue;
+      if (auto* name = std::get_if<std::string>(&value)) resolve(*name);
+      if (auto* names = std::get_if<std::vector<std::string>>(&value)) {
+        for (std::string& name : *names) resolve(name);
+      }
+    }
   }
 
   // An attribute of a later opset is no mistake of the model.

@@ -16,8 +16,10 @@
 namespace ortrain {
 namespace {
 
-// Of nodes and constants together: 64 Ki nodes without much in them.
-constexpr int64_t kMostBytes = int64_t{1} << 25;
+// Of nodes and constants together: about 50 000 nodes without much in them.
+constexpr int64_t kMostBytes = int64_t{1} << 26;
+// Bytes in memory for a byte of a file, where it holds little but empty messages.
+constexpr size_t kUnpacked = 16;
 
 bool is_constant_node(const onnx::NodeProto& node) {
   return node.op_type() == "Constant" && (node.domain().empty() || node.domain() == "ai.onnx") &&
@@ -25,52 +27,13 @@ bool is_constant_node(const onnx::NodeProto& node) {
          node.attribute(0).name() == "value" && node.attribute(0).has_t();
 }
 
-// About what a copy takes.
-size_t bytes_of(const onnx::TensorProto& tensor) {
-  size_t bytes = tensor.name().size() + tensor.raw_data().size() +
-                 4 * static_cast<size_t>(tensor.float_data_size() + tensor.int32_data_size()) +
-                 8 * static_cast<size_t>(tensor.int64_data_size() + tensor.double_data_size() +
-                                         tensor.uint64_data_size() + tensor.dims_size());
-  for (const std::string& text : tensor.string_data()) bytes += 32 + text.size();
-  return bytes;
-}
-
-size_t bytes_of(const onnx::GraphProto& graph);
-
-size_t bytes_of(const onnx::NodeProto& node) {
-  size_t bytes = 256 + node.name().size() + node.op_type().size() + node.doc_string().size();
-  for (const std::string& name : node.input()) bytes += 64 + name.size();
-  for (const std::string& name : node.output()) bytes += 64 + name.size();
-  for (const onnx::StringStringEntryProto& entry : node.metadata_props()) {
-    bytes += 64 + entry.key().size() + entry.value().size();
-  }
-  for (const onnx::AttributeProto& attribute : node.attribute()) {
-    bytes += 64 + attribute.name().size() + attribute.doc_string().size() + attribute.s().size() +
-             8 * static_cast<size_t>(attribute.ints_size()) +
-             4 * static_cast<size_t>(attribute.floats_size());
-    for (const std::string& text : attribute.strings()) bytes += 32 + text.size();
-    if (attribute.has_t()) bytes += bytes_of(attribute.t());
-    if (attribute.has_g()) bytes += bytes_of(attribute.g());
-  }
-  return bytes;
-}
-
-size_t bytes_of(const onnx::GraphProto& graph) {
-  size_t bytes = 0;
-  for (const onnx::NodeProto& node : graph.node()) bytes += bytes_of(node);
-  for (const onnx::TensorProto& tensor : graph.initializer()) bytes += 64 + bytes_of(tensor);
-  for (const onnx::ValueInfoProto& value : graph.input()) bytes += 64 + value.name().size();
-  for (const onnx::ValueInfoProto& value : graph.output()) bytes += 64 + value.name().size();
-  return bytes;
-}
-
 // What a name has become; null for one that stays.
 using FindName = std::function<const std::string*(const std::string&)>;
 
-void rename_inputs(onnx::NodeProto& node, const FindName& find);
+void rename_inputs(onnx::NodeProto& node, const FindName& find, const OpRegistry& registry);
 
 // Replaces names from outside of a graph that its nodes read.
-void rename_free(onnx::GraphProto& graph, const FindName& outer) {
+void rename_free(onnx::GraphProto& graph, const FindName& outer, const OpRegistry& registry) {
   std::unordered_set<std::string> own;
   for (const onnx::ValueInfoProto& input : graph.input()) own.insert(input.name());
   for (const onnx::TensorProto& tensor : graph.initializer()) own.insert(tensor.name());
@@ -78,7 +41,7 @@ void rename_free(onnx::GraphProto& graph, const FindName& outer) {
     return own.contains(name) ? nullptr : outer(name);
   };
   for (onnx::NodeProto& node : *graph.mutable_node()) {
-    rename_inputs(node, find);
+    rename_inputs(node, find, registry);
     own.insert(node.output().begin(), node.output().end());
   }
   for (onnx::ValueInfoProto& output : *graph.mutable_output()) {
@@ -86,13 +49,18 @@ void rename_free(onnx::GraphProto& graph, const FindName& outer) {
   }
 }
 
-void rename_inputs(onnx::NodeProto& node, const FindName& find) {
-  for (std::string& input : *node.mutable_input()) {
-    if (input.empty()) continue;  // an absent one
-    if (const std::string* name = find(input)) input = *name;
-  }
+void rename_inputs(onnx::NodeProto& node, const FindName& find, const OpRegistry& registry) {
+  const auto rename = [&](std::string& text) {
+    const std::string* name = text.empty() ? nullptr : find(text);  // empty: an absent input
+    if (name != nullptr) text = *name;
+  };
+  for (std::string& input : *node.mutable_input()) rename(input);
+  const OpDef* def = registry.find(node.domain(), node.op_type());
   for (onnx::AttributeProto& attribute : *node.mutable_attribute()) {
-    if (attribute.has_g()) rename_free(*attribute.mutable_g(), find);
+    if (attribute.has_g()) rename_free(*attribute.mutable_g(), find, registry);
+    if (def == nullptr || !def->names_values(attribute.name())) continue;
+    if (attribute.has_s()) rename(*attribute.mutable_s());
+    for (std::string& text : *attribute.mutable_strings()) rename(text);
   }
 }
 
@@ -190,7 +158,7 @@ SubgraphInliner::Names SubgraphInliner::load_constants(onnx::GraphProto& body,
   Names names;
   const auto add = [&](const std::string& name, onnx::TensorProto& tensor) {
     if (name.empty()) throw InvalidModelError("a value of a body has an empty name");
-    spend(128 + bytes_of(tensor));
+    spend(128 + kUnpacked / 4 * tensor.ByteSizeLong());
     TensorData data = with_context(str("initializer ", quoted_text(name), ": "),
                                    [&] { return tensor_from_onnx(tensor, external_); });
     assembler_.add_constant(std::move(data), prefix + name);
@@ -225,16 +193,16 @@ std::vector<ValueId> SubgraphInliner::step(onnx::GraphProto& body, const Names& 
         str("a body takes ", body.input_size(), " inputs, expected ", inputs.size()));
   }
   // Unstacked and stacked, an input or output is two nodes.
-  spend(512 * static_cast<size_t>(1 + body.input_size() + body.output_size()));
+  spend(1024 * static_cast<size_t>(1 + body.input_size() + body.output_size()));
   for (int i = 0; i < body.input_size(); ++i) {
     define(body.input(i).name());
     assembler_.add_alias(prefix + body.input(i).name(), inputs[static_cast<size_t>(i)]);
   }
   for (const onnx::NodeProto& node : body.node()) {
     if (is_constant_node(node)) continue;
-    spend(bytes_of(node));
+    spend(256 + kUnpacked * node.ByteSizeLong());
     onnx::NodeProto copy = node;
-    rename_inputs(copy, find);
+    rename_inputs(copy, find, assembler_.registry());
     for (std::string& output : *copy.mutable_output()) {
       if (output.empty()) continue;
       define(output);

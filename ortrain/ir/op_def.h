@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ortrain/base/dtype.h"
@@ -83,6 +85,10 @@ struct OpDef {
   // Of input 0 only as many bytes are read as the outputs have.
   bool looks_up = false;
 
+  // Attributes that name values of the graph around a node; see
+  // `ortrain/ops/training/gradient.cpp`.
+  std::vector<std::string> value_names = {};
+
   // Operators that stand for others, in place of `infer` and kernels: builds these and returns the
   // outputs; see ExpandContext. Graphs never hold a node of such an operator.
   std::function<std::vector<int32_t>(ExpandContext&)> expand = nullptr;
@@ -90,6 +96,9 @@ struct OpDef {
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;
     return gradient ? Differentiability::rule : Differentiability::missing;
+  }
+  bool names_values(std::string_view attribute) const {
+    return std::find(value_names.begin(), value_names.end(), attribute) != value_names.end();
   }
   const FormalAttribute* find_attribute(const std::string& attribute) const;
   // The formal value of input or output `index`; variadic ones repeat. Null when out of range.

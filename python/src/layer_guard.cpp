@@ -237,8 +237,10 @@ void LayerGuard::append_changing(std::vector<Changing>& changing) {
   }
 }
 
-void LayerGuard::forget() {
-  for (Attribute& attribute : attributes_) attribute.seen.reset();
+void LayerGuard::forget(std::vector<nb::object>& seen) {
+  for (Attribute& attribute : attributes_) {
+    if (attribute.seen.is_valid()) seen.push_back(std::exchange(attribute.seen, nb::object()));
+  }
 }
 
 int LayerGuard::traverse(visitproc visit, void* arg) const {

@@ -64,8 +64,8 @@ class LayerGuard {
   // An attribute whose object may change without being replaced, as `holds` has last seen it.
   class Changing;
   void append_changing(std::vector<Changing>& changing);
-  // Lets go of what `holds` has seen; invalidates what `append_changing` has appended.
-  void forget();
+  // Hands over what `holds` has seen; invalidates what `append_changing` has appended.
+  void forget(std::vector<nanobind::object>& seen);
 
  private:
   // Names, and what they stand for where that is a layer.

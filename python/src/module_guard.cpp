@@ -52,8 +52,10 @@ class ModuleGuard {
 
   // A state that is not the present one need not keep tensors in memory.
   void release_tensors() {
+    // Dropping an object may run code: only once nothing refers to any of them.
+    std::vector<nb::object> seen;
     changing_.clear();
-    for (LayerGuard& layer : layers_) layer.forget();
+    for (LayerGuard& layer : layers_) layer.forget(seen);
     const Versions versions = std::exchange(versions_, {});
     const SlotTensors released = std::exchange(tensors_, {});
   }

@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -47,13 +49,16 @@ void pad_for_whole_windows(ExpandContext& e, const std::vector<int64_t>& kernel,
       if (value < 1 || value > kMost)
         throw InvalidModelError(str("a window has the entry ", value));
     }
+    for (int64_t pad : {pads[i], pads[axes + i]}) {
+      if (pad < 0 || pad > kMost) throw InvalidModelError(str("'pads' has the entry ", pad));
+    }
     const int64_t extent = e.known_extent(e.input(0), i + 2, "X");
     const int64_t window = (kernel[i] - 1) * dilations[i] + 1;
     const int64_t rest = extent + pads[i] + pads[axes + i] - window;
     if (rest < 0) continue;  // refused as usual
     int64_t last = (rest + strides[i] - 1) / strides[i];
     if (last * strides[i] >= extent + pads[i]) --last;
-    pads[axes + i] += last * strides[i] - rest;
+    pads[axes + i] += std::max<int64_t>(0, last * strides[i] - rest);
   }
   attributes["pads"] = pads;
 }

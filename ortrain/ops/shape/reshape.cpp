@@ -45,6 +45,8 @@ Dim solve_extent(const Shape& from, const Shape& to, size_t inferred) {
   return floor_div(total, divisor);
 }
 
+constexpr int64_t kMostOpenExtents = 64;
+
 void infer_reshape(InferContext& context) {
   const Shape& from = context.shape(0);
   if (context.rank(1) != 1) throw ShapeError("input 'shape' must have rank 1");
@@ -54,6 +56,10 @@ void infer_reshape(InferContext& context) {
     const Dim& rank = context.shape(1)[0];
     if (!rank.is_constant()) {
       throw UnsupportedError("the number of elements of input 'shape' must be known");
+    }
+    if (rank.constant() > kMostOpenExtents) {
+      throw UnsupportedError(str("a result of rank ", rank.constant(), " with open extents; up to ",
+                                 kMostOpenExtents, " are supported"));
     }
     Shape shape;
     for (int64_t i = 0; i < rank.constant(); ++i) {

@@ -38,6 +38,13 @@ class NamedGradient {
     for (size_t i = 0; i < names_.size(); ++i) {
       const ValueId value = named(names_[i]);
       const bool wanted = i < xs_.size();
+      const ValueId given = e_.input(i);
+      if (e_.dtype(given) != e_.dtype(value) || e_.shape(given) != e_.shape(value)) {
+        throw ShapeError(str("input ", i, " is ", name_of(e_.dtype(given)),
+                             shape_str(e_.shape(given)), ", '", names_[i],
+                             "', which it stands for, ", name_of(e_.dtype(value)),
+                             shape_str(e_.shape(value))));
+      }
       if (wanted && !is_float(e_.dtype(value))) {
         throw InvalidModelError(
             str("'", names_[i], "' is ", name_of(e_.dtype(value)), ", which has no gradient"));
@@ -164,6 +171,7 @@ void register_gradient(OpRegistry& registry) {
                           {"zs", AttributeKind::strings},
                           {"y", AttributeKind::string_, true}},
                 .types = {{"T1*", kAllTypes}, {"T2*", kFloatTypes}},
+                .value_names = {"xs", "zs", "y"},
                 .expand = [](ExpandContext& e) { return NamedGradient(e).build(); }});
 }
 

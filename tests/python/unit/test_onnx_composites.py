@@ -259,6 +259,11 @@ def test_windows_that_end_outside_have_the_norm_of_what_is_inside() -> None:
     ]
     torch.testing.assert_close(made[0, 0], torch.tensor(expected, dtype=torch.float64))
 
+    few = Case("LpPool", [x], {"kernel_shape": [2, 2], "strides": [9, 4], "ceil_mode": 1, "p": 1})
+    (made,) = run(_core.load_onnx(model_of(few).SerializeToString()), [x])
+    expected = [[x[0, 0, :2, j : j + 2].abs().sum() for j in (0, 4)]]
+    torch.testing.assert_close(made[0, 0], torch.tensor(expected, dtype=torch.float64))
+
 
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize("padding", ["border", "reflection"])
@@ -343,8 +348,9 @@ def test_named_gradients() -> None:
     ("inputs", "xs", "more", "message"),
     [
         (["a"], ["a", "b"], {}, "names 2 values, has 1"),
-        (["a"], ["q"], {}, "no value has the name 'q'"),
-        (["a"], ["a"], {"y": "q"}, "no value has the name 'q'"),
+        (["a"], ["q"], {}, "q. is made by nothing"),
+        (["a"], ["a"], {"y": "q"}, "q. is made by nothing"),
+        (["slope"], ["a"], {}, r"input 0 is float64\[1\], 'a', which it stands for, float64\[3\]"),
         (["a", "b"], ["a", "a"], {}, "named twice"),
         (["a"], ["a"], {"y": "b"}, "no result of a node"),
     ],
@@ -386,6 +392,15 @@ def test_optimizers_take_several_tensors(name: str, step: int) -> None:
     [
         (Case("PRelu", [f(2), f(2)], {"slope": 1.0}), "'slope' is not known"),
         (Case("LpNormalization", [f(2, 3)], {"p": 3}), "expected 1 or 2"),
+        (
+            Case(
+                "LpPool",
+                [f(1, 1, 4)],
+                {"kernel_shape": [2], "pads": [2**62, 2**62], "ceil_mode": 1},
+            ),
+            "'pads' has the entry",
+        ),
+        (Case("Reshape", [f(2), torch.zeros(100, dtype=torch.int64)]), "result of rank 100"),
         (Case("LRN", [f(2, 3)], {"size": 0}), "'size' is 0"),
         (Case("LRN", [f(2)], {"size": 1}), "without channels"),
         (Case("DepthToSpace", [f(1, 6, 2, 2)], {"blocksize": 2}), "no multiple of 2 squared"),

@@ -220,7 +220,7 @@ def test_what_depends_on_data_is_refused() -> None:
 def test_endless_loops_end_with_an_error() -> None:
     started = time.monotonic()
     for trips in (None, 2**62):
-        with pytest.raises(_core.UnsupportedError, match="would take more than 33554432 bytes"):
+        with pytest.raises(_core.UnsupportedError, match="would take more than 67108864 bytes"):
             _core.load_onnx(loop_model(trips).SerializeToString())
     assert time.monotonic() - started < 30
 
@@ -319,10 +319,46 @@ def test_what_is_written_out_counts_with_all_that_it_holds() -> None:
     held = helper.make_node("If", ["go"], ["ignored"], then_branch=big, else_branch=big)
     heavy = body_of([neg, held], ["h_out"])
     started = time.monotonic()
-    for body, steps in ((wide, 2000), (many, 65_000), (named, 1000), (heavy, 1000)):
+    padded = body_of(
+        [neg, helper.make_node("If", ["go"], ["q"], then_branch=big, else_branch=big)], ["h_out"]
+    )
+    branch_info = padded.node[1].attribute[0].g.value_info
+    branch_info.extend(onnx.ValueInfoProto() for _ in range(50_000))
+    for body, steps in (
+        (wide, 2000),
+        (many, 65_000),
+        (named, 1000),
+        (heavy, 1000),
+        (padded, 10_000),
+    ):
         extra = [f"s{i}" for i in range(len(body.output) - 2)]
         node = helper.make_node("Loop", ["m", "", "x"], ["y", *extra], body=body)
         made = model([node], [info("x", FLOAT, 2)], ["y"], [constant("m", np.int64(steps))])
         with pytest.raises(_core.UnsupportedError, match="would take more than"):
             _core.load_onnx(made.SerializeToString())
     assert time.monotonic() - started < 30
+
+
+def test_a_gradient_names_values_of_a_body() -> None:
+    nodes = [
+        helper.make_node("Mul", ["h", "h"], ["square"]),
+        helper.make_node(
+            "Gradient", ["h"], ["h_out"], domain="ai.onnx.preview.training", xs=["h"], y="square"
+        ),
+    ]
+    node = helper.make_node("Loop", ["m", "", "x"], ["Abs"], body=body_of(nodes, ["h_out"]))
+    outer = [
+        helper.make_node("LpPool", ["x"], ["z"], kernel_shape=[1], p=1),
+        node,
+        helper.make_node(
+            "Gradient", ["x"], ["d"], domain="ai.onnx.preview.training", xs=["x"], y="Abs"
+        ),
+    ]
+    held = [constant("m", np.int64(2))]
+    made = model(outer, [info("x", FLOAT, 1, 1, 3)], ["Abs", "d", "z"], held)
+    made.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    graph = _core.load_onnx(made.SerializeToString())
+    x = torch.tensor([[[1.0, -2.0, 3.0]]])
+    y, d, _ = _core.Run(_core.Session(graph)).forward([x])
+    torch.testing.assert_close(y, 4 * x)
+    torch.testing.assert_close(d, torch.full_like(x, 4.0))
