@@ -792,3 +792,19 @@ case("scatter_reduce.two", i(4), 0, t([1, 1]), i(2), reduce="amax", include_self
 case("scatter_reduce.two", f(), 0, t([0]), f(1), reduce="mean", include_self=False)
 case("unsafe_split.Tensor", f(5, 2), 2)
 case("unsafe_split_with_sizes.default", f(5, 2), [2, 3])
+
+# Fake quantization
+
+case("fake_quantize_per_tensor_affine.default", f(3, 40), 0.1, 3, -8, 7)
+case("fake_quantize_per_tensor_affine.default", f(3, 40, dtype=f64), 0.25, 0, 0, 255)
+case("fake_quantize_per_tensor_affine.tensor_qparams", f(5, 7), t([0.05]), t([1], dtype=i32), -8, 7)
+for _axis in (0, 1, 2):
+    case(
+        "fake_quantize_per_channel_affine.default",
+        f(3, 3, 3),
+        t([0.1, 0.2, 0.05]),
+        t([0, 2, -1], dtype=i32),
+        _axis,
+        -8,
+        7,
+    )
