@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/graph_assembler.h"
 #include "ortrain/ir/infer_context.h"
 
 namespace ortrain {
@@ -48,9 +49,16 @@ int64_t ExpandContext::known_extent(ValueId value, size_t axis, const char* what
 std::vector<int64_t> ExpandContext::known_ints(size_t index) const {
   const Value& held = value(input(index));
   const char* name = def_->formal_input(index)->name.c_str();
-  if (held.known && is_constant(*held.known)) return to_dims(*held.known);
-  if (held.constant.defined()) return held.constant.to_int64s();
+  if (auto known = known_integers(held)) return *std::move(known);
   throw UnsupportedError(str("input '", name, "' must be a constant or follow from shapes"));
+}
+
+std::optional<std::vector<int64_t>> known_integers(const Value& value) {
+  if (value.known && is_constant(*value.known)) return to_dims(*value.known);
+  if (value.constant.defined() && !is_float(value.constant.dtype())) {
+    return value.constant.to_int64s();
+  }
+  return std::nullopt;
 }
 
 ValueId ExpandContext::slice(ValueId a, int64_t axis, int64_t begin, int64_t end) {
@@ -93,15 +101,7 @@ const Dim& ExpandContext::dim_of(ValueId a, int64_t axis) const {
 }
 
 std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node) {
-  std::vector<InferredValue> inputs;
-  for (ValueId input : node.inputs) {
-    if (input == kNoValue) {
-      inputs.emplace_back();
-    } else {
-      inputs.push_back({graph.value(input).dtype, graph.value(input).shape, {}, {}});
-    }
-  }
-  check_node(def, node, inputs);
+  check_node(def, node, inferred_inputs(graph, node));
   return with_context(Graph::context(node), [&] {
     ExpandContext context(graph, def, node);
     std::vector<ValueId> made = def.expand(context);

@@ -50,6 +50,9 @@ class ExpandContext : public GraphBuilder {
   const Node* node_;
 };
 
+// Contents of an integer or boolean value where they are known, row-major.
+std::optional<std::vector<int64_t>> known_integers(const Value& value);
+
 // Adds to the graph what a node of an operator with `expand` stands for. Returns one value per
 // output of the node, kNoValue for those that nobody wants. Arity, types and attributes are checked
 // as for any node, and errors framed in the same way.

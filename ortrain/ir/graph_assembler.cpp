@@ -45,6 +45,10 @@ void GraphAssembler::bind(const std::string& name, ValueId value) {
 
 void GraphAssembler::claim(const std::string& name) {
   bind(name, static_cast<ValueId>(graph_.num_values()));
+  vacate(name);
+}
+
+void GraphAssembler::vacate(const std::string& name) {
   // Only what no file has named can hold a name that is not in by_name_.
   const ValueId unnamed = graph_.find_value(name);
   if (unnamed != kNoValue) graph_.rename_value(unnamed, name + "_c");
@@ -92,8 +96,7 @@ void GraphAssembler::expand(const OpDef& def, Node node, const std::vector<std::
     const bool has_name = by_name_.contains(graph_.value(made[i]).name);
     bind(outputs[i], made[i]);
     if (has_name) continue;  // of an input, say: a second name for it
-    const ValueId unnamed = graph_.find_value(outputs[i]);
-    if (unnamed != kNoValue && unnamed != made[i]) graph_.rename_value(unnamed, outputs[i] + "_c");
+    vacate(outputs[i]);
     graph_.rename_value(made[i], outputs[i]);
   }
 }

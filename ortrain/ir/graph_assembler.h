@@ -54,6 +54,8 @@ class GraphAssembler {
   // Binds `name` to the value that is added next.
   void claim(const std::string& name);
   void bind(const std::string& name, ValueId value);
+  // Gives another name to what holds this one in the graph without the file's doing.
+  void vacate(const std::string& name);
 
   const OpRegistry* registry_;
   size_t expanded_ = 0;  // values that came of operators that stand for others

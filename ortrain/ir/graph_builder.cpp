@@ -6,6 +6,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
+#include "ortrain/ir/graph_assembler.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 
@@ -40,16 +41,7 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
   for (bool want : wanted) node.outputs.push_back(want ? next : kNoValue);
   if (def.expand) return expand_node(*graph_, def, node);
 
-  std::vector<InferredValue> inferred_inputs;
-  for (ValueId input : node.inputs) {
-    if (input == kNoValue) {
-      inferred_inputs.emplace_back();
-    } else {
-      const Value& value = graph_->value(input);
-      inferred_inputs.push_back({value.dtype, value.shape, value.known, value.constant});
-    }
-  }
-  std::vector<InferredValue> outputs = infer_node(def, node, std::move(inferred_inputs));
+  std::vector<InferredValue> outputs = infer_node(def, node, inferred_inputs(*graph_, node));
 
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i]) continue;

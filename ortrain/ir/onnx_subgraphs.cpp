@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/onnx_tensor.h"
 #include "ortrain/ir/shape_inference.h"
@@ -84,14 +86,17 @@ std::vector<int64_t> ints_of(const onnx::NodeProto& node, std::string_view name,
 
 // The single integer or boolean that a value is known to be.
 std::optional<int64_t> known_number(const Value& value) {
-  if (value.known && value.known->size() == 1 && is_constant(*value.known)) {
-    return value.known->front().constant();
+  const std::optional<std::vector<int64_t>> known = known_integers(value);
+  return known && known->size() == 1 ? std::optional(known->front()) : std::nullopt;
+}
+
+// The outputs of a step: what the next one is given, and a part of each collected value.
+void take(std::span<const ValueId> outputs, std::vector<ValueId>& carried,
+          std::vector<std::vector<ValueId>>& collected) {
+  std::copy_n(outputs.begin(), carried.size(), carried.begin());
+  for (size_t i = 0; i < collected.size(); ++i) {
+    collected[i].push_back(outputs[carried.size() + i]);
   }
-  if (value.constant.defined() && value.constant.numel() == 1 &&
-      !is_float(value.constant.dtype())) {
-    return value.constant.to_int64s()[0];
-  }
-  return std::nullopt;
 }
 
 // Values of all steps along a new axis.
@@ -272,11 +277,7 @@ void SubgraphInliner::load_loop(onnx::NodeProto& node) {
     inputs.insert(inputs.end(), carried.begin(), carried.end());
     const std::vector<ValueId> outputs = step(body, constants, inputs);
     if (asks) condition = outputs[0];
-    const auto first_scan = outputs.begin() + 1 + static_cast<std::ptrdiff_t>(carried.size());
-    carried.assign(outputs.begin() + 1, first_scan);
-    for (size_t s = 0; s < scans; ++s) {
-      made[s].push_back(*(first_scan + static_cast<std::ptrdiff_t>(s)));
-    }
+    take(std::span(outputs).subspan(1), carried, made);
   }
   std::vector<ValueId> results = carried;
   for (const std::vector<ValueId>& steps : made) {
@@ -338,11 +339,7 @@ void SubgraphInliner::load_scan(onnx::NodeProto& node) {
       inputs.push_back(builder.squeeze(slice, {along[i]}));
     }
     const std::vector<ValueId> outputs = step(body, constants, inputs);
-    const auto first = outputs.begin() + static_cast<std::ptrdiff_t>(states);
-    carried.assign(outputs.begin(), first);
-    for (size_t i = 0; i < collected; ++i) {
-      made[i].push_back(*(first + static_cast<std::ptrdiff_t>(i)));
-    }
+    take(outputs, carried, made);
   }
   std::vector<ValueId> results = carried;
   for (size_t i = 0; i < collected; ++i) {

@@ -53,6 +53,7 @@ class OnnxAttention {
                  ? e.attrs().float_("scale")
                  : 1.0 / std::sqrt(static_cast<double>(e.known_extent(q_, 3, "Q, heads apart,")));
     cap_ = e.attrs().float_("softcap");
+    shows_scores_ = cap_ > 0 || e.wants_output(kScores);
     build_allowed();
     build_mask();
   }
@@ -61,7 +62,7 @@ class OnnxAttention {
     std::vector<ValueId> outputs{kNoValue, k_, v_, kNoValue};
     const int64_t mode = e_.attrs().int_("qk_matmul_output_mode");
     if (mode < 0 || mode > 3) throw InvalidModelError(str("qk_matmul_output_mode is ", mode));
-    if (cap_ > 0 || e_.wants_output(kScores)) {
+    if (shows_scores_) {
       outputs[kY] = with_scores(static_cast<Stage>(mode), outputs[kScores]);
     } else {
       outputs[kY] = as_own_node();
@@ -99,18 +100,19 @@ class OnnxAttention {
   void build_allowed() {
     const int64_t left = window("left_window_size"), right = window("right_window_size");
     is_causal_ = e_.attrs().int_("is_causal") != 0;
-    const bool positional = (is_causal_ && offset_ != kNoValue) || left >= 0 || right >= 0;
-    if (positional) {
+    // Our own node hides later keys by itself where queries and keys begin together.
+    const bool hides_later = is_causal_ && (offset_ != kNoValue || shows_scores_);
+    if (hides_later || left >= 0 || right >= 0) {
       ValueId query = e_.unsqueeze(e_.positions(q_, 2), {1});
       if (offset_ != kNoValue) query = e_.add(query, offset_);
       const ValueId behind = e_.sub(query, e_.positions(k_, 2));
       const auto number = [&](int64_t n) {
         return e_.constant(TensorData::int_scalar(DType::i64, n));
       };
-      if (is_causal_ && offset_ != kNoValue) allow(e_.op("GreaterOrEqual", {behind, number(0)}));
+      if (hides_later) allow(e_.op("GreaterOrEqual", {behind, number(0)}));
       if (left >= 0) allow(e_.op("LessOrEqual", {behind, number(left)}));
       if (right >= 0) allow(e_.op("GreaterOrEqual", {behind, number(-right)}));
-      is_causal_ = is_causal_ && offset_ == kNoValue;
+      is_causal_ = is_causal_ && !hides_later;
     }
     if (e_.has_input(kValidKeys)) {
       const ValueId lengths = e_.unsqueeze(e_.input(kValidKeys), {1, 2, 3});
@@ -203,16 +205,8 @@ class OnnxAttention {
 
   // Which keys each query sees, of masks of both kinds; kNoValue: all.
   ValueId visible() {
-    ValueId seen = kNoValue;
-    if (mask_ != kNoValue) {
-      seen = e_.dtype(mask_) == DType::boolean
-                 ? mask_
-                 : e_.op("Not", {e_.op("Equal", {mask_, minus_infinity()})});
-    }
-    if (!is_causal_) return seen;
-    const ValueId query = e_.unsqueeze(e_.positions(q_, 2), {1});
-    const ValueId before = e_.op("GreaterOrEqual", {query, e_.positions(k_, 2)});
-    return seen == kNoValue ? before : e_.op("And", {seen, before});
+    if (mask_ == kNoValue || e_.dtype(mask_) == DType::boolean) return mask_;
+    return e_.op("Not", {e_.op("Equal", {mask_, minus_infinity()})});
   }
 
   // A query that sees no key has weights of zero.
@@ -228,6 +222,7 @@ class OnnxAttention {
 
   ExpandContext& e_;
   bool is_packed_ = false, is_causal_ = false;
+  bool shows_scores_ = false;  // or changes them: then they are values of the graph
   ValueId q_, k_, v_;
   ValueId offset_ = kNoValue;   // of the queries' positions among the keys
   ValueId allowed_ = kNoValue;  // bool

@@ -5,6 +5,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ops/window/window.h"
 
 namespace ortrain::ops {
 namespace {
@@ -29,38 +30,19 @@ ValueId root(ExpandContext& e, ValueId sum, int64_t p) {
 
 // Pads for which no window ends outside, in place of sizes that are rounded up. A window starts
 // inside of the input or its first padding.
-void pad_for_whole_windows(ExpandContext& e, const std::vector<int64_t>& kernel,
-                           Attributes& attributes) {
-  const size_t axes = kernel.size();
-  const auto given = [&](const char* name, size_t count, int64_t otherwise) {
-    const auto values = e.attrs().optional_ints(name);
-    std::vector<int64_t> result = values.value_or(std::vector<int64_t>(count, otherwise));
-    if (result.size() != count) {
-      throw InvalidModelError(str("attribute '", name, "' has ", result.size(), " entries"));
-    }
-    return result;
-  };
-  const std::vector<int64_t> strides = given("strides", axes, 1);
-  const std::vector<int64_t> dilations = given("dilations", axes, 1);
-  std::vector<int64_t> pads = given("pads", 2 * axes, 0);
-  for (size_t i = 0; i < axes; ++i) {
+std::vector<int64_t> pads_for_whole_windows(ExpandContext& e, size_t axes) {
+  for (int64_t pad : e.attrs().optional_ints("pads").value_or(std::vector<int64_t>{})) {
     constexpr int64_t kMost = int64_t{1} << 31;
-    for (int64_t value : {kernel[i], strides[i], dilations[i]}) {
-      if (value < 1 || value > kMost)
-        throw InvalidModelError(str("a window has the entry ", value));
-    }
-    for (int64_t pad : {pads[i], pads[axes + i]}) {
-      if (pad < 0 || pad > kMost) throw InvalidModelError(str("'pads' has the entry ", pad));
-    }
-    const int64_t extent = e.known_extent(e.input(0), i + 2, "X");
-    const int64_t window = (kernel[i] - 1) * dilations[i] + 1;
-    const int64_t rest = extent + pads[i] + pads[axes + i] - window;
-    if (rest < 0) continue;  // refused as usual
-    int64_t last = (rest + strides[i] - 1) / strides[i];
-    if (last * strides[i] >= extent + pads[i]) --last;
-    pads[axes + i] += std::max<int64_t>(0, last * strides[i] - rest);
+    if (pad < 0 || pad > kMost) throw InvalidModelError(str("'pads' has the entry ", pad));
   }
-  attributes["pads"] = pads;
+  Windows windows = read_windows(e.attrs(), axes, {});
+  for (size_t i = 0; i < axes; ++i) {
+    const int64_t extent = e.known_extent(e.input(0), i + 2, "X");
+    const int64_t last = window_count(windows, i, Dim(extent)).constant() - 1;
+    const int64_t end = last * windows.strides[i] + windows.span(i) - windows.pads[i];
+    windows.pads[axes + i] = std::max(windows.pads[axes + i], end - extent);
+  }
+  return windows.pads;
 }
 
 // The sum of a window is the average, padding counted, times its size.
@@ -74,7 +56,7 @@ std::vector<ValueId> expand_lp_pool(ExpandContext& e) {
     if (const auto given = e.attrs().optional_ints(name)) attributes.emplace(name, *given);
   }
   if (e.attrs().int_("ceil_mode") != 0 && e.attrs().string_("auto_pad") == "NOTSET") {
-    pad_for_whole_windows(e, kernel, attributes);
+    attributes["pads"] = pads_for_whole_windows(e, kernel.size());
   }
   double size = 1;
   for (int64_t extent : kernel) size *= static_cast<double>(extent);
@@ -93,18 +75,15 @@ std::vector<ValueId> expand_global_lp_pool(ExpandContext& e) {
 
 void register_lp_pool(OpRegistry& registry);
 void register_lp_pool(OpRegistry& registry) {
+  std::vector<FormalAttribute> attributes = window_attributes(true);
+  attributes.push_back({"ceil_mode", int64_t{0}});
+  attributes.push_back({"p", int64_t{2}});
   registry.add({.name = "LpPool",
                 .since = 2,
                 .summary = "The p-norm of each window.",
                 .inputs = {{"X", "T"}},
                 .outputs = {{"Y", "T"}},
-                .attrs = {{"p", int64_t{2}},
-                          {"kernel_shape", AttributeKind::ints, true},
-                          {"pads", AttributeKind::ints},
-                          {"strides", AttributeKind::ints},
-                          {"dilations", AttributeKind::ints},
-                          {"auto_pad", std::string("NOTSET")},
-                          {"ceil_mode", int64_t{0}}},
+                .attrs = std::move(attributes),
                 .types = {{"T", kFloatTypes}},
                 .expand = expand_lp_pool});
   registry.add({.name = "GlobalLpPool",

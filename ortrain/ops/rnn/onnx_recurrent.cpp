@@ -4,6 +4,7 @@
 #include <cctype>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
@@ -27,31 +28,51 @@ const Kind kLstm{"LSTM", {0, 2, 3, 1}, 2, {"sigmoid", "tanh", "tanh"}};
 const Kind kGru{"GRU", {1, 0, 2}, 1, {"sigmoid", "tanh"}};
 const Kind kRnn{"RNN", {0}, 1, {"tanh"}};
 
-struct Activation {
-  std::string name;  // lower case
-  double alpha = 0, beta = 0;
-};
-
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
-ValueId apply(ExpandContext& e, const Activation& f, ValueId x) {
-  static const std::map<std::string, const char*> kPlain{
-      {"relu", "Relu"},         {"tanh", "Tanh"},         {"sigmoid", "Sigmoid"},
-      {"softsign", "Softsign"}, {"softplus", "Softplus"},
+// A function of ONNX's recurrent operators, by its name in lower case.
+struct ActivationKind {
+  const char* op;  // null: written out
+  bool has_alpha = false, has_beta = false;
+  double alpha = 0, beta = 0;  // by default
+};
+
+const std::map<std::string, ActivationKind>& activation_kinds() {
+  static const std::map<std::string, ActivationKind> kinds{
+      {"relu", {"Relu"}},
+      {"tanh", {"Tanh"}},
+      {"sigmoid", {"Sigmoid"}},
+      {"softsign", {"Softsign"}},
+      {"softplus", {"Softplus"}},
+      {"affine", {nullptr, true, true, 1, 0}},
+      {"scaledtanh", {nullptr, true, true, 1, 1}},
+      {"leakyrelu", {"LeakyRelu", true, false, 0.01}},
+      {"thresholdedrelu", {"ThresholdedRelu", true, false, 1}},
+      {"elu", {"Elu", true, false, 1}},
+      {"hardsigmoid", {"HardSigmoid", true, true, 0.2, 0.5}},
   };
-  if (const auto plain = kPlain.find(f.name); plain != kPlain.end()) {
-    return e.unary(plain->second, x);
+  return kinds;
+}
+
+struct Activation {
+  std::string name;  // lower case
+  ActivationKind kind;
+};
+
+ValueId apply(ExpandContext& e, const Activation& f, ValueId x) {
+  const ActivationKind& kind = f.kind;
+  if (kind.op != nullptr) {
+    Attributes attributes;
+    if (kind.has_alpha) attributes.emplace("alpha", kind.alpha);
+    if (kind.has_beta) attributes.emplace("beta", kind.beta);
+    return e.op(kind.op, {x}, std::move(attributes));
   }
-  if (f.name == "affine") return e.add(e.mul(x, f.alpha), f.beta);
-  if (f.name == "scaledtanh") return e.mul(e.unary("Tanh", e.mul(x, f.beta)), f.alpha);
-  if (f.name == "leakyrelu") return e.op("LeakyRelu", {x}, {{"alpha", f.alpha}});
-  if (f.name == "elu") return e.op("Elu", {x}, {{"alpha", f.alpha}});
-  if (f.name == "thresholdedrelu") return e.op("ThresholdedRelu", {x}, {{"alpha", f.alpha}});
-  return e.op("HardSigmoid", {x}, {{"alpha", f.alpha}, {"beta", f.beta}});
+  if (f.name == "affine") return e.add(e.mul(x, kind.alpha), kind.beta);
+  return e.mul(e.unary("Tanh", e.mul(x, kind.beta)), kind.alpha);
 }
 
 class Recurrent {
@@ -100,18 +121,6 @@ class Recurrent {
  private:
   // alpha and beta are given for those functions that have one, in their order.
   void read_activations() {
-    struct Parameters {
-      bool alpha, beta;
-      double default_alpha, default_beta;
-    };
-    static const std::map<std::string, Parameters> kKnown{
-        {"relu", {false, false, 0, 0}},        {"tanh", {false, false, 0, 0}},
-        {"sigmoid", {false, false, 0, 0}},     {"softsign", {false, false, 0, 0}},
-        {"softplus", {false, false, 0, 0}},    {"affine", {true, true, 1, 0}},
-        {"leakyrelu", {true, false, 0.01, 0}}, {"thresholdedrelu", {true, false, 1, 0}},
-        {"scaledtanh", {true, true, 1, 1}},    {"hardsigmoid", {true, true, 0.2, 0.5}},
-        {"elu", {true, false, 1, 0}},
-    };
     std::vector<std::string> names;
     if (e_.attrs().has("activations")) {
       names = e_.attrs().strings("activations");
@@ -129,11 +138,11 @@ class Recurrent {
     if (e_.attrs().has("activation_beta")) betas = e_.attrs().floats("activation_beta");
     size_t alpha = 0, beta = 0;
     for (const std::string& name : names) {
-      const auto known = kKnown.find(lower(name));
-      if (known == kKnown.end()) throw UnsupportedError(str("activation '", name, "'"));
-      Activation f{known->first, known->second.default_alpha, known->second.default_beta};
-      if (known->second.alpha && alpha < alphas.size()) f.alpha = alphas[alpha++];
-      if (known->second.beta && beta < betas.size()) f.beta = betas[beta++];
+      const auto known = activation_kinds().find(lower(name));
+      if (known == activation_kinds().end()) throw UnsupportedError(str("activation '", name, "'"));
+      Activation f{known->first, known->second};
+      if (f.kind.has_alpha && alpha < alphas.size()) f.kind.alpha = alphas[alpha++];
+      if (f.kind.has_beta && beta < betas.size()) f.kind.beta = betas[beta++];
       activations_.push_back(f);
     }
   }

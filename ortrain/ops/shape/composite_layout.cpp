@@ -142,14 +142,6 @@ std::vector<ValueId> expand_reverse_sequence(ExpandContext& e) {
   return {batch_axis == 0 ? made : e.transpose(made, exchange)};
 }
 
-std::vector<ValueId> expand_upsample(ExpandContext& e) {
-  const std::string& mode = e.attrs().string_("mode");
-  return {e.op("Resize", {e.input(0), kNoValue, e.input(1)},
-               {{"mode", mode},
-                {"coordinate_transformation_mode", std::string("asymmetric")},
-                {"nearest_mode", std::string("floor")}})};
-}
-
 std::vector<ValueId> expand_scatter(ExpandContext& e) {
   return {e.op("ScatterElements", {e.input(0), e.input(1), e.input(2)},
                {{"axis", e.attrs().int_("axis")}})};
@@ -196,14 +188,6 @@ void register_composite_layout(OpRegistry& registry) {
                 .attrs = {{"batch_axis", int64_t{1}}, {"time_axis", int64_t{0}}},
                 .types = all,
                 .expand = expand_reverse_sequence});
-  registry.add({.name = "Upsample",
-                .since = 9,
-                .summary = "Resize by scales, each output at the input position below it.",
-                .inputs = {{"X", "T"}, {"scales", "float32"}},
-                .outputs = {{"Y", "T"}},
-                .attrs = {{"mode", std::string("nearest")}},
-                .types = all,
-                .expand = expand_upsample});
   registry.add({.name = "Scatter",
                 .since = 9,
                 .summary = "What ScatterElements is called since opset 11.",

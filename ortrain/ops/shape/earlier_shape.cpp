@@ -82,6 +82,14 @@ void register_earlier_shape(OpRegistry& registry) {
        .attrs = {{"mode", std::string("nearest")}, {"scales", AttributeKind::floats, true}},
        .types = all,
        .expand = expand_upsample});
+  registry.add({.name = "Upsample",
+                .since = 9,
+                .summary = "Resize by scales, each output at the input position below it.",
+                .inputs = {{"X", "T"}, {"scales", "float32"}},
+                .outputs = {{"Y", "T"}},
+                .attrs = {{"mode", std::string("nearest")}},
+                .types = all,
+                .expand = expand_resize});
   registry.add({.name = "Resize",
                 .since = 10,
                 .until = 10,

@@ -101,16 +101,16 @@ def add_escape(
             site=stream,
         )
     )
-    for index, reached in enumerate(_reached_by_gradients(node, function, len(made))):
-        if not reached and made[index].is_floating_point():
+    reached = [True] * len(made) if flow else _reached_by_gradients(node, function, len(made))
+    for index, is_reached in enumerate(reached):
+        if not is_reached and made[index].is_floating_point():
             results[index] = e.node("StopGradient", results[index], domain="ortrain")
-    reason = (
-        "an autograd function has a backward of its own"
-        if function is not None
-        else "a value decides which graph runs, or how often"
-        if flow is not None
-        else why.reason.removeprefix(f"{e.target}: ")
-    )
+    if function is not None:
+        reason = "an autograd function has a backward of its own"
+    elif flow is not None:
+        reason = "a value decides which graph runs, or how often"
+    else:
+        reason = why.reason.removeprefix(f"{e.target}: ")
     escape = Escape(name, e.path, reason, e.source)
     if not isinstance(value, (list, tuple)):
         return AddedEscape(results[0], call, escape)
@@ -129,8 +129,6 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 def _reached_by_gradients(node: fx.Node, function: FunctionCall | None, count: int) -> list[bool]:
     """Tell which results have a gradient in PyTorch; all of them where it cannot be told."""
-    if control_flow(node.target) is not None:
-        return [True] * count
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     made = internals.fake_results_with_gradients(function or node.target, args, kwargs)
     tensors = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
