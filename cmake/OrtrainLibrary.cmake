@@ -4,7 +4,8 @@
 # ortrain_core: everything that ships. ortrain_testing: op cases and the harness that runs them.
 file(GLOB_RECURSE ORTRAIN_CORE_FILES CONFIGURE_DEPENDS
   ortrain/base/*.cpp ortrain/ir/*.cpp ortrain/autodiff/*.cpp ortrain/passes/*.cpp
-  ortrain/plan/*.cpp ortrain/runtime/*.cpp ortrain/cpu/*.cpp ortrain/extension/*.cpp)
+  ortrain/plan/*.cpp ortrain/runtime/*.cpp ortrain/cpu/*.cpp ortrain/extension/*.cpp
+  ortrain/training/*.cpp)
 list(FILTER ORTRAIN_CORE_FILES EXCLUDE REGEX "_test\\.cpp$")
 set(ORTRAIN_ONNX_FILES ${ORTRAIN_CORE_FILES})
 list(FILTER ORTRAIN_ONNX_FILES INCLUDE REGEX "/ortrain/ir/onnx_[^/]*\\.cpp$")

@@ -18,6 +18,7 @@ CPP = {
     "runtime": {"plan", "ir", "base"},
     "cpu": {"runtime", "plan", "ir", "base"},
     "onednn": {"cpu", "base"},
+    "training": {"runtime", "plan", "passes", "autodiff", "ir", "base"},
     "extension": {"cpu", "runtime", "plan", "ir", "base"},
     "testing": {"runtime", "plan", "passes", "autodiff", "ir", "base", "cpu"},
 }

@@ -102,6 +102,8 @@ class Accumulator {
 
 void build_backward(Graph& graph, const BackwardOptions& options) {
   const std::vector<ValueId> roots = root_values(graph, options);
+  check(options.gradients.empty() || options.gradients.size() == roots.size(),
+        "one gradient per output is needed");
   const std::vector<bool> needs = values_that_need_grad(graph);
   Accumulator gradients(graph);
 
@@ -109,9 +111,12 @@ void build_backward(Graph& graph, const BackwardOptions& options) {
     if (!needs[index_of(roots[i])]) continue;
     const GraphOutput output = graph.outputs()[options.output_indices[i]];
     const Value root = graph.value(roots[i]);
-    const ValueId gradient =
-        graph.add_input({.role = InputRole::gradient, .target = output.name},
-                        "grad." + output.name, root.dtype, root.shape);
+    if (!options.gradients.empty()) {
+      gradients.add(roots[i], options.gradients[i]);
+      continue;
+    }
+    const ValueId gradient = graph.add_input({.role = InputRole::gradient, .target = output.name},
+                                             "grad." + output.name, root.dtype, root.shape);
     gradients.add(roots[i], gradient);
   }
 
@@ -130,8 +135,7 @@ void build_backward(Graph& graph, const BackwardOptions& options) {
     std::vector<ValueId> output_grads;
     bool any_grad = false;
     for (ValueId output : node.outputs) {
-      const ValueId gradient =
-          output == kNoValue ? kNoValue : gradients.take(output, node.name);
+      const ValueId gradient = output == kNoValue ? kNoValue : gradients.take(output, node.name);
       output_grads.push_back(gradient);
       any_grad = any_grad || gradient != kNoValue;
     }

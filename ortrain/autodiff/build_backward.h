@@ -12,10 +12,13 @@ namespace ortrain {
 struct BackwardOptions {
   // Positions in Graph::outputs() of the user outputs for which gradients will come in.
   std::vector<size_t> output_indices;
+  // Values of the graph that are these gradients, in the same order; empty: inputs of their own.
+  std::vector<ValueId> gradients = {};
 };
 
 // Appends the gradient of `graph` by reverse accumulation:
-//   - a graph input with role `gradient` for each output asked for, of the output's type and shape;
+//   - a graph input with role `gradient` for each output asked for, of the output's type and shape,
+//     unless the gradient is given;
 //   - backward nodes, built by each operator's own rule, only along paths from those outputs to
 //     inputs with `requires_grad`;
 //   - a graph output with role `gradient` (target = the input's name) for each such input that a

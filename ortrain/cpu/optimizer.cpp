@@ -231,6 +231,17 @@ void sgd_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& bloc
   });
 }
 
+void adagrad_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                  std::span<const AdagradCoefficients> coefficients) {
+  check(tensors.size() == coefficients.size(), "one set of coefficients per tensor");
+  blocks.for_pieces([&](size_t, const Piece& piece) {
+    const size_t i = static_cast<size_t>(piece.tensor);
+    step_piece(tensors[i], piece, [&](auto* grad, auto* param, const auto& states, int64_t size) {
+      adagrad_row(coefficients[i], grad, param, states[0], size);
+    });
+  });
+}
+
 void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
                std::span<const LambCoefficients> coefficients) {
   check(tensors.size() == coefficients.size(), "one set of coefficients per tensor");

@@ -21,7 +21,7 @@ struct OptimizerOperand {
 // One parameter of a multi-tensor step: `size` elements in a row of each operand. A double
 // parameter has double operands; all others are computed in float and may mix float and 16-bit
 // formats. The states are those of the optimizer: Adam and LAMB exp_avg, exp_avg_sq, and for
-// AMSGrad max_exp_avg_sq; SGD the momentum buffer, or null.
+// AMSGrad max_exp_avg_sq; SGD the momentum buffer, or null; Adagrad the sum of squares.
 struct OptimizerTensor {
   int64_t size = 0;
   OptimizerOperand param;
@@ -77,6 +77,8 @@ void adam_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blo
                std::span<const AdamCoefficients> coefficients);
 void sgd_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
               std::span<const SgdCoefficients> coefficients);
+void adagrad_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                  std::span<const AdagradCoefficients> coefficients);
 void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
                std::span<const LambCoefficients> coefficients);
 

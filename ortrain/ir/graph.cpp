@@ -183,6 +183,25 @@ void Graph::sort() {
   order_ = std::move(sorted);
 }
 
+void Graph::reorder(std::vector<NodeId> order) {
+  std::vector<NodeId> expected = order_, given = order;
+  std::ranges::sort(expected);
+  std::ranges::sort(given);
+  if (expected != given) throw InvalidModelError("the order has other nodes than the graph");
+  std::vector<bool> made(nodes_.size(), false);
+  for (NodeId id : order) {
+    for (ValueId input : node(id).inputs) {
+      if (input == kNoValue || value(input).kind != ValueKind::computed) continue;
+      if (!made[static_cast<size_t>(value(input).producer)]) {
+        throw InvalidModelError(
+            str(context(node(id)), "it stands before what makes '", value(input).name, "'"));
+      }
+    }
+    made[static_cast<size_t>(id)] = true;
+  }
+  order_ = std::move(order);
+}
+
 int Graph::remove_dead_nodes() {
   std::vector<int> uses(values_.size(), 0);
   for (NodeId id : order_) {

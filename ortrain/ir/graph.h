@@ -30,9 +30,11 @@ inline constexpr int kOnnxOpset = 23;
 inline constexpr int kNewestOnnxOpset = 28;
 
 enum class ValueKind { input, constant, computed };
-// `derived`: the engine computes it from other inputs before it runs the graph.
-enum class InputRole { user, parameter, buffer, seed, gradient, derived };
-enum class OutputRole { user, buffer_update, input_update, gradient };
+// `derived`: the engine computes it from other inputs before it runs the graph. `state`: what an
+// optimizer keeps from step to step, and gradients that add up.
+enum class InputRole { user, parameter, buffer, seed, gradient, derived, state };
+// `state_update`: the next value of a parameter or state.
+enum class OutputRole { user, buffer_update, input_update, gradient, state_update };
 // Forward nodes run before the user sees the outputs, backward nodes after gradients came in.
 enum class Phase { forward, backward };
 
@@ -63,7 +65,7 @@ struct Node {
 struct GraphInput {
   ValueId value = kNoValue;
   InputRole role = InputRole::user;
-  // parameter, buffer: its qualified name; gradient: the name of the output it belongs to.
+  // parameter, buffer, state: its qualified name; gradient: the name of the output it belongs to.
   std::string target;
   bool requires_grad = false;
 };
@@ -72,7 +74,8 @@ struct GraphOutput {
   ValueId value = kNoValue;
   std::string name;
   OutputRole role = OutputRole::user;
-  // buffer_update, input_update, gradient: the name of the input that it updates or belongs to.
+  // buffer_update, state_update: the target of the input that it updates; input_update, gradient:
+  // the name of the input that it updates or belongs to.
   std::string target;
 };
 
@@ -120,6 +123,9 @@ class Graph {
   // Restores topological order, moving as few nodes as possible; throws InvalidModelError on a
   // cycle.
   void sort();
+  // Takes an order of the caller's: the same nodes, each after what it reads. Throws
+  // InvalidModelError for another one.
+  void reorder(std::vector<NodeId> order);
   // Drops nodes whose outputs nobody reads, and unused constants. Returns how many nodes went.
   int remove_dead_nodes();
 

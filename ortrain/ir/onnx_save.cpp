@@ -130,7 +130,7 @@ class ModelWriter {
     if (!input.target.empty()) add_metadata(entries, metadata::kTarget, input.target);
     if (input.requires_grad) add_metadata(entries, metadata::kRequiresGrad, metadata::kTrue);
 
-    if (input.role != InputRole::parameter && input.role != InputRole::buffer) return;
+    if (!is_kept(input.role)) return;
     auto contents = options_.values.find(input.target);
     if (contents == options_.values.end()) return;
     const TensorData& data = contents->second;

@@ -13,19 +13,21 @@
 namespace ortrain {
 
 // Names of the roles, in the text form, in files and in Python.
-inline constexpr std::array<std::pair<std::string_view, InputRole>, 6> kInputRoles{{
+inline constexpr std::array<std::pair<std::string_view, InputRole>, 7> kInputRoles{{
     {"user", InputRole::user},
     {"parameter", InputRole::parameter},
     {"buffer", InputRole::buffer},
     {"seed", InputRole::seed},
     {"gradient", InputRole::gradient},
     {"derived", InputRole::derived},
+    {"state", InputRole::state},
 }};
-inline constexpr std::array<std::pair<std::string_view, OutputRole>, 4> kOutputRoles{{
+inline constexpr std::array<std::pair<std::string_view, OutputRole>, 5> kOutputRoles{{
     {"user", OutputRole::user},
     {"buffer_update", OutputRole::buffer_update},
     {"input_update", OutputRole::input_update},
     {"gradient", OutputRole::gradient},
+    {"state_update", OutputRole::state_update},
 }};
 
 template <class Role, size_t kCount>
@@ -48,6 +50,11 @@ constexpr std::optional<Role> role_in(
 
 constexpr std::string_view name_of(InputRole role) { return name_in(kInputRoles, role); }
 constexpr std::string_view name_of(OutputRole role) { return name_in(kOutputRoles, role); }
+
+// What stays from run to run and has a qualified name.
+constexpr bool is_kept(InputRole role) {
+  return role == InputRole::parameter || role == InputRole::buffer || role == InputRole::state;
+}
 
 // The number of a checkpoint, from 1; nullopt for other text.
 inline std::optional<int> checkpoint_number(std::string_view text) {

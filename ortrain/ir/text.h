@@ -28,7 +28,7 @@
 // - `~3` at the end of a forward node: it is part of checkpoint 3.
 // - `forward:` and `backward:` set the phase of the nodes that follow; it starts as forward.
 // - [role target grad]: roles are those of InputRole and OutputRole; `user` may be left out. A
-//   parameter or buffer without a target gets the name of its value as the target.
+//   parameter, buffer or state without a target gets the name of its value as the target.
 // - A tensor is `type[dims] {elements}`; a scalar may be written `type element`. `{x, ...}` repeats
 //   x; `b64 "..."` holds raw bytes. A tensor may stand for an input of a node, as an unnamed
 //   constant. A float element 0x... is its bit pattern (a NaN with a payload).

@@ -80,7 +80,7 @@ class Parser {
       input.role = parse_role(kInputRoles);
       if (scanner_.at_name()) {
         input.target = scanner_.name();
-      } else if (input.role == InputRole::parameter || input.role == InputRole::buffer) {
+      } else if (is_kept(input.role)) {
         input.target = name;
       }
       input.requires_grad = scanner_.accept_word("grad");

@@ -57,7 +57,7 @@ class Printer {
     const bool plain_user = input.role == InputRole::user && input.target.empty();
     if (plain_user && !input.requires_grad) return;
     // A parameter without a target would get its own name when it is read back.
-    const bool needs_target = input.role == InputRole::parameter || input.role == InputRole::buffer;
+    const bool needs_target = is_kept(input.role);
     out_ << " [" << name_of(input.role);
     if (needs_target || !input.target.empty()) out_ << ' ' << name_text(input.target);
     out_ << (input.requires_grad ? " grad]" : "]");

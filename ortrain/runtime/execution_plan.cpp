@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <optional>
 
 #include "ortrain/base/log.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/roles.h"
 #include "ortrain/plan/memory_planner.h"
 #include "ortrain/plan/resolve_shapes.h"
 #include "ortrain/runtime/node_cost.h"
@@ -23,9 +25,11 @@ size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
 class PlanMaker {
  public:
-  PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels)
+  PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels,
+            const PlanOptions& options)
       : graph_(graph),
         kernels_(kernels),
+        options_(options),
         shapes_(resolve_shapes(graph, input_dims)),
         constant_of_(graph.num_values(), -1) {}
 
@@ -36,6 +40,7 @@ class PlanMaker {
     for (const GraphOutput& output : graph_.outputs()) {
       plan_.outputs.push_back(spec_of(output.value));
     }
+    find_updated_inputs();
     choose_kernels_and_fold();
     drop_unneeded();
     number_steps();
@@ -60,7 +65,8 @@ class PlanMaker {
     size_t bytes = 0;
     int first = 0;
     int last = 0;
-    int output = -1;  // the graph output whose block it is; -1: in the arena
+    int output = -1;  // the graph output whose block it is
+    int input = -1;   // the graph input whose memory it takes; neither: in the arena
     bool has_output_value = false;
   };
   // Where a value's bytes come from: a buffer, or an input or constant.
@@ -69,14 +75,57 @@ class PlanMaker {
     Location location;  // when buffer < 0
     size_t offset = 0;
   };
+  // `late`: into the memory of an input, after all others.
   struct Copy {
     size_t output;
     bool backward;
+    bool late;
   };
+
+  static constexpr size_t kTwice = static_cast<size_t>(-1);
+
+  bool is_backward(const Node& node) const {
+    return has_backward_ && node.phase == Phase::backward;
+  }
 
   TensorSpec spec_of(ValueId id) const {
     if (id == kNoValue) return {};
     return {graph_.value(id).dtype, shapes_.dims[index_of(id)]};
+  }
+
+  void find_updated_inputs() {
+    plan_.updated_input.assign(graph_.outputs().size(), -1);
+    for (const GraphInput& input : graph_.inputs()) {
+      has_backward_ = has_backward_ || input.role == InputRole::gradient;
+    }
+    if (!options_.updates_in_place) return;
+    std::map<std::string_view, int> kept;
+    for (size_t i = 0; i < graph_.inputs().size(); ++i) {
+      const GraphInput& input = graph_.inputs()[i];
+      if (is_kept(input.role)) kept[input.target] = static_cast<int>(i);
+    }
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const GraphOutput& output = graph_.outputs()[k];
+      if (output.role != OutputRole::state_update && output.role != OutputRole::buffer_update) {
+        continue;
+      }
+      const auto found = kept.find(output.target);
+      if (found == kept.end()) {
+        throw InvalidModelError(str("output '", output.name, "' updates '", output.target,
+                                    "', which is no parameter, buffer or state of the graph"));
+      }
+      const size_t input = static_cast<size_t>(found->second);
+      if (plan_.outputs[k] != plan_.inputs[input]) {
+        throw ShapeError(str("output '", output.name, "' is ", tensor_spec_str(plan_.outputs[k]),
+                             ", '", output.target, "', which it updates, ",
+                             tensor_spec_str(plan_.inputs[input])));
+      }
+      plan_.updated_input[k] = found->second;
+      if (!update_of_.emplace(output.value, k).second) {
+        // One value for two inputs: both are copies of it.
+        update_of_[output.value] = kTwice;
+      }
+    }
   }
 
   void set_constant(ValueId id, TensorData data) {
@@ -117,7 +166,7 @@ class PlanMaker {
     for (ValueId id : node.outputs) {
       if (id == kNoValue) continue;
       set_constant(id, TensorData::from_ints(graph_.value(id).dtype, shapes_.dims[index_of(id)],
-                                          *shapes_.known[index_of(id)]));
+                                             *shapes_.known[index_of(id)]));
       plan_.constant_bytes += plan_.constants.back().bytes();
     }
     return true;
@@ -176,10 +225,9 @@ class PlanMaker {
     for (ValueId id : node.inputs) in.push_back(id == kNoValue ? nullptr : constant_data(id));
     for (ValueId id : node.outputs) {
       void* data = nullptr;
-      results.push_back(id == kNoValue
-                            ? TensorData()
-                            : TensorData::allocate(graph_.value(id).dtype,
-                                                   shapes_.dims[index_of(id)], &data));
+      results.push_back(id == kNoValue ? TensorData()
+                                       : TensorData::allocate(graph_.value(id).dtype,
+                                                              shapes_.dims[index_of(id)], &data));
       out.push_back(data);
     }
     if (work.view_offsets) {
@@ -191,9 +239,8 @@ class PlanMaker {
     } else {
       const KernelFn run = work.kernel->make(*work.spec);
       void* workspace_data = nullptr;
-      const TensorData workspace =
-          TensorData::allocate(DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes())},
-                               &workspace_data);
+      const TensorData workspace = TensorData::allocate(
+          DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes())}, &workspace_data);
       run({in.data(), out.data(), workspace_data});
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
@@ -225,7 +272,7 @@ class PlanMaker {
     int next = 0;
     bool backward = false;
     for (Work& work : work_) {
-      if (!backward && graph_.node(work.node).phase == Phase::backward) {
+      if (!backward && is_backward(graph_.node(work.node))) {
         backward = true;
         forward_end_ = next++;
       }
@@ -256,6 +303,47 @@ class PlanMaker {
     for (const GraphOutput& output : graph_.outputs()) {
       is_output_[index_of(root_[index_of(output.value)])] = true;
     }
+    refuse_exchanged_inputs();
+  }
+
+  // Copies at the end would read what others of them have written.
+  void refuse_exchanged_inputs() const {
+    std::map<ValueId, size_t> updates;
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const int input = plan_.updated_input[k];
+      if (input >= 0) updates[graph_.inputs()[static_cast<size_t>(input)].value] = k;
+    }
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      if (plan_.updated_input[k] < 0) continue;
+      const auto other = updates.find(root_[index_of(graph_.outputs()[k].value)]);
+      if (other != updates.end() && other->second != k) {
+        throw UnsupportedError(str("'", graph_.outputs()[k].target, "' becomes what '",
+                                   graph_.outputs()[other->second].target,
+                                   "' was, which changes as well"));
+      }
+    }
+  }
+
+  // The graph input into whose memory output `i` of a node can go at once, or -1.
+  int input_to_overwrite(const Work& work, size_t i) const {
+    const Node& node = graph_.node(work.node);
+    const auto update = update_of_.find(node.outputs[i]);
+    if (update == update_of_.end() || update->second == kTwice) return -1;
+    const int input = plan_.updated_input[update->second];
+    const ValueId target = graph_.inputs()[static_cast<size_t>(input)].value;
+    // What views it shows at the end is read then.
+    if (is_output_[index_of(target)]) return -1;
+    const int last = last_read_[index_of(target)];
+    if (last < work.step) return input;
+    if (last > work.step) return -1;
+    const std::vector<std::pair<int, int>> pairs =
+        work.kernel->inplace_of ? work.kernel->inplace_of(*work.spec) : work.kernel->inplace;
+    for (size_t j = 0; j < node.inputs.size(); ++j) {
+      if (node.inputs[j] == kNoValue || root_[index_of(node.inputs[j])] != target) continue;
+      const std::pair<int, int> pair{static_cast<int>(j), static_cast<int>(i)};
+      if (node.inputs[j] != target || std::ranges::find(pairs, pair) == pairs.end()) return -1;
+    }
+    return input;
   }
 
   void assign_buffers() {
@@ -282,13 +370,16 @@ class PlanMaker {
       }
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         if (node.outputs[i] == kNoValue) continue;
-        const int shared = inplace_buffer(work, i);
+        const int overwritten = input_to_overwrite(work, i);
+        const int shared = overwritten >= 0 ? -1 : inplace_buffer(work, i);
         Source& source = sources_[index_of(node.outputs[i])];
         if (shared >= 0) {
           source.buffer = shared;
         } else {
           source.buffer = static_cast<int>(buffers_.size());
-          buffers_.push_back({.bytes = spec_of(node.outputs[i]).bytes(), .first = work.step});
+          buffers_.push_back({.bytes = spec_of(node.outputs[i]).bytes(),
+                              .first = work.step,
+                              .input = overwritten});
         }
         Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
         buffer.last = std::max(work.step, last_read_[index_of(node.outputs[i])]);
@@ -354,16 +445,22 @@ class PlanMaker {
       if (source.buffer >= 0) {
         Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
         const bool same_phase = (buffer.first > forward_end_) == backward;
-        if (source.offset == 0 && buffer.output < 0 && same_phase &&
-            spec_of(output.value).bytes() == buffer.bytes) {
+        if (plan_.updated_input[k] >= 0 && buffer.input == plan_.updated_input[k]) continue;
+        if (plan_.updated_input[k] < 0 && source.offset == 0 && buffer.output < 0 &&
+            buffer.input < 0 && same_phase && spec_of(output.value).bytes() == buffer.bytes) {
           buffer.output = static_cast<int>(k);
           continue;
         }
         buffer.last = std::max(buffer.last, backward ? backward_end_ : forward_end_);
+      } else if (source.location.kind == Location::Kind::input && source.offset == 0 &&
+                 static_cast<int>(source.location.index) == plan_.updated_input[k]) {
+        continue;  // it stays what it is
       }
-      copies_.push_back({k, backward});
+      copies_.push_back({k, backward, plan_.updated_input[k] >= 0});
     }
+    std::ranges::stable_partition(copies_, [](const Copy& copy) { return !copy.late; });
     for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      if (plan_.updated_input[k] >= 0) continue;
       const bool backward = graph_.outputs()[k].role == OutputRole::gradient;
       (backward ? plan_.gradient_bytes : plan_.forward_output_bytes) += plan_.outputs[k].bytes();
     }
@@ -378,6 +475,9 @@ class PlanMaker {
       return location;
     }
     const Buffer& buffer = buffers_[static_cast<size_t>(source.buffer)];
+    if (buffer.input >= 0) {
+      return {Location::Kind::input, static_cast<uint32_t>(buffer.input), source.offset};
+    }
     if (buffer.output >= 0) {
       return {Location::Kind::output, static_cast<uint32_t>(buffer.output), source.offset};
     }
@@ -393,7 +493,7 @@ class PlanMaker {
     std::vector<BufferLifetime> lifetimes;
     std::vector<int> lifetime_of(buffers_.size(), -1);
     for (size_t b = 0; b < buffers_.size(); ++b) {
-      if (buffers_[b].output >= 0) continue;
+      if (buffers_[b].output >= 0 || buffers_[b].input >= 0) continue;
       lifetime_of[b] = static_cast<int>(lifetimes.size());
       lifetimes.push_back({buffers_[b].bytes, buffers_[b].first, buffers_[b].last});
     }
@@ -422,7 +522,7 @@ class PlanMaker {
       const Work& work = work_[w];
       if (work.view_offsets) continue;
       const Node& node = graph_.node(work.node);
-      if (!backward && node.phase == Phase::backward) {
+      if (!backward && is_backward(node)) {
         backward = true;
         emit_copies(false);
         plan_.num_forward_steps = plan_.steps.size();
@@ -445,11 +545,10 @@ class PlanMaker {
       for (ValueId id : node.outputs) {
         plan_.args.push_back(id == kNoValue ? Location{} : location_of(id));
       }
-      plan_.args.push_back(
-          made[w].workspace < 0
-              ? Location{}
-              : Location{Location::Kind::arena, 0,
-                         layout.offsets[static_cast<size_t>(made[w].workspace)]});
+      plan_.args.push_back(made[w].workspace < 0
+                               ? Location{}
+                               : Location{Location::Kind::arena, 0,
+                                          layout.offsets[static_cast<size_t>(made[w].workspace)]});
       plan_.steps.push_back(std::move(step));
     }
     if (!backward) {
@@ -473,7 +572,10 @@ class PlanMaker {
                     .num_outputs = 1,
                     .bytes = 2 * static_cast<double>(bytes)};
       plan_.args.push_back(location_of(graph_.outputs()[copy.output].value));
-      plan_.args.push_back({Location::Kind::output, static_cast<uint32_t>(copy.output), 0});
+      const int input = plan_.updated_input[copy.output];
+      plan_.args.push_back(
+          input >= 0 ? Location{Location::Kind::input, static_cast<uint32_t>(input), 0}
+                     : Location{Location::Kind::output, static_cast<uint32_t>(copy.output), 0});
       plan_.args.push_back({});
       plan_.steps.push_back(std::move(step));
     }
@@ -481,18 +583,21 @@ class PlanMaker {
 
   void log_summary() const {
     if (!log_enabled("plan")) return;
-    log_line("plan", str(plan_.steps.size(), " steps (", plan_.num_forward_steps,
-                         " forward), arena ", plan_.arena_bytes, " bytes, lower bound ",
-                         plan_.arena_lower_bound, ", constants ", plan_.constant_bytes,
-                         ", outputs ", plan_.forward_output_bytes, ", gradients ",
-                         plan_.gradient_bytes));
+    log_line("plan",
+             str(plan_.steps.size(), " steps (", plan_.num_forward_steps, " forward), arena ",
+                 plan_.arena_bytes, " bytes, lower bound ", plan_.arena_lower_bound, ", constants ",
+                 plan_.constant_bytes, ", outputs ", plan_.forward_output_bytes, ", gradients ",
+                 plan_.gradient_bytes));
   }
 
   const Graph& graph_;
   const KernelRegistry& kernels_;
+  const PlanOptions options_;
   ResolvedShapes shapes_;
   ExecutionPlan plan_;
   std::vector<int> constant_of_;  // by ValueId: index into plan_.constants, or -1
+  bool has_backward_ = false;
+  std::map<ValueId, size_t> update_of_;  // which output updates an input with this value
   std::vector<Work> work_;
   int forward_end_ = 0;
   int backward_end_ = 0;
@@ -509,8 +614,9 @@ class PlanMaker {
 
 std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
                                                          const std::vector<Dims>& input_dims,
-                                                         const KernelRegistry& kernels) {
-  return PlanMaker(graph, input_dims, kernels).make();
+                                                         const KernelRegistry& kernels,
+                                                         const PlanOptions& options) {
+  return PlanMaker(graph, input_dims, kernels, options).make();
 }
 
 }  // namespace ortrain

@@ -41,7 +41,9 @@ struct ExecutionPlan {
   uint64_t id = 0;                  // no other plan of this process has it
   std::vector<TensorSpec> inputs;   // per graph input
   std::vector<TensorSpec> outputs;  // per graph output
-  std::vector<PlanStep> steps;      // forward steps, then backward steps
+  // Per graph output: the graph input whose memory takes it, or -1.
+  std::vector<int> updated_input;
+  std::vector<PlanStep> steps;  // forward steps, then backward steps
   size_t num_forward_steps = 0;
   std::vector<Location> args;
   std::vector<TensorData> constants;
@@ -57,10 +59,19 @@ struct ExecutionPlan {
   }
 };
 
-// `input_dims` as in resolve_shapes. Throws UnsupportedError naming a node that no kernel takes,
-// with the reason of each kernel.
+struct PlanOptions {
+  // Outputs with role `state_update` or `buffer_update` are written to the memory of the input that
+  // they update, where possible by the node that makes them, else at the end. Inputs must not share
+  // memory then, and a run reads what the one before it wrote.
+  bool updates_in_place = false;
+};
+
+// `input_dims` as in resolve_shapes. Without inputs of role `gradient` all nodes run in the
+// forward. Throws UnsupportedError naming a node that no kernel takes, with the reason of each
+// kernel.
 std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
                                                          const std::vector<Dims>& input_dims,
-                                                         const KernelRegistry& kernels);
+                                                         const KernelRegistry& kernels,
+                                                         const PlanOptions& options = {});
 
 }  // namespace ortrain

@@ -28,7 +28,8 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
     return plans_.front().second;
   }
   if (was_planned != nullptr) *was_planned = true;
-  std::shared_ptr<const ExecutionPlan> made = make_execution_plan(graph_, input_dims, *kernels_);
+  std::shared_ptr<const ExecutionPlan> made =
+      make_execution_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);
   by_dims_[input_dims] = plans_.begin();
   if (plans_.size() > options_.max_plans) {
@@ -53,6 +54,7 @@ std::vector<RunOutput> RunContext::make_outputs(bool backward) {
   for (size_t k = 0; k < outputs.size(); ++k) {
     result[k].spec = plan_->outputs[k];
     if ((outputs[k].role == OutputRole::gradient) != backward) continue;
+    if (plan_->updated_input[k] >= 0) continue;
     output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
     result[k].block = output_blocks_[k];
   }
@@ -157,9 +159,10 @@ void RunContext::run_steps(size_t begin, size_t end) {
     const size_t count = size_t{step.num_inputs} + step.num_outputs + 1;
     if (args.size() < count) args.resize(count);
     for (size_t i = 0; i < count; ++i) args[i] = address(plan_->args[step.first_arg + i]);
-    const KernelArgs kernel_args{
-        .in = args.data(), .out = args.data() + step.num_inputs, .workspace = args[count - 1],
-        .run = &state_};
+    const KernelArgs kernel_args{.in = args.data(),
+                                 .out = args.data() + step.num_inputs,
+                                 .workspace = args[count - 1],
+                                 .run = &state_};
     if (profile) {
       const Clock::time_point start = Clock::now();
       step.run(kernel_args);

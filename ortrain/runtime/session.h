@@ -26,6 +26,7 @@ class Session {
  public:
   struct Options {
     size_t max_plans = 64;
+    PlanOptions plan = {};
   };
 
   Session(Graph graph, const KernelRegistry& kernels) : Session(std::move(graph), kernels, {}) {}

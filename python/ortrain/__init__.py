@@ -20,11 +20,15 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from ortrain.module import ORTModule
+    from ortrain.trainer import ORTTrainer, ORTTrainerOptions, TrainStepInfo
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ORTModule": "ortrain.module",
+    "ORTTrainer": "ortrain.trainer",
+    "ORTTrainerOptions": "ortrain.trainer",
+    "TrainStepInfo": "ortrain.trainer",
     "CaptureError": "ortrain.errors",
     "DTypeError": "ortrain.errors",
     "DeviceError": "ortrain.errors",
@@ -38,6 +42,8 @@ _HOMES = {
     "UnsupportedError": "ortrain.errors",
 }
 
+_PACKAGES = ("amp", "extension", "optim", "trainer")
+
 __all__ = [*_HOMES, "__version__"]
 
 
@@ -45,6 +51,6 @@ def __getattr__(name: str) -> Any:
     # On first use: `python -m ortrain.env` must work where the extension or torch is broken.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("extension", "optim"):
+    if name in _PACKAGES:
         return importlib.import_module(f"ortrain.{name}")
     raise AttributeError(f"module 'ortrain' has no attribute {name!r}")

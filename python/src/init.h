@@ -8,6 +8,7 @@ namespace ortrain::python {
 
 void init_errors(nanobind::module_& module);
 void init_graph(nanobind::module_& module);
+void init_training(nanobind::module_& module);
 void init_session(nanobind::module_& module);
 void init_external(nanobind::module_& module);
 void init_packing(nanobind::module_& module);

@@ -185,6 +185,39 @@ HWY_INLINE void SgdRow(const SgdCoefficients& c, const T* grad, T* param, T* buf
   }
 }
 
+// Rows: gradient, parameter, sum of squares.
+template <class D>
+struct AdagradBody {
+  using T = hn::TFromD<D>;
+  using V = hn::Vec<D>;
+  D d;
+  V factor, l2, lr, epsilon;
+
+  HWY_INLINE AdagradBody(D tag, const AdagradCoefficients& c)
+      : d(tag),
+        factor(Constant(tag, c.gradient_factor)),
+        l2(Constant(tag, c.l2)),
+        lr(Constant(tag, c.lr)),
+        epsilon(Constant(tag, c.epsilon)) {}
+
+  HWY_INLINE void operator()(T* const (&rows)[3], int64_t i) const {
+    const V p = hn::LoadU(d, rows[1] + i);
+    const V g = hn::MulAdd(l2, p, hn::Mul(hn::LoadU(d, rows[0] + i), factor));
+    const V h = hn::MulAdd(g, g, hn::LoadU(d, rows[2] + i));
+    hn::StoreU(h, d, rows[2] + i);
+    const V direction = hn::Div(g, hn::Add(hn::Sqrt(h), epsilon));
+    hn::StoreU(hn::NegMulAdd(lr, direction, p), d, rows[1] + i);
+  }
+};
+
+template <class T>
+HWY_INLINE void AdagradRow(const AdagradCoefficients& c, const T* grad, T* param, T* sum,
+                           int64_t n) {
+  const hn::ScalableTag<T> d;
+  T* const rows[] = {const_cast<T*>(grad), param, sum};
+  ForRows<1>(d, rows, n, AdagradBody<std::remove_const_t<decltype(d)>>(d, c));
+}
+
 template <class D>
 struct LambUpdate {
   using V = hn::Vec<D>;
@@ -307,6 +340,12 @@ void SgdF32(const SgdCoefficients& c, const float* g, float* p, float* b, int64_
 void SgdF64(const SgdCoefficients& c, const double* g, double* p, double* b, int64_t n) {
   SgdRow(c, g, p, b, n);
 }
+void AdagradF32(const AdagradCoefficients& c, const float* g, float* p, float* h, int64_t n) {
+  AdagradRow(c, g, p, h, n);
+}
+void AdagradF64(const AdagradCoefficients& c, const double* g, double* p, double* h, int64_t n) {
+  AdagradRow(c, g, p, h, n);
+}
 void LambMomentsF32(const LambCoefficients& c, const float* g, const float* p, float* m, float* v,
                     float* u, int64_t n) {
   LambMomentsRow(c, g, p, m, v, u, n);
@@ -338,6 +377,8 @@ HWY_EXPORT(AdamF32);
 HWY_EXPORT(AdamF64);
 HWY_EXPORT(SgdF32);
 HWY_EXPORT(SgdF64);
+HWY_EXPORT(AdagradF32);
+HWY_EXPORT(AdagradF64);
 HWY_EXPORT(LambMomentsF32);
 HWY_EXPORT(LambMomentsF64);
 HWY_EXPORT(LambApplyF32);
@@ -362,6 +403,14 @@ void sgd_row(const SgdCoefficients& c, const float* g, float* p, float* b, int64
 template <>
 void sgd_row(const SgdCoefficients& c, const double* g, double* p, double* b, int64_t n) {
   HWY_DYNAMIC_DISPATCH(SgdF64)(c, g, p, b, n);
+}
+template <>
+void adagrad_row(const AdagradCoefficients& c, const float* g, float* p, float* h, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(AdagradF32)(c, g, p, h, n);
+}
+template <>
+void adagrad_row(const AdagradCoefficients& c, const double* g, double* p, double* h, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(AdagradF64)(c, g, p, h, n);
 }
 template <>
 void lamb_moments_row(const LambCoefficients& c, const float* g, const float* p, float* m, float* v,

@@ -37,6 +37,15 @@ struct SgdCoefficients {
   bool nesterov = false;
 };
 
+// One step of Adagrad (Duchi et al. 2011). With g as above:
+//   h = h + g^2      p = p - lr g / (sqrt(h) + epsilon)
+struct AdagradCoefficients {
+  double lr = 0;
+  double epsilon = 1e-10;
+  double l2 = 0;
+  double gradient_factor = 1;
+};
+
 // One step of LAMB (You et al. 2020, algorithm 2). m and v as for Adam, then
 //   u = m mean_scale / (sqrt(v) root_scale + epsilon) + weight_decay p
 //   p = p - lr clamp(|p| / |u|, ratio_min, ratio_max) u
@@ -66,6 +75,11 @@ void adam_row(const AdamCoefficients& coefficients, const T* grad, T* param, T* 
 // `buffer` is null without momentum.
 template <class T>
 void sgd_row(const SgdCoefficients& coefficients, const T* grad, T* param, T* buffer, int64_t n);
+
+// `sum` is h.
+template <class T>
+void adagrad_row(const AdagradCoefficients& coefficients, const T* grad, T* param, T* sum,
+                 int64_t n);
 
 // Updates the moments and writes u.
 template <class T>

@@ -1,13 +1,27 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-tensor optimizers: drop-in classes of torch.optim for parameters on the CPU.
+"""Optimizers: drop-in classes of torch.optim for parameters on the CPU, and those of ORTTrainer.
 
 `GraphOptimizer` is the base of optimizers with an update rule of one's own.
 """
 
+from ortrain.optim import lr_scheduler
 from ortrain.optim.adamw import FusedAdamW
+from ortrain.optim.config import AdagradConfig, AdamConfig, LambConfig, SGDConfig
 from ortrain.optim.graph_optimizer import Expression, GraphOptimizer, RuleBuilder
 from ortrain.optim.lamb import FusedLAMB
 from ortrain.optim.sgd import FusedSGD
 
-__all__ = ["Expression", "FusedAdamW", "FusedLAMB", "FusedSGD", "GraphOptimizer", "RuleBuilder"]
+__all__ = [
+    "AdagradConfig",
+    "AdamConfig",
+    "Expression",
+    "FusedAdamW",
+    "FusedLAMB",
+    "FusedSGD",
+    "GraphOptimizer",
+    "LambConfig",
+    "RuleBuilder",
+    "SGDConfig",
+    "lr_scheduler",
+]

@@ -1,0 +1,387 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/training/training_graph.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "ortrain/autodiff/build_backward.h"
+#include "ortrain/base/error.h"
+#include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/verifier.h"
+#include "ortrain/passes/pipeline.h"
+
+namespace ortrain {
+namespace {
+
+// Gradients from this size on are used up as they come, where no norm of all is needed.
+constexpr int64_t kLargeParameter = 16384;
+
+size_t index_of(ValueId id) { return static_cast<size_t>(id); }
+
+int64_t known_elements(const Shape& shape) {
+  int64_t count = 1;
+  for (const Dim& extent : shape) {
+    if (!extent.is_constant()) return kLargeParameter;
+    count *= extent.constant();
+  }
+  return count;
+}
+
+// The type in which gradients add up and moments are kept.
+DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+size_t find_loss(const Graph& graph, const std::string& name) {
+  std::string names;
+  for (size_t i = 0; i < graph.outputs().size(); ++i) {
+    const GraphOutput& output = graph.outputs()[i];
+    if (output.role != OutputRole::user) continue;
+    if (output.name == name) {
+      const Value& value = graph.value(output.value);
+      if (!is_float(value.dtype) ||
+          !std::ranges::all_of(value.shape, [](const Dim& extent) { return extent.is(1); })) {
+        throw InvalidModelError(str("the loss '", name, "' is ", name_of(value.dtype),
+                                    shape_str(value.shape), ", expected a single float"));
+      }
+      return i;
+    }
+    names += (names.empty() ? "" : ", ") + output.name;
+  }
+  throw InvalidModelError(str("there is no output '", name, "' to be the loss; there are ", names));
+}
+
+struct Parameter {
+  std::string target;
+  ValueId value = kNoValue;
+  ValueId gradient = kNoValue;
+};
+
+class TrainingGraphMaker {
+ public:
+  TrainingGraphMaker(const Graph& model, const TrainingOptions& options, bool fused = true)
+      : graph_(model), options_(options), fused_(fused), builder_(graph_) {
+    builder_.set_phase(Phase::backward);
+    if (options.accumulation < 1) {
+      throw InvalidModelError(
+          str("accumulation is ", options.accumulation, ", expected 1 or more"));
+    }
+  }
+
+  Graph make(StepKind kind) {
+    differentiate();
+    if (kind == StepKind::next || kind == StepKind::last) add_to_kept();
+    if (kind == StepKind::first || kind == StepKind::next) {
+      keep_gradients(kind == StepKind::first);
+      finish();
+      return std::move(graph_);
+    }
+    const bool together = needs_norm();
+    update();
+    finish();
+    if (!together) use_gradients_early();
+    return std::move(graph_);
+  }
+
+  Graph make_optimizer() {
+    differentiate();
+    Graph alone;
+    alone.name = graph_.name;
+    const Graph whole = std::move(graph_);
+    graph_ = std::move(alone);
+    for (Parameter& parameter : parameters_) {
+      const Value& value = whole.value(parameter.value);
+      parameter.value = graph_.add_input({.role = InputRole::parameter, .target = parameter.target},
+                                         value.name, value.dtype, value.shape);
+      parameter.gradient = kept_gradient(parameter);
+    }
+    update();
+    finish();
+    return std::move(graph_);
+  }
+
+  std::vector<std::string> trained() {
+    differentiate();
+    std::vector<std::string> result;
+    for (const Parameter& parameter : parameters_) result.push_back(parameter.target);
+    return result;
+  }
+
+ private:
+  bool needs_norm() const { return options_.optimizer.max_norm > 0 || options_.scales_loss; }
+
+  void differentiate() {
+    const size_t loss = find_loss(graph_, options_.loss);
+    const ValueId loss_value = graph_.outputs()[loss].value;
+    const DType dtype = graph_.value(loss_value).dtype;
+    ValueId seed = builder_.scalar(dtype, 1.0 / static_cast<double>(options_.accumulation));
+    if (options_.scales_loss) {
+      seed = builder_.mul(builder_.cast(scalar_state(kLossScale, DType::f64), dtype), seed);
+    }
+    if (!graph_.value(loss_value).shape.empty()) {
+      seed = builder_.expand_like(seed, loss_value);
+    }
+    // Arguments may have gradients in a program; here only parameters are trained.
+    for (GraphInput& input : graph_.inputs()) {
+      if (input.role != InputRole::parameter) input.requires_grad = false;
+    }
+    build_backward(graph_, {.output_indices = {loss}, .gradients = {seed}});
+    std::map<std::string, ValueId> gradients;
+    for (const GraphOutput& output : graph_.outputs()) {
+      if (output.role == OutputRole::gradient) gradients[output.target] = output.value;
+    }
+    std::erase_if(graph_.outputs(),
+                  [](const GraphOutput& output) { return output.role == OutputRole::gradient; });
+    for (const GraphInput& input : graph_.inputs()) {
+      const auto found = gradients.find(graph_.value(input.value).name);
+      if (found == gradients.end()) continue;
+      parameters_.push_back({input.target, input.value, found->second});
+    }
+    if (parameters_.empty()) {
+      throw InvalidModelError(
+          str("the loss '", options_.loss, "' depends on no parameter that is to be trained"));
+    }
+  }
+
+  ValueId scalar_state(const std::string& target, DType dtype) {
+    for (const GraphInput& input : graph_.inputs()) {
+      if (input.role == InputRole::state && input.target == target) return input.value;
+    }
+    return graph_.add_input({.role = InputRole::state, .target = target}, target, dtype, {});
+  }
+
+  ValueId state(const Parameter& parameter, const std::string& name) {
+    const Value value = graph_.value(parameter.value);
+    const std::string target = state_target(parameter.target, name);
+    return graph_.add_input({.role = InputRole::state, .target = target}, target,
+                            wide_type(value.dtype), value.shape);
+  }
+
+  ValueId kept_gradient(const Parameter& parameter) {
+    return state(parameter, kAccumulatedGradient);
+  }
+
+  void add_update(ValueId value, const std::string& target) {
+    graph_.add_output({.value = value,
+                       .name = target + ".update",
+                       .role = OutputRole::state_update,
+                       .target = target});
+  }
+
+  ValueId wide(const Parameter& parameter) {
+    return builder_.cast(parameter.gradient, wide_type(graph_.value(parameter.value).dtype));
+  }
+
+  void add_to_kept() {
+    for (Parameter& parameter : parameters_) {
+      parameter.gradient = builder_.add(kept_gradient(parameter), wide(parameter));
+    }
+  }
+
+  void keep_gradients(bool declare) {
+    for (Parameter& parameter : parameters_) {
+      if (declare) kept_gradient(parameter);
+      add_update(wide(parameter), state_target(parameter.target, kAccumulatedGradient));
+    }
+  }
+
+  // --- the optimizer
+
+  struct Group {
+    Attributes attributes;
+    double rate_factor = 1.0;
+    std::vector<Parameter> parameters;
+  };
+
+  // In the order of the options; what stands in no group comes last.
+  std::vector<Group> groups() const {
+    std::map<std::string, size_t> group_of;
+    std::vector<Group> result;
+    for (const ParameterGroup& group : options_.optimizer.groups) {
+      Group made{.attributes = options_.optimizer.attributes, .rate_factor = group.rate_factor};
+      for (const auto& [name, value] : group.attributes) made.attributes[name] = value;
+      for (const std::string& name : group.parameters) {
+        if (!all_parameters_.contains(name)) {
+          throw InvalidModelError(str("a group has '", name, "', which is no parameter"));
+        }
+        if (!group_of.emplace(name, result.size()).second) {
+          throw InvalidModelError(str("parameter '", name, "' stands in groups twice"));
+        }
+      }
+      result.push_back(std::move(made));
+    }
+    result.push_back({.attributes = options_.optimizer.attributes});
+    for (const Parameter& parameter : parameters_) {
+      const auto found = group_of.find(parameter.target);
+      result[found == group_of.end() ? result.size() - 1 : found->second].parameters.push_back(
+          parameter);
+    }
+    return result;
+  }
+
+  void update() {
+    ValueId factor = kNoValue, skip = kNoValue;
+    if (needs_norm()) {
+      std::vector<ValueId> gradients;
+      for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+      const ValueId norm = builder_.own("GradientNorm", gradients);
+      std::vector<ValueId> inputs{norm};
+      if (options_.scales_loss) inputs.push_back(scalar_state(kLossScale, DType::f64));
+      const std::vector<ValueId> made =
+          builder_.node(kOrtrainDomain, "ClipFactor", inputs,
+                        {{"max_norm", options_.optimizer.max_norm}}, {true, true, true});
+      factor = made[0];
+      scalar_state(kGradientNorm, DType::f64);
+      scalar_state(kAllFinite, DType::boolean);
+      add_update(made[1], kGradientNorm);
+      add_update(made[2], kAllFinite);
+      if (options_.scales_loss) skip = builder_.op("Not", {made[2]});
+    }
+    const ValueId rate = scalar_state(kLearningRate, DType::f64);
+    const ValueId step = scalar_state(kStepNumber, DType::i64);
+    for (const Group& group : groups()) {
+      if (group.parameters.empty()) continue;
+      const ValueId group_rate =
+          group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
+      std::vector<Parameter> small;
+      for (const Parameter& parameter : group.parameters) {
+        if (needs_norm() || known_elements(builder_.shape(parameter.value)) < kLargeParameter) {
+          small.push_back(parameter);
+        } else {
+          add_step(group, {parameter}, {group_rate, step, factor, skip});
+        }
+      }
+      if (!small.empty()) add_step(group, small, {group_rate, step, factor, skip});
+    }
+  }
+
+  void add_step(const Group& group, const std::vector<Parameter>& parameters,
+                std::vector<ValueId> inputs) {
+    const std::vector<std::string> states =
+        optimizer_states(options_.optimizer.step, group.attributes);
+    for (const Parameter& parameter : parameters) inputs.push_back(parameter.value);
+    for (const Parameter& parameter : parameters) inputs.push_back(parameter.gradient);
+    for (const std::string& name : states) {
+      for (const Parameter& parameter : parameters) inputs.push_back(state(parameter, name));
+    }
+    builder_.set_layer(parameters.size() == 1 ? "optimizer/" + parameters[0].target : "optimizer");
+    const std::vector<ValueId> made =
+        builder_.node(kOrtrainDomain, options_.optimizer.step, inputs, group.attributes,
+                      std::vector<bool>(parameters.size() * (1 + states.size()), true));
+    builder_.set_layer("");
+    steps_.push_back(graph_.value(made[0]).producer);
+    size_t next = 0;
+    for (const Parameter& parameter : parameters) add_update(made[next++], parameter.target);
+    for (const std::string& name : states) {
+      for (const Parameter& parameter : parameters) {
+        add_update(made[next++], state_target(parameter.target, name));
+      }
+    }
+  }
+
+  void finish() {
+    std::ranges::stable_partition(graph_.outputs(), [](const GraphOutput& output) {
+      return output.role == OutputRole::user;
+    });
+    graph_.remove_dead_nodes();
+    graph_.sort();
+    if (fused_) run_pipeline(graph_, "fuse");
+    verify(graph_);
+  }
+
+  // Puts each step behind the last node that makes what it reads, or that reads what it overwrites.
+  void use_gradients_early() {
+    const std::set<NodeId> steps(steps_.begin(), steps_.end());
+    std::vector<NodeId> others;
+    std::vector<size_t> place(graph_.num_node_slots(), 0);  // from 1
+    std::vector<size_t> last_use(graph_.num_values(), 0);
+    for (NodeId id : graph_.order()) {
+      if (steps.contains(id)) continue;
+      others.push_back(id);
+      const Node& node = graph_.node(id);
+      place[static_cast<size_t>(id)] = others.size();
+      for (const std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
+        for (ValueId value : *values) {
+          if (value != kNoValue) last_use[index_of(value)] = others.size();
+        }
+      }
+    }
+    // Views show a parameter under other names; the planner finds what reads them too late.
+    std::multimap<size_t, NodeId> after;
+    for (NodeId id : steps_) {
+      if (!graph_.alive(id)) continue;
+      size_t earliest = 0;
+      for (ValueId value : graph_.node(id).inputs) {
+        if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
+      }
+      after.emplace(earliest, id);
+    }
+    std::vector<NodeId> order;
+    for (size_t i = 0; i <= others.size(); ++i) {
+      if (i > 0) order.push_back(others[i - 1]);
+      const auto [begin, end] = after.equal_range(i);
+      for (auto it = begin; it != end; ++it) order.push_back(it->second);
+    }
+    graph_.reorder(std::move(order));
+  }
+
+  Graph graph_;
+  const TrainingOptions& options_;
+  const bool fused_;
+  GraphBuilder builder_;
+  std::set<std::string> all_parameters_ = names_of_parameters();
+  std::vector<Parameter> parameters_;
+  std::vector<NodeId> steps_;
+
+  std::set<std::string> names_of_parameters() const {
+    std::set<std::string> names;
+    for (const GraphInput& input : graph_.inputs()) {
+      if (input.role == InputRole::parameter) names.insert(input.target);
+    }
+    return names;
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> optimizer_states(const std::string& step, const Attributes& attributes) {
+  if (step == "SgdStep") {
+    const auto found = attributes.find("momentum");
+    const bool momentum = found != attributes.end() && std::get<double>(found->second) != 0.0;
+    return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
+  }
+  if (step == "AdamStep" || step == "LambStep") return {"exp_avg", "exp_avg_sq"};
+  if (step == "AdagradStep") return {"sum"};
+  throw InvalidModelError(str("'", step, "' is none of SgdStep, AdamStep, LambStep, AdagradStep"));
+}
+
+std::string state_target(const std::string& parameter, const std::string& state) {
+  return parameter + ":" + state;
+}
+
+Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
+                          bool fused) {
+  return TrainingGraphMaker(model, options, fused).make(kind);
+}
+
+Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options) {
+  return TrainingGraphMaker(model, options).make_optimizer();
+}
+
+Graph make_evaluation_graph(const Graph& model) {
+  Graph graph = model;
+  std::erase_if(graph.outputs(),
+                [](const GraphOutput& output) { return output.role != OutputRole::user; });
+  for (GraphInput& input : graph.inputs()) input.requires_grad = false;
+  graph.remove_dead_nodes();
+  graph.sort();
+  run_pipeline(graph, "fuse");
+  verify(graph);
+  return graph;
+}
+
+std::vector<std::string> trained_parameters(const Graph& model, const TrainingOptions& options) {
+  return TrainingGraphMaker(model, options).trained();
+}
+
+}  // namespace ortrain

@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/attribute.h"
+
+namespace ortrain {
+
+// Parameters that an optimizer treats alike.
+struct ParameterGroup {
+  std::vector<std::string> parameters;  // targets
+  Attributes attributes = {};           // of the optimizer's step, in place of the common ones
+  double rate_factor = 1.0;             // of the learning rate
+};
+
+struct OptimizerOptions {
+  // An operator of `ortrain/ops/training/optimizer_steps.cpp`: SgdStep, AdamStep, LambStep,
+  // AdagradStep.
+  std::string step = "AdamStep";
+  Attributes attributes = {};
+  // Parameters that stand in none get the common attributes.
+  std::vector<ParameterGroup> groups = {};
+  // The norm of all gradients is clipped to it; 0: it is not.
+  double max_norm = 0.0;
+};
+
+struct TrainingOptions {
+  std::string loss;  // name of a user output, a single element
+  OptimizerOptions optimizer = {};
+  // Batches whose gradients are averaged before a step.
+  int64_t accumulation = 1;
+  // The loss is multiplied by the state `kLossScale`; a step with gradients that are not finite is
+  // left out.
+  bool scales_loss = false;
+  // Bytes that a run may take from the engine, known before it starts; 0: any number.
+  uint64_t memory_limit = 0;
+};
+
+// State inputs of training graphs, by target. The scalars are set by whoever runs the graph.
+inline constexpr const char* kLearningRate = "optimizer:rate";     // float64
+inline constexpr const char* kStepNumber = "optimizer:step";       // int64, from 1
+inline constexpr const char* kLossScale = "optimizer:loss_scale";  // float64
+// Written by graphs that update, where there is a norm to know.
+inline constexpr const char* kGradientNorm = "optimizer:gradient_norm";  // float64
+inline constexpr const char* kAllFinite = "optimizer:all_finite";        // bool
+
+// The targets of the states of a parameter: "fc.weight:exp_avg", "fc.weight:grad".
+std::vector<std::string> optimizer_states(const std::string& step, const Attributes& attributes);
+std::string state_target(const std::string& parameter, const std::string& state);
+inline constexpr const char* kAccumulatedGradient = "grad";
+
+}  // namespace ortrain

@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/training/training_program.h"
+
+#include <algorithm>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/roles.h"
+
+namespace ortrain {
+namespace {
+
+size_t count_user_outputs(const Graph& graph) {
+  return static_cast<size_t>(std::ranges::count_if(
+      graph.outputs(), [](const GraphOutput& output) { return output.role == OutputRole::user; }));
+}
+
+void require_fit(const Value& declared, const TensorSpec& given, const std::string& what) {
+  if (declared.dtype != given.dtype) {
+    throw DTypeError(
+        str(what, " is ", name_of(given.dtype), ", expected ", name_of(declared.dtype)));
+  }
+  bool fits = declared.shape.size() == given.dims.size();
+  for (size_t i = 0; fits && i < given.dims.size(); ++i) {
+    fits = !declared.shape[i].is_constant() || declared.shape[i].is(given.dims[i]);
+  }
+  if (!fits) {
+    throw ShapeError(
+        str(what, " has shape ", dims_str(given.dims), ", expected ", shape_str(declared.shape)));
+  }
+}
+
+Dims concrete(const Shape& shape, const std::string& what) {
+  Dims dims;
+  for (const Dim& extent : shape) {
+    if (!extent.is_constant())
+      throw ShapeError(str(what, " has the open shape ", shape_str(shape)));
+    dims.push_back(extent.constant());
+  }
+  return dims;
+}
+
+}  // namespace
+
+TrainingProgram::TrainingProgram(Graph model, TrainingOptions options,
+                                 const KernelRegistry& kernels, std::optional<Graph> evaluation)
+    : model_(std::move(model)),
+      evaluation_(std::move(evaluation)),
+      options_(std::move(options)),
+      kernels_(&kernels),
+      trained_(trained_parameters(model_, options_)) {}
+
+std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
+  std::shared_ptr<Session>& made = sessions_[which];
+  if (made == nullptr) {
+    Graph graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options_)
+                  : which == kEvaluation
+                      ? make_evaluation_graph(evaluation_model())
+                      : make_training_graph(model_, options_, static_cast<StepKind>(which));
+    made = std::make_shared<Session>(std::move(graph), *kernels_,
+                                     Session::Options{.plan = {.updates_in_place = true}});
+  }
+  return made;
+}
+
+StepResult TrainingProgram::run(TrainingState& state, size_t which,
+                                std::span<const InputTensor> inputs, size_t user_outputs) const {
+  const std::shared_ptr<Session> session = this->session(which);
+  const Graph& graph = session->graph();
+  StepResult result;
+  std::vector<Dims> dims;
+  std::vector<const void*> addresses;
+  int64_t step = state.steps + 1;
+  const uint64_t runs = state.runs;
+  int64_t seed = 0;
+  size_t next = 0;
+  for (const GraphInput& input : graph.inputs()) {
+    const Value& value = graph.value(input.value);
+    InputTensor given;
+    if (input.role == InputRole::user) {
+      if (next == inputs.size()) {
+        throw InvalidModelError(
+            str("input '", value.name, "' is missing: there are ", inputs.size()));
+      }
+      given = inputs[next++];
+      require_fit(value, given.spec, "input '" + value.name + "'");
+    } else if (input.role == InputRole::seed) {
+      seed = state.draw_seed();
+      given = {{DType::i64, {}}, &seed};
+    } else if (input.target == kLearningRate) {
+      given = {{DType::f64, {}}, &state.learning_rate};
+    } else if (input.target == kLossScale) {
+      given = {{DType::f64, {}}, &state.loss_scale};
+    } else if (input.target == kStepNumber) {
+      given = {{DType::i64, {}}, &step};
+    } else if (input.target == kGradientNorm) {
+      given = {{DType::f64, {}}, &result.gradient_norm.emplace(0.0)};
+    } else if (input.target == kAllFinite) {
+      given = {{DType::boolean, {}}, &result.all_finite};
+    } else if (is_kept(input.role)) {
+      auto& tensors = input.role == InputRole::state ? state.optimizer : state.tensors;
+      auto found = tensors.find(input.target);
+      if (found == tensors.end()) {
+        if (input.role != InputRole::state) {
+          throw InvalidModelError(str("there is no value for '", input.target, "'"));
+        }
+        const Dims shape = concrete(value.shape, "state '" + input.target + "'");
+        found = tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape})).first;
+      }
+      given = {found->second.spec, found->second.data};
+      require_fit(value, given.spec, "'" + input.target + "'");
+    } else {
+      throw InternalError(str("input '", value.name, "' has the role ", name_of(input.role)));
+    }
+    dims.push_back(given.spec.dims);
+    addresses.push_back(given.data);
+  }
+  if (next != inputs.size()) {
+    throw InvalidModelError(str("there are ", inputs.size(), " inputs, expected ", next));
+  }
+  try {
+    std::shared_ptr<const ExecutionPlan> plan = session->plan(dims);
+    if (options_.memory_limit > 0 && plan->total_bytes() > options_.memory_limit) {
+      throw OutOfMemoryError(str("the step needs ", plan->total_bytes(), " bytes, the limit is ",
+                                 options_.memory_limit));
+    }
+    RunContext context(session, plan);
+    result.outputs = context.forward(addresses);
+    last_plan_ = std::move(plan);
+  } catch (...) {
+    state.runs = runs;
+    throw;
+  }
+  result.outputs.resize(user_outputs);
+  return result;
+}
+
+StepResult TrainingProgram::train_step(TrainingState& state,
+                                       std::span<const InputTensor> inputs) const {
+  const int64_t batches = options_.accumulation;
+  const bool updates = state.kept_batches + 1 >= batches;
+  StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
+  if (updates) kind = state.kept_batches == 0 ? StepKind::whole : StepKind::last;
+  StepResult result = run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_));
+  state.kept_batches = updates ? 0 : state.kept_batches + 1;
+  if (updates) {
+    result.updated = !options_.scales_loss || result.all_finite;
+    state.steps += result.updated;
+  }
+  return result;
+}
+
+StepResult TrainingProgram::add_gradients(TrainingState& state,
+                                          std::span<const InputTensor> inputs) const {
+  const StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
+  StepResult result = run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_));
+  ++state.kept_batches;
+  return result;
+}
+
+StepResult TrainingProgram::optimizer_step(TrainingState& state) const {
+  if (state.kept_batches == 0) {
+    throw InvalidModelError("an optimizer step needs the gradients of a batch");
+  }
+  StepResult result = run(state, kOptimizerAlone, {}, 0);
+  result.updated = !options_.scales_loss || result.all_finite;
+  state.steps += result.updated;
+  return result;
+}
+
+std::vector<RunOutput> TrainingProgram::evaluate(TrainingState& state,
+                                                 std::span<const InputTensor> inputs) const {
+  return run(state, kEvaluation, inputs, count_user_outputs(evaluation_model())).outputs;
+}
+
+void TrainingProgram::make_states(TrainingState& state) const {
+  for (const GraphInput& input : graph(StepKind::whole).inputs()) {
+    if (input.role != InputRole::state || input.target.starts_with("optimizer:")) continue;
+    const Value& value = graph(StepKind::whole).value(input.value);
+    if (state.optimizer.contains(input.target)) continue;
+    const Dims shape = concrete(value.shape, "state '" + input.target + "'");
+    state.optimizer.emplace(input.target, MutableTensor::zeros({value.dtype, shape}));
+  }
+}
+
+}  // namespace ortrain

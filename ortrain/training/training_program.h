@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ortrain/runtime/session.h"
+#include "ortrain/training/training_graph.h"
+#include "ortrain/training/training_state.h"
+
+namespace ortrain {
+
+// A tensor that the caller holds while a run reads it.
+struct InputTensor {
+  TensorSpec spec;
+  const void* data = nullptr;
+};
+
+struct StepResult {
+  std::vector<RunOutput> outputs;  // the model's, in its order
+  bool updated = false;            // the optimizer ran, and was not left out
+  bool all_finite = true;
+  std::optional<double> gradient_norm;  // before clipping, where the optimizer ran and needs it
+};
+
+// One model made ready to train: graphs and plans for each kind of step, made when first needed.
+class TrainingProgram {
+ public:
+  // `model` as for make_training_graph. `evaluation`: what evaluate() runs, with the same targets;
+  // by default the same model. Throws what making the training graph throws.
+  TrainingProgram(Graph model, TrainingOptions options, const KernelRegistry& kernels,
+                  std::optional<Graph> evaluation = std::nullopt);
+
+  const Graph& model() const { return model_; }
+  const Graph& evaluation_model() const { return evaluation_ ? *evaluation_ : model_; }
+  const TrainingOptions& options() const { return options_; }
+  // Targets of the parameters that change.
+  const std::vector<std::string>& trained() const { return trained_; }
+
+  // Runs a batch. Its gradients are kept until `accumulation` batches are there; the last one runs
+  // the optimizer with them in the same graph. `inputs`: one per model input of role user, in
+  // order. Throws ShapeError and DTypeError naming an input that does not fit, OutOfMemoryError for
+  // a plan beyond memory_limit, and what kernels throw; counters do not move then.
+  StepResult train_step(TrainingState& state, std::span<const InputTensor> inputs) const;
+
+  // The same in two calls: `add_gradients` keeps the gradients of any number of batches, added to
+  // those that are kept, and optimizer_step uses them. Gradients are divided by `accumulation`.
+  StepResult add_gradients(TrainingState& state, std::span<const InputTensor> inputs) const;
+  StepResult optimizer_step(TrainingState& state) const;
+  // Forgets the gradients that are kept; the next batch starts anew.
+  static void reset_gradients(TrainingState& state) { state.kept_batches = 0; }
+
+  // Runs the forward alone. `inputs`: one per user input of evaluation_model().
+  std::vector<RunOutput> evaluate(TrainingState& state, std::span<const InputTensor> inputs) const;
+
+  // The graph that runs for a kind of step, as it was optimized.
+  const Graph& graph(StepKind kind) const { return session(kind)->graph(); }
+  // The plan of the last run; null before the first.
+  std::shared_ptr<const ExecutionPlan> last_plan() const { return last_plan_; }
+  // Makes the optimizer's states, so that they can be loaded before the first step.
+  void make_states(TrainingState& state) const;
+
+ private:
+  static constexpr size_t kOptimizerAlone = 4, kEvaluation = 5, kSessions = 6;
+
+  std::shared_ptr<Session> session(StepKind kind) const {
+    return session(static_cast<size_t>(kind));
+  }
+  std::shared_ptr<Session> session(size_t which) const;
+  StepResult run(TrainingState& state, size_t which, std::span<const InputTensor> inputs,
+                 size_t user_outputs) const;
+
+  Graph model_;
+  std::optional<Graph> evaluation_;
+  TrainingOptions options_;
+  const KernelRegistry* kernels_;
+  std::vector<std::string> trained_;
+  mutable std::array<std::shared_ptr<Session>, kSessions> sessions_;
+  mutable std::shared_ptr<const ExecutionPlan> last_plan_;
+};
+
+}  // namespace ortrain

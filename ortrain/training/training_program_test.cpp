@@ -1,0 +1,281 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/training/training_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/text.h"
+#include "ortrain/training/prepare_model.h"
+
+namespace ortrain {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// loss = sum over the batch of w . x: the gradient of w is the sum of the rows.
+const char* const kModel =
+    "graph g (float32[b, 2] x, float32[2] w [parameter grad], float32[2] frozen [parameter]) =>\n"
+    "    (loss, y) {\n"
+    "  m = Mul(w, frozen)\n  y = Mul(x, m)\n  loss = ReduceSum<keepdims = 0>(y)\n}";
+
+class Training {
+ public:
+  explicit Training(TrainingOptions options, const std::string& text = kModel)
+      : program(parse_graph(text), with_loss(std::move(options)), cpu_kernels()) {
+    state.learning_rate = 0.5;
+    set("w", {1, 2});
+    set("frozen", {1, 1});
+  }
+
+  static TrainingOptions with_loss(TrainingOptions options) {
+    if (options.loss.empty()) options.loss = "loss";
+    return options;
+  }
+  void set(const std::string& target, const std::vector<float>& values) {
+    state.tensors[target] = MutableTensor::copy_of(
+        TensorData::from_values(DType::f32, {static_cast<int64_t>(values.size())}, values));
+  }
+  std::vector<float> get(const std::string& target) const {
+    const auto& tensors = target.find(':') == std::string::npos ? state.tensors : state.optimizer;
+    const MutableTensor& tensor = tensors.at(target);
+    const auto* data = static_cast<const float*>(tensor.data);
+    return {data, data + tensor.spec.numel()};
+  }
+  StepResult step(const std::vector<float>& rows) {
+    const InputTensor input{{DType::f32, {static_cast<int64_t>(rows.size() / 2), 2}}, rows.data()};
+    return program.train_step(state, std::span(&input, 1));
+  }
+
+  TrainingProgram program;
+  TrainingState state;
+};
+
+TrainingOptions sgd(int64_t accumulation = 1, double max_norm = 0) {
+  return {.optimizer = {.step = "SgdStep", .max_norm = max_norm}, .accumulation = accumulation};
+}
+
+TEST(TrainingProgram, StepsAndReturnsOutputsOfBefore) {
+  Training training(sgd());
+  const StepResult result = training.step({1, 2, 3, 4});
+  ASSERT_EQ(result.outputs.size(), 2U);
+  EXPECT_EQ(*static_cast<const float*>(result.outputs[0].block->data()), 16);
+  EXPECT_TRUE(result.updated);
+  EXPECT_FALSE(result.gradient_norm.has_value());
+  EXPECT_THAT(training.get("w"), ElementsAre(1 - 2, 2 - 3));
+  EXPECT_THAT(training.get("frozen"), ElementsAre(1, 1));
+  EXPECT_THAT(training.program.trained(), ElementsAre("w"));
+  EXPECT_EQ(training.state.steps, 1);
+  // Another batch size: another plan, the same state.
+  training.step({1, 1});
+  EXPECT_THAT(training.get("w"), ElementsAre(-1.5, -1.5));
+}
+
+TEST(TrainingProgram, AveragesTheGradientsOfSeveralBatches) {
+  Training training(sgd(3));
+  EXPECT_FALSE(training.step({3, 6}).updated);
+  EXPECT_THAT(training.get("w:grad"), ElementsAre(1, 2));
+  EXPECT_FALSE(training.step({3, 6}).updated);
+  EXPECT_THAT(training.get("w:grad"), ElementsAre(2, 4));
+  EXPECT_EQ(training.state.kept_batches, 2);
+  EXPECT_TRUE(training.step({6, 12}).updated);
+  EXPECT_THAT(training.get("w"), ElementsAre(1 - 2, 2 - 4));
+  EXPECT_EQ(training.state.steps, 1);
+  EXPECT_EQ(training.state.kept_batches, 0);
+  training.step({3, 3});
+  EXPECT_THAT(training.get("w:grad"), ElementsAre(1, 1)) << "the sum starts anew";
+}
+
+TEST(TrainingProgram, StepsInTwoCallsAsInOne) {
+  Training one(sgd(1, 0.5)), two(sgd(1, 0.5));
+  one.step({3, 4});
+  const std::vector<float> rows{3, 4};
+  const InputTensor input{{DType::f32, {1, 2}}, rows.data()};
+  EXPECT_THROW(two.program.optimizer_step(two.state), InvalidModelError);
+  two.program.add_gradients(two.state, std::span(&input, 1));
+  const StepResult result = two.program.optimizer_step(two.state);
+  EXPECT_EQ(*result.gradient_norm, 5);
+  EXPECT_EQ(one.get("w"), two.get("w"));
+  EXPECT_EQ(two.state.kept_batches, 1) << "kept until they are given up";
+  TrainingProgram::reset_gradients(two.state);
+  EXPECT_THROW(two.program.optimizer_step(two.state), InvalidModelError);
+}
+
+TEST(TrainingProgram, ClipsByTheNormOfAll) {
+  Training training(sgd(1, 1.0));
+  const StepResult result = training.step({3, 4});
+  EXPECT_EQ(*result.gradient_norm, 5);
+  EXPECT_NEAR(training.get("w")[0], 1 - 0.5 * 0.6, 1e-6);
+  EXPECT_NEAR(training.get("w")[1], 2 - 0.5 * 0.8, 1e-6);
+}
+
+TEST(TrainingProgram, LeavesOutStepsThatAreNotFinite) {
+  TrainingOptions options = sgd();
+  options.scales_loss = true;
+  Training training(options);
+  training.state.loss_scale = 1024;
+  EXPECT_TRUE(training.step({1, 2}).updated);
+  EXPECT_THAT(training.get("w"), ElementsAre(0.5, 1)) << "the scale is taken out again";
+  const StepResult result = training.step({INFINITY, 2});
+  EXPECT_FALSE(result.updated);
+  EXPECT_FALSE(result.all_finite);
+  EXPECT_THAT(training.get("w"), ElementsAre(0.5, 1));
+  EXPECT_EQ(training.state.steps, 1);
+}
+
+TEST(TrainingProgram, TreatsGroupsDifferently) {
+  TrainingOptions options = sgd();
+  options.optimizer.groups = {
+      {.parameters = {"frozen"}, .attributes = {{"weight_decay", 1.0}}, .rate_factor = 2.0}};
+  std::string text = kModel;
+  text.replace(text.find("frozen [parameter]"), 18, "frozen [parameter grad]");
+  Training training(options, text);
+  training.step({1, 1});
+  EXPECT_THAT(training.get("w"), ElementsAre(0.5, 1.5));
+  // gradient w x = (1, 2), plus the decay (1, 1), at the rate 1
+  EXPECT_THAT(training.get("frozen"), ElementsAre(-1, -2));
+}
+
+TEST(TrainingProgram, EvaluatesWithoutChange) {
+  Training training(sgd());
+  const std::vector<float> rows{1, 2};
+  const InputTensor input{{DType::f32, {1, 2}}, rows.data()};
+  const auto outputs = training.program.evaluate(training.state, std::span(&input, 1));
+  EXPECT_EQ(*static_cast<const float*>(outputs[0].block->data()), 5);
+  EXPECT_THAT(training.get("w"), ElementsAre(1, 2));
+  EXPECT_EQ(training.state.steps, 0);
+}
+
+template <class Fn>
+std::string error_of(Fn fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TrainingProgram, RefusesWhatDoesNotFit) {
+  Training training(sgd());
+  EXPECT_THAT(error_of([&] { training.program.train_step(training.state, {}); }),
+              HasSubstr("input 'x' is missing"));
+  const std::vector<float> rows(3);
+  const InputTensor shape{{DType::f32, {1, 3}}, rows.data()};
+  EXPECT_THAT(error_of([&] { training.program.train_step(training.state, std::span(&shape, 1)); }),
+              HasSubstr("input 'x' has shape [1, 3]"));
+  const InputTensor type{{DType::i32, {1, 2}}, rows.data()};
+  EXPECT_THAT(error_of([&] { training.program.train_step(training.state, std::span(&type, 1)); }),
+              HasSubstr("input 'x' is int32, expected float32"));
+  training.state.tensors.erase("w");
+  EXPECT_THAT(error_of([&] { training.step({1, 1}); }), HasSubstr("no value for 'w'"));
+  EXPECT_EQ(training.state.steps, 0);
+}
+
+TEST(TrainingProgram, RefusesModelsAndOptionsThatAreWrong) {
+  TrainingOptions options = sgd();
+  options.loss = "y";
+  EXPECT_THAT(error_of([&] { Training training(options); }), HasSubstr("expected a single float"));
+  options.loss = "z";
+  EXPECT_THAT(error_of([&] { Training training(options); }),
+              HasSubstr("no output 'z' to be the loss; there are loss, y"));
+  options = sgd(0);
+  EXPECT_THAT(error_of([&] { Training training(options); }), HasSubstr("accumulation is 0"));
+  std::string text = kModel;
+  text.replace(text.find(" grad"), 5, "");
+  EXPECT_THAT(error_of([&] { Training training(sgd(), text); }),
+              HasSubstr("depends on no parameter"));
+  options = sgd();
+  options.optimizer.groups = {{.parameters = {"v"}}};
+  EXPECT_THAT(error_of([&] { Training(options).step({1, 1}); }), HasSubstr("'v', which is no"));
+  options.optimizer.groups = {{.parameters = {"w", "w"}}};
+  EXPECT_THAT(error_of([&] { Training(options).step({1, 1}); }), HasSubstr("in groups twice"));
+  options = sgd();
+  options.optimizer.step = "Other";
+  EXPECT_THAT(error_of([&] { Training(options).step({1, 1}); }), HasSubstr("'Other' is none of"));
+  options = sgd();
+  options.memory_limit = 1;
+  Training small(options);
+  EXPECT_THROW(small.step({1, 1}), OutOfMemoryError);
+  EXPECT_THAT(small.get("w"), ElementsAre(1, 2));
+}
+
+TEST(TrainingGraph, UsesLargeGradientsAsTheyCome) {
+  const Graph model = parse_graph(
+      "graph g (float32[b, 256] x, float32[256, 256] a [parameter grad], float32[256, 256] c "
+      "[parameter grad]) => (loss) {\n"
+      "  h = MatMul(x, a)\n  r = Relu(h)\n  y = MatMul(r, c)\n  loss = ReduceMean<keepdims = 0>(y)"
+      "\n}");
+  TrainingOptions options = sgd();
+  options.loss = "loss";
+  const auto arena = [&](double max_norm) {
+    options.optimizer.max_norm = max_norm;
+    const Graph graph = make_training_graph(model, options, StepKind::whole);
+    std::vector<Dims> dims;
+    for (const GraphInput& input : graph.inputs()) {
+      const Shape& shape = graph.value(input.value).shape;
+      dims.push_back(shape.empty() ? Dims{} : shape[0].is(256) ? Dims{256, 256} : Dims{4, 256});
+    }
+    const auto plan = make_execution_plan(graph, dims, cpu_kernels(), {.updates_in_place = true});
+    for (const PlanStep& step : plan->steps) EXPECT_NE(step.node, kNoNode) << "a copy";
+    return plan->arena_bytes;
+  };
+  const size_t gradient = 256 * 256 * sizeof(float);
+  EXPECT_LT(arena(0), 2 * gradient) << "the gradients do not live together";
+  EXPECT_GE(arena(1), 2 * gradient) << "the norm needs both";
+}
+
+TEST(PrepareModel, SelectsOutputs) {
+  Graph graph = parse_graph("graph g (float32[2] x) => (a, b) {\n  a = Relu(x)\n  b = Neg(x)\n}");
+  EXPECT_THROW(select_outputs(graph, {"c"}), InvalidModelError);
+  select_outputs(graph, {"b"});
+  ASSERT_EQ(graph.outputs().size(), 1U);
+  EXPECT_EQ(graph.outputs()[0].name, "b");
+  EXPECT_EQ(graph.order().size(), 1U);
+}
+
+TEST(PrepareModel, DrawsDropoutAnewInEachRun) {
+  Graph graph = parse_graph(
+      "graph g (float32[64] x) => (y, m) {\n"
+      "  h, m = Dropout<seed = 3>(x, float32 0.5, bool true)\n"
+      "  y, _ = Dropout<seed = 3>(h, float32 0.5, bool true)\n}");
+  draw_dropout_per_run(graph);
+  std::vector<int64_t> streams;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    EXPECT_EQ(node.domain, kOrtrainDomain);
+    if (node.op == "Dropout") streams.push_back(std::get<int64_t>(node.attributes.at("stream")));
+  }
+  ASSERT_EQ(streams.size(), 2U);
+  EXPECT_NE(streams[0], streams[1]);
+  EXPECT_EQ(graph.inputs().back().role, InputRole::seed);
+}
+
+TEST(PrepareModel, LeavesOutTraining) {
+  Graph graph = parse_graph(
+      "graph g (float32[2, 3, 4] x, float32[3] scale, float32[3] bias, float32[3] mean [buffer], "
+      "float32[3] var [buffer], int64[] s [seed]) => (y, mask, n as mean_next [buffer_update "
+      "mean]) "
+      "{\n"
+      "  h, n, v = BatchNormalization<training_mode = 1>(x, scale, bias, mean, var)\n"
+      "  d, mask = Dropout(h, float32 0.5, bool true)\n"
+      "  y = ortrain::Dropout<ratio = 0.5>(d, s)\n}");
+  leave_out_training(graph);
+  ASSERT_EQ(graph.outputs().size(), 2U);
+  int dropouts = 0;
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    dropouts += node.op == "Dropout";
+    if (node.op == "BatchNormalization") {
+      EXPECT_EQ(std::get<int64_t>(node.attributes.at("training_mode")), 0);
+    }
+  }
+  EXPECT_EQ(dropouts, 0);
+}
+
+}  // namespace
+}  // namespace ortrain

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "ortrain/ir/graph.h"
+#include "ortrain/ir/node_spec.h"
+
+namespace ortrain {
+
+// A dense row-major tensor in host memory that may be written to. Copies share the memory.
+struct MutableTensor {
+  TensorSpec spec;
+  void* data = nullptr;
+  std::shared_ptr<void> owner;  // keeps `data` alive
+
+  // Zeros, 64-byte aligned.
+  static MutableTensor zeros(TensorSpec spec);
+  static MutableTensor copy_of(const TensorData& data);
+};
+
+// Everything that training changes: parameters, buffers, what the optimizer keeps, and counters.
+// One state may serve several programs, of graphs for other shapes or other purposes, in turn. Not
+// thread-safe.
+class TrainingState {
+ public:
+  TrainingState() = default;
+  TrainingState(const TrainingState&) = delete;
+  TrainingState& operator=(const TrainingState&) = delete;
+
+  // Parameters and buffers by target. An entry may be replaced by one of the same type and shape.
+  std::map<std::string, MutableTensor> tensors;
+  // Optimizer states and kept gradients by target; made, as zeros, when first needed.
+  std::map<std::string, MutableTensor> optimizer;
+
+  double learning_rate = 1e-3;
+  double loss_scale = 1.0;
+  int64_t steps = 0;         // steps of the optimizer that were made
+  int64_t kept_batches = 0;  // whose gradients are kept for the next step
+  // Random numbers of run n come from `seed` and n.
+  uint64_t seed = 0;
+  uint64_t runs = 0;
+
+  // The seed of the next run; counts it.
+  int64_t draw_seed();
+};
+
+}  // namespace ortrain

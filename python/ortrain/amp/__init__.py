@@ -1,0 +1,7 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scaling for mixed precision."""
+
+from ortrain.amp.loss_scaler import DynamicLossScaler, LossScaler
+
+__all__ = ["DynamicLossScaler", "LossScaler"]

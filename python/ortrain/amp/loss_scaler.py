@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Factors of the loss that keep small gradients from vanishing in 16-bit floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LossScaler:
+    """A constant factor, and the base of those that change.
+
+    Args:
+      loss_scale: The factor.
+
+    Raises:
+      ValueError: The factor is not above 0.
+    """
+
+    def __init__(self, loss_scale: float) -> None:
+        if not loss_scale > 0:
+            raise ValueError(f"loss_scale is {loss_scale}, expected a number above 0")
+        self.loss_scale = float(loss_scale)
+        self._initial = self.loss_scale
+
+    def reset(self) -> None:
+        """Go back to the first factor."""
+        self.loss_scale = self._initial
+
+    def update(self, train_step_info: Any) -> float:
+        """Return the factor of the next step.
+
+        Args:
+          train_step_info: The step that was made; ``all_finite`` tells whether its gradients were.
+        """
+        del train_step_info
+        return self.loss_scale
+
+
+class DynamicLossScaler(LossScaler):
+    """Halves the factor when gradients overflow, doubles it after a number of steps without that.
+
+    Args:
+      automatic_update: Whether the trainer updates it after each optimizer step.
+      loss_scale: The first factor.
+      up_scale_window: Steps without overflow after which it is doubled.
+      min_loss_scale: Lower bound.
+      max_loss_scale: Upper bound.
+
+    Raises:
+      ValueError: The bounds do not hold the first factor, or the window is not above 0.
+    """
+
+    def __init__(
+        self,
+        automatic_update: bool = True,
+        loss_scale: float = float(1 << 16),
+        up_scale_window: int = 2000,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float = float(1 << 24),
+    ) -> None:
+        super().__init__(loss_scale)
+        if not min_loss_scale <= loss_scale <= max_loss_scale:
+            raise ValueError(
+                f"loss_scale {loss_scale} lies outside of {min_loss_scale} to {max_loss_scale}"
+            )
+        if up_scale_window < 1:
+            raise ValueError(f"up_scale_window is {up_scale_window}, expected 1 or more")
+        self.automatic_update = automatic_update
+        self.up_scale_window = up_scale_window
+        self.min_loss_scale = min_loss_scale
+        self.max_loss_scale = max_loss_scale
+        self._stable_steps = 0
+
+    def reset(self) -> None:
+        """Go back to the first factor."""
+        super().reset()
+        self._stable_steps = 0
+
+    def update(self, train_step_info: Any) -> float:
+        """Return the factor of the next step, changed by what became of this one."""
+        if not self.automatic_update:
+            return self.loss_scale
+        if not train_step_info.all_finite:
+            self.loss_scale = max(self.min_loss_scale, self.loss_scale / 2)
+            self._stable_steps = 0
+            return self.loss_scale
+        self._stable_steps += 1
+        if self._stable_steps >= self.up_scale_window:
+            self.loss_scale = min(self.max_loss_scale, self.loss_scale * 2)
+            self._stable_steps = 0
+        return self.loss_scale

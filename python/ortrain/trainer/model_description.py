@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs and outputs of a model as the user of ORTTrainer describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ortrain.errors import DTypeError, ShapeError
+
+# A number is a fixed extent, a name an extent that may change and is the same wherever it stands.
+Extents = tuple[int | str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputDescription:
+    """One input of the model.
+
+    Attributes:
+      name: The parameter of forward that it is, or of the loss function.
+      shape: Its extents; empty for a scalar.
+      dtype: Its element type; None for any.
+    """
+
+    name: str
+    shape: Extents
+    dtype: torch.dtype | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputDescription:
+    """One output of the model; ``is_loss`` marks what training makes small."""
+
+    name: str
+    shape: Extents
+    is_loss: bool = False
+
+
+class ModelDescription:
+    """Inputs and outputs of a model.
+
+    Args:
+      description: ``{"inputs": [(name, shape)], "outputs": [(name, shape[, is_loss])]}``; a shape
+        is a list of numbers and names, empty for a scalar.
+
+    Raises:
+      TypeError: Something in it has another type.
+      ValueError: A key or a name is missing, unknown or there twice, or there are several losses.
+    """
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        if not isinstance(description, Mapping):
+            raise TypeError(f"model_desc must be a dict, got {type(description).__name__}")
+        unknown = sorted(set(description) - {"inputs", "outputs"})
+        if unknown:
+            raise ValueError(f"model_desc has unknown keys: {', '.join(map(repr, unknown))}")
+        for key in ("inputs", "outputs"):
+            if key not in description:
+                raise ValueError(f"model_desc has no '{key}'")
+            if not isinstance(description[key], Sequence) or isinstance(description[key], str):
+                raise TypeError(f"model_desc['{key}'] must be a list of tuples")
+        self.inputs = [
+            InputDescription(*_name_and_shape(entry, f"model_desc['inputs'][{i}]", 2))
+            for i, entry in enumerate(description["inputs"])
+        ]
+        self.outputs = []
+        for i, entry in enumerate(description["outputs"]):
+            place = f"model_desc['outputs'][{i}]"
+            name, shape = _name_and_shape(entry, place, 3)
+            is_loss = entry[2] if len(entry) > 2 else False
+            if not isinstance(is_loss, bool):
+                raise TypeError(f"{place}: the third entry, is_loss, must be a bool")
+            self.outputs.append(OutputDescription(name, shape, is_loss))
+        self._check_names()
+
+    @staticmethod
+    def of(inputs: list[InputDescription], outputs: list[OutputDescription]) -> ModelDescription:
+        """Return a description made of its parts."""
+        made = ModelDescription({"inputs": [], "outputs": []})
+        made.inputs, made.outputs = inputs, outputs
+        made._check_names()
+        return made
+
+    def _check_names(self) -> None:
+        for kind in (self.inputs, self.outputs):
+            names = [entry.name for entry in kind]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"model_desc has two entries named '{twice[0]}'")
+        if sum(output.is_loss for output in self.outputs) > 1:
+            raise ValueError("model_desc marks more than one output as the loss")
+
+    @property
+    def loss(self) -> OutputDescription | None:
+        """The output that is the loss."""
+        return next((output for output in self.outputs if output.is_loss), None)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs, in order."""
+        return [output.name for output in self.outputs]
+
+    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the tensors of a call by name.
+
+        Raises:
+          TypeError: Inputs are missing, unknown, there twice, or no tensors.
+        """
+        names = [entry.name for entry in self.inputs]
+        if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+            args, kwargs = (), args[0]
+        elif len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs:
+            args = args[0]
+        if len(args) > len(names):
+            raise TypeError(f"there are {len(args)} inputs, model_desc describes {len(names)}")
+        given: dict[str, Any] = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise TypeError(f"'{name}' is no input of model_desc: {', '.join(names)}")
+            if name in given:
+                raise TypeError(f"input '{name}' is given twice")
+            given[name] = value
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise TypeError(f"input '{missing[0]}' is missing")
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"input '{name}' is a {type(value).__name__}, expected a tensor")
+        return {name: given[name] for name in names}
+
+    def check_inputs(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Return the extents behind the names, as these tensors have them.
+
+        Raises:
+          ShapeError: A tensor does not have the shape that is described.
+          DTypeError: A tensor has another element type.
+        """
+        extents: dict[str, int] = {}
+        for entry in self.inputs:
+            _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
+            dtype = tensors[entry.name].dtype
+            if entry.dtype is not None and dtype != entry.dtype:
+                raise DTypeError(f"input '{entry.name}' is {dtype}, model_desc says {entry.dtype}")
+        return extents
+
+    def check_outputs(self, tensors: Sequence[torch.Tensor], extents: dict[str, int]) -> None:
+        """Raise ShapeError where an output does not have the shape that is described."""
+        for entry, tensor in zip(self.outputs, tensors, strict=True):
+            # A loss of one element may be described as a scalar or as a vector.
+            if entry.is_loss and tensor.numel() == 1 and entry.shape in ((), (1,)):
+                continue
+            _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
+
+
+def _name_and_shape(entry: Any, place: str, most: int) -> tuple[str, Extents]:
+    if not isinstance(entry, (tuple, list)) or not 2 <= len(entry) <= most:
+        raise TypeError(f"{place} must be a tuple of a name, a shape" + ", is_loss" * (most > 2))
+    name, shape = entry[0], entry[1]
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{place}: the name must be a string that is not empty")
+    if not isinstance(shape, (list, tuple)):
+        raise TypeError(f"{place}: the shape of '{name}' must be a list")
+    for extent in shape:
+        if isinstance(extent, bool) or not isinstance(extent, (int, str)):
+            raise TypeError(f"{place}: the shape of '{name}' holds {extent!r}, no number or name")
+        if isinstance(extent, int) and extent < 0:
+            raise ValueError(f"{place}: the shape of '{name}' holds {extent}")
+    return name, tuple(shape)
+
+
+def _match(what: str, described: Extents, shape: torch.Size, extents: dict[str, int]) -> None:
+    wrong = len(described) != len(shape)
+    for expected, size in zip(described, shape, strict=False):
+        if isinstance(expected, str):
+            known = extents.setdefault(expected, size)
+            if known != size and not wrong:
+                raise ShapeError(
+                    f"{what} has shape {list(shape)}, model_desc says {list(described)}, and "
+                    f"'{expected}' is {known} elsewhere"
+                )
+        wrong = wrong or (isinstance(expected, int) and expected != size)
+    if wrong:
+        raise ShapeError(f"{what} has shape {list(shape)}, model_desc says {list(described)}")

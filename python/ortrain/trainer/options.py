@@ -1,0 +1,207 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Options of ORTTrainer: every key of the 2020 schema is honoured, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ortrain.amp import LossScaler
+from ortrain.errors import UnsupportedError
+from ortrain.optim.lr_scheduler import _LRScheduler
+
+# Returns why a value is refused; None where it is honoured.
+Refusal = Callable[[Any], str | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Key:
+    """One option: its default, the types that it takes, and what is refused."""
+
+    default: Any
+    types: tuple[type, ...]
+    refuse: Refusal = lambda value: None
+    at_least: int | None = None
+
+
+def _only(expected: Any, reason: str) -> Refusal:
+    return lambda value: None if value == expected else reason
+
+
+_PROCESSES = "steps over several processes run through torch.distributed around ORTModule"
+_PIPELINE = "there is no pipeline parallelism"
+
+
+def _bool(default: bool, refuse: Refusal = lambda value: None) -> _Key:
+    return _Key(default, (bool,), refuse)
+
+
+def _count(default: int, at_least: int, refuse: Refusal = lambda value: None) -> _Key:
+    return _Key(default, (int,), refuse, at_least)
+
+
+def _refuse_device(device: str) -> str | None:
+    if device == "cpu" or device.startswith("cpu:"):
+        return None
+    return "there is a CPU provider only"
+
+
+_SCHEMA: dict[str, Any] = {
+    "batch": {"gradient_accumulation_steps": _count(1, 1)},
+    "device": {"id": _Key("cpu", (str,), _refuse_device), "mem_limit": _count(0, 0)},
+    "distributed": {
+        "world_rank": _count(0, 0, _only(0, _PROCESSES)),
+        "world_size": _count(1, 1, _only(1, _PROCESSES)),
+        "local_rank": _count(0, 0, _only(0, _PROCESSES)),
+        "data_parallel_size": _count(1, 1, _only(1, _PROCESSES)),
+        "horizontal_parallel_size": _count(1, 1, _only(1, "there is no tensor parallelism")),
+        "pipeline_parallel": {
+            "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
+            "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
+            "pipeline_cut_info_string": _Key("", (str,), _only("", _PIPELINE)),
+            "sliced_schema": _Key({}, (dict,), _only({}, _PIPELINE)),
+            "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
+            "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
+        },
+        "allreduce_post_accumulation": _bool(False, _only(False, _PROCESSES)),
+        "deepspeed_zero_optimization": {
+            "stage": _count(0, 0, _only(0, _PROCESSES)),
+        },
+        "enable_adasum": _bool(False, _only(False, _PROCESSES)),
+    },
+    "lr_scheduler": _Key(None, (_LRScheduler, type(None))),
+    "mixed_precision": {
+        "enabled": _bool(False),
+        "loss_scaler": _Key(None, (LossScaler, type(None))),
+    },
+    "graph_transformer": {
+        # Dropout masks and GELU are computed again in the backward in any case: none is stored.
+        "attn_dropout_recompute": _bool(False),
+        "gelu_recompute": _bool(False),
+        "transformer_layer_recompute": _bool(
+            False, _only(False, "use torch.utils.checkpoint in the model, which is honoured")
+        ),
+        "number_recompute_layers": _count(
+            0, 0, _only(0, "use torch.utils.checkpoint in the model, which is honoured")
+        ),
+        "propagate_cast_ops_config": {
+            "propagate_cast_ops_strategy": _Key(
+                "FLOOD_FILL",
+                (str,),
+                _only("FLOOD_FILL", "casts stand where autocast puts them and are fused"),
+            ),
+            "propagate_cast_ops_level": _Key(
+                1, (int,), _only(1, "casts stand where autocast puts them and are fused")
+            ),
+            "propagate_cast_ops_allow": _Key(
+                [], (list,), _only([], "casts stand where autocast puts them and are fused")
+            ),
+        },
+    },
+    "utils": {
+        "frozen_weights": _Key([], (list,)),
+        "grad_norm_clip": _bool(True),
+        # Gradients are given up as soon as they are used in any case.
+        "memory_efficient_gradient": _bool(False),
+        # Shapes are always inferred with symbols.
+        "run_symbolic_shape_infer": _bool(False),
+    },
+    "debug": {
+        # Steps are deterministic in any case.
+        "deterministic_compute": _bool(False),
+        "check_model_export": _bool(False),
+        "graph_save_paths": {
+            "model_after_graph_transforms_path": _Key("", (str,)),
+            "model_with_gradient_graph_path": _Key("", (str,)),
+            "model_with_training_graph_path": _Key("", (str,)),
+            "model_with_training_graph_after_optimization_path": _Key("", (str,)),
+        },
+    },
+    "provider_options": _Key({}, (dict,), _only({}, "the CPU provider has no options")),
+    "session_options": _Key(
+        None, (type(None),), _only(None, "sessions of ONNX Runtime are not used")
+    ),
+    "_internal_use": {
+        "enable_internal_postprocess": _bool(
+            True, _only(True, "the exported graph needs no post-processing that could be left out")
+        ),
+        "extra_postprocess": _Key(None, (Callable, type(None))),  # type: ignore[arg-type]
+        "onnx_opset_version": _count(14, 12),
+        "enable_onnx_contrib_ops": _bool(True),
+    },
+}
+
+
+class _Options:
+    """A group of options; its keys are attributes."""
+
+    def __init__(self, given: Any, schema: dict[str, Any], path: str) -> None:
+        if not isinstance(given, Mapping):
+            raise TypeError(f"option {path or 'dict'} must be a dict, got {type(given).__name__}")
+        for key in given:
+            if key not in schema:
+                raise ValueError(
+                    f"unknown option '{path}{key}'; there are {', '.join(sorted(schema))}"
+                )
+        for key, entry in schema.items():
+            if isinstance(entry, dict):
+                setattr(self, key, _Options(given.get(key, {}), entry, f"{path}{key}."))
+            else:
+                setattr(self, key, _checked(given, key, entry, path + key))
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+def _checked(given: Mapping[str, Any], key: str, entry: _Key, path: str) -> Any:
+    if key not in given:
+        return type(entry.default)(entry.default) if entry.default in ({}, []) else entry.default
+    value = given[key]
+    wrong = isinstance(value, bool) and bool not in entry.types
+    if wrong or not isinstance(value, entry.types):
+        expected = " or ".join(t.__name__ for t in entry.types)
+        raise TypeError(f"option '{path}' is {value!r}, expected {expected}")
+    if entry.at_least is not None and value < entry.at_least:
+        raise ValueError(f"option '{path}' is {value}, expected {entry.at_least} or more")
+    reason = entry.refuse(value)
+    if reason is not None:
+        raise UnsupportedError(f"option '{path}' is {value!r}: {reason}")
+    return value
+
+
+class ORTTrainerOptions(_Options):
+    """Options of ORTTrainer, as nested dicts; what is left out has its default.
+
+    Groups are ``batch``, ``device``, ``distributed``, ``lr_scheduler``, ``mixed_precision``,
+    ``graph_transformer``, ``utils``, ``debug``, ``provider_options``, ``session_options`` and
+    ``_internal_use``; docs/trainer.md lists their keys. They are read as attributes:
+    ``options.batch.gradient_accumulation_steps``.
+
+    Args:
+      options: The options that differ from their defaults.
+
+    Raises:
+      ValueError: A key is unknown, or a value out of range.
+      TypeError: A value has another type.
+      UnsupportedError: A value asks for something that there is not, with the reason.
+    """
+
+    batch: Any
+    device: Any
+    distributed: Any
+    lr_scheduler: _LRScheduler | None
+    mixed_precision: Any
+    graph_transformer: Any
+    utils: Any
+    debug: Any
+    provider_options: dict[str, Any]
+    session_options: None
+    _internal_use: Any
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__({} if options is None else options, _SCHEMA, "")
+        for name in self.utils.frozen_weights:
+            if not isinstance(name, str):
+                raise TypeError("option 'utils.frozen_weights' must hold names of parameters")

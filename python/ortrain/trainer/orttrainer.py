@@ -1,0 +1,223 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""ORTTrainer: model, loss and optimizer as one graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain.amp import LossScaler
+from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.optim.config import _OptimizerConfig
+from ortrain.trainer.model_description import ModelDescription
+from ortrain.trainer.options import ORTTrainerOptions
+from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, StepSource, Tensors
+from ortrain.trainer.step_engine import StepEngine
+from ortrain.trainer.train_step_info import TrainStepInfo
+
+_log = logging.getLogger("ortrain.trainer")
+
+# How far outputs of the graph and of PyTorch may be apart where the export is checked.
+_CHECK_TOLERANCE = 1e-3
+
+
+class ORTTrainer:
+    """Trains a model with its loss and optimizer in one graph and one memory plan.
+
+    A step runs the forward, the loss, the backward, accumulation, clipping, loss scaling and the
+    optimizer without leaving the engine. Parameters of a module are trained where they are, so
+    that the module can be used, saved and evaluated at any time.
+
+    Args:
+      model: A module, or an onnx.ModelProto that has the loss among its outputs.
+      model_desc: ``{"inputs": [(name, shape)], "outputs": [(name, shape[, is_loss])]}``; a shape
+        holds numbers, and names for extents that change.
+      optim_config: One of the configurations of ``ortrain.optim``.
+      loss_fn: Called with the module's results and the last input; its value is the first output.
+        None where the module computes the loss.
+      options: What differs from the defaults.
+
+    Raises:
+      TypeError: An argument has another type.
+      ValueError: The description has no loss, or a name in it is wrong.
+      UnsupportedError: An option asks for something that there is not.
+      InvalidModelError: A parameter that is named does not exist.
+
+    Example:
+      >>> trainer = ORTTrainer(model, desc, optim.AdamConfig(lr=1e-4), loss_fn)
+      >>> loss, predictions = trainer.train_step(data, target)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        model_desc: Mapping[str, Any] | ModelDescription,
+        optim_config: _OptimizerConfig,
+        loss_fn: LossFunction | None = None,
+        options: ORTTrainerOptions | None = None,
+    ) -> None:
+        if not isinstance(optim_config, _OptimizerConfig):
+            raise TypeError("optim_config must be one of ortrain.optim's configurations")
+        if options is not None and not isinstance(options, ORTTrainerOptions):
+            raise TypeError("options must be an ORTTrainerOptions")
+        if loss_fn is not None and not callable(loss_fn):
+            raise TypeError("loss_fn must be callable")
+        self.options = options if options is not None else ORTTrainerOptions()
+        self.optim_config = optim_config
+        self.loss_fn = loss_fn
+        self.model_desc = (
+            model_desc if isinstance(model_desc, ModelDescription) else ModelDescription(model_desc)
+        )
+        loss = self.model_desc.loss
+        if loss is None:
+            raise ValueError("model_desc marks no output as the loss")
+        mixed = self.options.mixed_precision
+        self._scaler: LossScaler | None = mixed.loss_scaler if mixed.enabled else None
+        self.model = model
+        self._source = self._source_of(model, torch.bfloat16 if mixed.enabled else None)
+        engine_options = optim_config.engine_options()
+        if not self.options.utils.grad_norm_clip:
+            engine_options["max_norm"] = 0.0
+        engine_options |= {
+            "loss": loss.name,
+            "accumulation": self.options.batch.gradient_accumulation_steps,
+            "scales_loss": self._scaler is not None,
+            "memory_limit": self.options.device.mem_limit,
+        }
+        self.engine = StepEngine(
+            self._source, engine_options, list(self.options.utils.frozen_weights)
+        )
+        self._info = TrainStepInfo(optim_config)
+        self._sample: Tensors | None = None
+
+    def _source_of(self, model: Any, autocast: torch.dtype | None) -> StepSource:
+        if isinstance(model, nn.Module):
+            return ModuleSource(model, self.loss_fn, self.model_desc, autocast)
+        if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
+            if self.loss_fn is not None:
+                raise ValueError("loss_fn is for modules; an ONNX model brings its loss")
+            if autocast is not None:
+                raise UnsupportedError(
+                    "mixed_precision is for modules: ONNX models hold their types"
+                )
+            return OnnxSource(model, self.model_desc)
+        raise TypeError(
+            f"model must be a torch.nn.Module or an onnx.ModelProto, got {type(model).__name__}"
+        )
+
+    # --- steps
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch.
+
+        The optimizer runs in every ``gradient_accumulation_steps``-th call. A step whose gradients
+        are not finite changes nothing where the loss is scaled.
+
+        Args:
+          *args: The inputs in the order of the description; one dict, list or tuple of them will do.
+          **kwargs: Inputs by name; ``fetches``, a list of the names of the wanted outputs.
+
+        Returns:
+          The outputs in the order of the description, or of ``fetches``; one alone by itself.
+
+        Raises:
+          TypeError: An input is missing, unknown or no tensor.
+          ShapeError: An input does not have the shape that is described.
+          CaptureError: The model cannot be captured whole.
+        """
+        fetches = self._fetches(kwargs)
+        inputs = self.model_desc.ordered(args, kwargs)
+        extents = self.model_desc.check_inputs(inputs)
+        info, state = self._info, self.engine.state
+        info.fetches = fetches
+        if self._sample is None:
+            self._prepare(inputs)
+        starts = state.kept_batches == 0
+        if starts and self.options.lr_scheduler is not None:
+            self.options.lr_scheduler._step(info)
+        state.learning_rate = self.optim_config.lr
+        if self._scaler is not None and starts:
+            state.loss_scale = self._scaler.loss_scale
+        outcome = self.engine.train_step(inputs)
+        self.model_desc.check_outputs(outcome.outputs, extents)
+        info.step += 1
+        if state.kept_batches == 0:  # the optimizer's turn
+            info.all_finite = outcome.all_finite
+            if self._scaler is not None:
+                self._scaler.update(info)
+            info.optimization_step += outcome.updated
+        return self._chosen(outcome.outputs, fetches)
+
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model without training, as in eval mode.
+
+        Arguments, result and errors are those of ``train_step``.
+        """
+        fetches = self._fetches(kwargs)
+        inputs = self.model_desc.ordered(args, kwargs)
+        extents = self.model_desc.check_inputs(inputs)
+        outputs = self.engine.eval_step(inputs)
+        self.model_desc.check_outputs(outputs, extents)
+        return self._chosen(outputs, fetches)
+
+    @property
+    def train_step_info(self) -> TrainStepInfo:
+        """The counters, and what became of the latest step."""
+        return self._info
+
+    def _fetches(self, kwargs: dict[str, Any]) -> list[str]:
+        fetches = kwargs.pop("fetches", None) or []
+        names = self.model_desc.output_names
+        for name in fetches:
+            if name not in names:
+                raise ValueError(f"'{name}' in fetches is no output: {', '.join(names)}")
+        return list(fetches)
+
+    def _chosen(self, outputs: Sequence[torch.Tensor], fetches: Sequence[str]) -> Any:
+        by_name = dict(zip(self.model_desc.output_names, outputs, strict=True))
+        chosen = [by_name[name] for name in fetches or by_name]
+        return chosen[0] if len(chosen) == 1 else chosen
+
+    def _prepare(self, inputs: Tensors) -> None:
+        """Do what is to be done once a first batch shows the shapes."""
+        if self.options.debug.check_model_export:
+            self._check_export(inputs)
+        self._save_graphs(inputs)
+        self._sample = {name: tensor.detach() for name, tensor in inputs.items()}
+
+    def _check_export(self, inputs: Tensors) -> None:
+        if not isinstance(self._source, ModuleSource):
+            return
+        expected = self._source.run(inputs)
+        for entry, ours, theirs in zip(
+            self.model_desc.outputs, self.engine.eval_step(inputs), expected, strict=True
+        ):
+            if not torch.allclose(ours, theirs, rtol=_CHECK_TOLERANCE, atol=_CHECK_TOLERANCE):
+                raise InvalidModelError(
+                    f"output '{entry.name}' of the exported graph differs from PyTorch's by up to "
+                    f"{(ours.double() - theirs.double()).abs().max().item():.3g}"
+                )
+
+    def _save_graphs(self, inputs: Tensors) -> None:
+        paths = self.options.debug.graph_save_paths
+        if not any(vars(paths).values()):
+            return
+        source, program = self.engine.training_program(inputs)
+        loss = self.model_desc.output_names.index(self.model_desc.loss.name)
+        if paths.model_after_graph_transforms_path:
+            source.graph.save(Path(paths.model_after_graph_transforms_path))
+        if paths.model_with_gradient_graph_path:
+            graph = source.graph.copy()
+            graph.build_backward([loss])
+            graph.save(Path(paths.model_with_gradient_graph_path))
+        if paths.model_with_training_graph_path:
+            program.unfused_graph("whole").save(Path(paths.model_with_training_graph_path))
+        if paths.model_with_training_graph_after_optimization_path:
+            path = Path(paths.model_with_training_graph_after_optimization_path)
+            program.graph("whole").save(path)

@@ -1,0 +1,281 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Where the graph of a step comes from: a module with its loss function, or an ONNX model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ortrain import _core
+from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.export import tracing_alone
+from ortrain.capture.guards import sizes_of
+from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
+from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
+from ortrain.errors import InvalidModelError
+from ortrain.trainer.model_description import ModelDescription
+
+Tensors = dict[str, torch.Tensor]
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepGraph:
+    """A graph of the model with the outputs that are described, in their order.
+
+    Attributes:
+      graph: The graph, before autodiff.
+      inputs: Names of its user inputs, in order.
+      fits: Tells whether it holds for a call.
+      kept: What must live as long as the graph.
+    """
+
+    graph: Any
+    inputs: list[str]
+    fits: Callable[[Tensors], bool]
+    kept: Any = None
+
+
+class StepSource(Protocol):
+    """Gives graphs for calls, and the tensors that they work on."""
+
+    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
+        """Return a graph that fits a call."""
+
+    def tensors(self) -> Tensors:
+        """Return parameters and buffers by name, dense in row-major order."""
+
+    def parameters(self) -> dict[str, bool]:
+        """Return whether each parameter is to be trained, by name."""
+
+
+class ModuleSource:
+    """A module, and its loss function if it does not compute the loss itself.
+
+    Args:
+      module: The module; its parameters are trained where they are.
+      loss_fn: Called with the module's result and the last input of the description.
+      description: Inputs and outputs.
+      autocast: Type of torch.autocast around the forward, or None.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_fn: LossFunction | None,
+        description: ModelDescription,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.module = module
+        self._joined = _JoinedModule(module, loss_fn, description)
+        self._autocast = autocast
+
+    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
+        """Capture the module for a call.
+
+        Raises:
+          CaptureError: It cannot be captured whole.
+        """
+        joined = self._joined
+        signature = CallSignature(joined.forward)
+        with tracing_alone() as alone, self._mode(training):
+            if not alone:
+                raise CaptureError("another thread captures for long")
+            call = signature.flatten((), inputs)
+            refuse_hooks(joined)
+            prepared = prepare(joined, call, (), inputs, {})
+        names = list(inputs)
+        ones = extents_of_one(call) if prepared.squeezes else None
+        return StepGraph(
+            graph=prepared.graph,
+            inputs=[names[index] for _, index in prepared.user_inputs],
+            fits=_fits(prepared, signature, call.key, ones, call),
+            kept=prepared,
+        )
+
+    def run(self, inputs: Tensors) -> list[torch.Tensor]:
+        """Run the module in PyTorch, in eval mode and without gradients."""
+        with self._mode(False):
+            return list(self._joined.forward(**inputs).values())
+
+    def tensors(self) -> Tensors:
+        result: Tensors = {}
+        for name, tensor in (*self._joined.named_parameters(), *self._joined.named_buffers()):
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
+            result[name] = tensor.detach()
+        return result
+
+    def parameters(self) -> dict[str, bool]:
+        return {name: p.requires_grad for name, p in self._joined.named_parameters()}
+
+    @contextlib.contextmanager
+    def _mode(self, training: bool) -> Iterator[None]:
+        modes = {part: part.training for part in self._joined.modules()}
+        before = self.module.training
+        self.module.train(training)
+        self._joined.train(training)
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(training))
+                if self._autocast is not None:
+                    stack.enter_context(torch.autocast("cpu", self._autocast))
+                yield
+        finally:
+            self.module.training = before
+            for part, mode in modes.items():
+                part.training = mode
+
+
+def _fits(
+    prepared: PreparedGraph, signature: CallSignature, key: Hashable, ones: Any, call: FlatCall
+) -> Callable[[Tensors], bool]:
+    known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
+
+    def fits(inputs: Tensors) -> bool:
+        other = signature.flatten((), inputs)
+        if other.key != key:
+            return False
+        sizes = tuple(sizes_of(other.tensors))
+        if sizes not in known:
+            holds = prepared.guards.holds(sizes)
+            known[sizes] = holds and (ones is None or ones == extents_of_one(other))
+        return known[sizes]
+
+    return fits
+
+
+class _JoinedModule(nn.Module):
+    """A module and its loss function behind the inputs and outputs that are described.
+
+    Tensors have the names that they have in the module; those of the loss function stand below
+    ``loss_fn``.
+    """
+
+    def __init__(
+        self, module: nn.Module, loss_fn: LossFunction | None, description: ModelDescription
+    ) -> None:
+        super().__init__()
+        state = self.__dict__
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            state[name] = module.__dict__[name]
+        if isinstance(loss_fn, nn.Module):
+            name = "loss_fn"
+            while hasattr(module, name):
+                name += "_"
+            state["_modules"] = {**module._modules, name: loss_fn}
+        state["_target"] = module
+        names = [entry.name for entry in description.inputs]
+        label = names[-1] if loss_fn is not None else None
+        passed = [name for name in names if name != label]
+        accepted = inspect.signature(module.forward).parameters
+        by_name = all(name in accepted for name in passed)
+        outputs = description.output_names
+
+        def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
+            inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+            if by_name:
+                result = module(**{name: inputs[name] for name in passed})
+            else:
+                result = module(*(inputs[name] for name in passed))
+            if loss_fn is not None:
+                predictions = result if isinstance(result, tuple) else (result,)
+                result = (loss_fn(*predictions, inputs[label]), *predictions)
+            flat, _ = flatten_outputs(result)
+            if len(flat) < len(outputs):
+                raise InvalidModelError(
+                    f"model_desc describes {len(outputs)} outputs, the model has {len(flat)}"
+                )
+            return dict(zip(outputs, flat, strict=False))
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, kind) for name in names]
+        )
+        self.forward = forward
+
+
+class OnnxSource:
+    """An ONNX model; its initializers are the parameters.
+
+    Args:
+      model: An onnx.ModelProto.
+      description: Inputs and outputs.
+    """
+
+    def __init__(self, model: Any, description: ModelDescription) -> None:
+        self._graph, self._tensors = _core.load_onnx_model(
+            model.SerializeToString(),
+            initializers="parameters",
+            parameter_names=_trainable_initializers(model),
+        )
+        self._graph.draw_dropout_per_run()
+        described = [entry.name for entry in description.inputs]
+        self._inputs = [i["name"] for i in self._graph.inputs if i["role"] == "user"]
+        for name in self._inputs:
+            if name not in described:
+                raise InvalidModelError(f"the model has an input '{name}' that model_desc lacks")
+        outputs = [o["name"] for o in self._graph.outputs if o["role"] == "user"]
+        for name in description.output_names:
+            if name not in outputs:
+                raise InvalidModelError(
+                    f"the model has no output '{name}'; it has {', '.join(outputs)}"
+                )
+        self._graph.select_outputs(description.output_names)
+
+    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
+        del inputs
+        graph = self._graph if training else self._graph.copy()
+        if not training:
+            graph.leave_out_training()
+        return StepGraph(graph, self._inputs, lambda call: True)
+
+    def tensors(self) -> Tensors:
+        return self._tensors
+
+    def parameters(self) -> dict[str, bool]:
+        return {
+            i["target"]: i["requires_grad"] for i in self._graph.inputs if i["role"] == "parameter"
+        }
+
+
+# Inputs of operators that say what to do, and statistics that are not trained.
+_NOT_TRAINED = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),
+    "Dropout": (1, 2),
+    "OneHot": (2,),
+    "Pad": (2,),
+    "Resize": (1, 2),
+    "Upsample": (1,),
+}
+_FLOAT_CODES = frozenset(
+    onnx_code(dtype) for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+)
+
+
+def _trainable_initializers(model: Any) -> list[str]:
+    """Return the names of the initializers that look like parameters: floats that are no scalars.
+
+    Exporters write numbers of the formula (a scale, an epsilon) as scalars.
+    """
+    fixed = {
+        node.input[position]
+        for node in model.graph.node
+        for position in _NOT_TRAINED.get(node.op_type, ())
+        if position < len(node.input)
+    }
+    return [
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.data_type in _FLOAT_CODES and tensor.dims and tensor.name not in fixed
+    ]

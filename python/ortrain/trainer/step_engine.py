@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Training and evaluation steps of one model: graphs for the calls that come, one state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ortrain import _core, progress
+from ortrain.errors import InvalidModelError
+from ortrain.trainer.sources import StepGraph, StepSource, Tensors
+
+# Graphs that are kept for calls of different kinds, the least recently used goes first.
+_MOST_GRAPHS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a training step gave.
+
+    Attributes:
+      outputs: The outputs that are described, in order.
+      updated: Whether the optimizer changed the parameters.
+      all_finite: Whether the gradients were finite, where that is looked at.
+      gradient_norm: The norm of all gradients before clipping, where it is known.
+    """
+
+    outputs: list[torch.Tensor]
+    updated: bool
+    all_finite: bool
+    gradient_norm: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    source: StepGraph
+    runs: Any  # a TrainingProgram or a Session
+
+
+class StepEngine:
+    """Owns the step: forward, loss, backward and optimizer run as one graph.
+
+    Args:
+      source: Gives the graphs and the tensors.
+      options: The optimizer as `_OptimizerConfig.engine_options` gives it, with ``loss``,
+        ``accumulation``, ``scales_loss`` and ``memory_limit``.
+      frozen: Names of parameters that do not change.
+
+    Raises:
+      InvalidModelError: ``frozen`` or a group of the optimizer names no parameter.
+    """
+
+    def __init__(self, source: StepSource, options: Mapping[str, Any], frozen: list[str]) -> None:
+        self.source = source
+        self._options = dict(options)
+        trains = source.parameters()
+        for name in (*frozen, *(n for g in options["groups"] for n in g["params"])):
+            if name not in trains:
+                raise InvalidModelError(f"'{name}' is no parameter of the model")
+        self._requires_grad = {n: yes and n not in frozen for n, yes in trains.items()}
+        self.state = _core.TrainingState()
+        # Seeded by torch.manual_seed; a state that is loaded brings its own.
+        self.state.seed = int(torch.empty((), dtype=torch.int64).random_())
+        self._tensors: Tensors = {}
+        self._trained: list[torch.Tensor] = []
+        self.share_tensors()
+        self._training: list[_Made] = []
+        self._evaluation: list[_Made] = []
+
+    def share_tensors(self) -> None:
+        """Take the model's tensors as they are now."""
+        self._tensors = self.source.tensors()
+        for name, tensor in self._tensors.items():
+            self.state.share(name, tensor)
+        self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
+
+    @property
+    def tensors(self) -> Tensors:
+        """Parameters and buffers by name, in the memory that training writes to."""
+        return self._tensors
+
+    @property
+    def trains(self) -> dict[str, bool]:
+        """Whether each parameter is trained, by name."""
+        return dict(self._requires_grad)
+
+    @property
+    def memory_plan(self) -> dict[str, int]:
+        """Bytes that the latest training step needed; empty before the first."""
+        return self._training[-1].runs.memory_plan if self._training else {}
+
+    def train_step(self, inputs: Tensors) -> StepOutcome:
+        """Run a batch, and the optimizer when it is due.
+
+        Raises:
+          CaptureError: The model cannot be captured whole.
+          ShapeError: An input does not fit the graph.
+          OutOfMemoryError: The step needs more than ``memory_limit``; nothing has changed.
+        """
+        made = self._find(self._training, inputs) or self._make_training(inputs)
+        given = [inputs[name] for name in made.source.inputs]
+        outputs, updated, finite, norm = made.runs.train_step(self.state, given)
+        if updated:
+            increment_version(self._trained)
+        return StepOutcome(outputs, updated, finite, norm)
+
+    def eval_step(self, inputs: Tensors) -> list[torch.Tensor]:
+        """Run the model alone, as in eval mode.
+
+        Raises:
+          CaptureError: The model cannot be captured whole.
+        """
+        made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
+        user = iter([inputs[name] for name in made.source.inputs])
+        given = []
+        for entry in made.source.graph.inputs:
+            if entry["role"] == "user":
+                given.append(next(user))
+            elif entry["role"] == "seed":
+                given.append(torch.empty((), dtype=torch.int64).random_())
+            else:
+                given.append(self._tensors[entry["target"]])
+        outputs = _core.Run(made.runs).forward(given)
+        kept = []
+        for entry, output in zip(made.source.graph.outputs, outputs, strict=True):
+            if entry["role"] == "user":
+                kept.append(output)
+            else:
+                with torch.no_grad():
+                    self._tensors[entry["target"]].copy_(output)
+        return kept
+
+    def model_graph(self, inputs: Tensors) -> Any:
+        """Return the graph of the model alone for a call, as in eval mode."""
+        made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
+        return made.source.graph
+
+    def training_program(self, inputs: Tensors) -> tuple[StepGraph, Any]:
+        """Return the graph of a training call before autodiff, and the program made of it."""
+        made = self._find(self._training, inputs) or self._make_training(inputs)
+        return made.source, made.runs
+
+    def _find(self, made: list[_Made], inputs: Tensors) -> _Made | None:
+        for position in range(len(made) - 1, -1, -1):
+            if made[position].source.fits(inputs):
+                made.append(made.pop(position))
+                return made[-1]
+        return None
+
+    def _keep(self, made: list[_Made], new: _Made) -> _Made:
+        made.append(new)
+        del made[:-_MOST_GRAPHS]
+        return new
+
+    def _make_training(self, inputs: Tensors) -> _Made:
+        source = self.source.graph(inputs, training=True)
+        self._adopt_new_tensors(source)
+        names = {i["target"]: i["name"] for i in source.graph.inputs if i["role"] == "parameter"}
+        source.graph.set_requires_grad(
+            {name: self._requires_grad[target] for target, name in names.items()}
+        )
+        with progress.stage("passes"):
+            program = _core.TrainingProgram(source.graph, self._options)
+        return self._keep(self._training, _Made(source, program))
+
+    def _make_evaluation(self, inputs: Tensors) -> _Made:
+        source = self.source.graph(inputs, training=False)
+        self._adopt_new_tensors(source)
+        graph = source.graph.copy()
+        with progress.stage("passes"):
+            graph.run_passes("fuse")
+        return self._keep(self._evaluation, _Made(source, _core.Session(graph)))
+
+    def _adopt_new_tensors(self, source: StepGraph) -> None:
+        """Take in buffers that a layer made while it was traced."""
+        targets = [i["target"] for i in source.graph.inputs if i["role"] in ("parameter", "buffer")]
+        if any(target not in self._tensors for target in targets):
+            self.share_tensors()

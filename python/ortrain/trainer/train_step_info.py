@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What loss scalers and schedulers learn of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ortrain.optim.config import _OptimizerConfig
+
+
+class TrainStepInfo:
+    """The state of the training around one step.
+
+    Args:
+      optimizer_config: The optimizer.
+      all_finite: Whether all gradients of the step were finite.
+      fetches: Names of the outputs that the caller wants; none for all.
+      optimization_step: Optimizer steps so far.
+      step: Batches so far.
+
+    Raises:
+      TypeError: An argument has another type.
+      ValueError: A count is below 0.
+    """
+
+    def __init__(
+        self,
+        optimizer_config: _OptimizerConfig,
+        all_finite: bool = True,
+        fetches: Sequence[str] = (),
+        optimization_step: int = 0,
+        step: int = 0,
+    ) -> None:
+        if not isinstance(optimizer_config, _OptimizerConfig):
+            raise TypeError("optimizer_config must be one of ortrain.optim's configurations")
+        if not isinstance(all_finite, bool):
+            raise TypeError("all_finite must be a bool")
+        if isinstance(fetches, str) or not all(isinstance(name, str) for name in fetches):
+            raise TypeError("fetches must be a list of names")
+        for name, count in (("optimization_step", optimization_step), ("step", step)):
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"{name} must be an int")
+            if count < 0:
+                raise ValueError(f"{name} is {count}, expected 0 or more")
+        self.optimizer_config = optimizer_config
+        self.all_finite = all_finite
+        self.fetches: list[str] = list(fetches)
+        self.optimization_step = optimization_step
+        self.step = step
+
+    def __repr__(self) -> str:
+        fields: dict[str, Any] = {k: v for k, v in vars(self).items() if k != "optimizer_config"}
+        return f"TrainStepInfo({', '.join(f'{k}={v}' for k, v in fields.items())})"

@@ -1,0 +1,232 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/op_registry.h"
+#include "ortrain/training/prepare_model.h"
+#include "ortrain/training/training_program.h"
+#include "python/src/attribute_conversion.h"
+#include "python/src/init.h"
+#include "python/src/tensor_exchange.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+// Memory of a torch tensor, kept alive by the tensor.
+MutableTensor shared_with(nb::object tensor, const std::string& what) {
+  const TensorView view = view_of(tensor, what.c_str());
+  if (!is_row_major(view)) {
+    throw UnsupportedError(str(what, " is not dense in row-major order; call contiguous() on it"));
+  }
+  TensorSpec spec{view.dtype, Dims(view.dims, view.dims + view.rank)};
+  auto* const held = new nb::object(std::move(tensor));
+  return {std::move(spec), view.data, std::shared_ptr<void>(held, [](void* object) {
+            nb::gil_scoped_acquire acquire;
+            delete static_cast<nb::object*>(object);
+          })};
+}
+
+nb::dict to_dict(const std::map<std::string, MutableTensor>& tensors) {
+  nb::dict result;
+  for (const auto& [target, tensor] : tensors) {
+    result[target.c_str()] = to_torch(tensor.data, tensor.spec, tensor.owner);
+  }
+  return result;
+}
+
+void set_optimizer_state(TrainingState& state, const std::string& target, nb::handle tensor) {
+  const TensorData data = copy_to_tensor_data(tensor, str("the state '", target, "'"));
+  const auto found = state.optimizer.find(target);
+  if (found == state.optimizer.end()) {
+    state.optimizer.emplace(target, MutableTensor::copy_of(data));
+    return;
+  }
+  const TensorSpec given{data.dtype(), data.dims()};
+  if (found->second.spec != given) {
+    throw ShapeError(str("the state '", target, "' is ", tensor_spec_str(given), ", expected ",
+                         tensor_spec_str(found->second.spec)));
+  }
+  if (data.bytes() > 0) std::memcpy(found->second.data, data.data(), data.bytes());
+}
+
+TrainingOptions options_from(const nb::dict& options) {
+  TrainingOptions result;
+  result.loss = nb::cast<std::string>(options["loss"]);
+  result.accumulation = nb::cast<int64_t>(options["accumulation"]);
+  result.scales_loss = nb::cast<bool>(options["scales_loss"]);
+  result.memory_limit = nb::cast<uint64_t>(options["memory_limit"]);
+  result.optimizer.step = nb::cast<std::string>(options["step"]);
+  result.optimizer.max_norm = nb::cast<double>(options["max_norm"]);
+  const OpDef& def = op_registry().get(kOrtrainDomain, result.optimizer.step);
+  result.optimizer.attributes = attributes_from(options["attributes"], def);
+  for (nb::handle item : nb::cast<nb::list>(options["groups"])) {
+    const auto group = nb::cast<nb::dict>(item);
+    result.optimizer.groups.push_back(
+        {.parameters = nb::cast<std::vector<std::string>>(group["params"]),
+         .attributes = attributes_from(group["attributes"], def),
+         .rate_factor = nb::cast<double>(group["rate_factor"])});
+  }
+  return result;
+}
+
+// The tensors of a call, and what keeps them alive.
+struct Inputs {
+  std::vector<InputTensor> tensors;
+  std::vector<nb::object> kept;
+
+  Inputs(const Graph& graph, const nb::list& given) {
+    std::vector<std::string> names;
+    for (const GraphInput& input : graph.inputs()) {
+      if (input.role == InputRole::user) names.push_back(graph.value(input.value).name);
+    }
+    for (size_t i = 0; i < given.size(); ++i) {
+      const std::string name = i < names.size() ? names[i] : std::to_string(i);
+      BorrowedTensor tensor = borrow(given[i], str("input '", name, "'"));
+      tensors.push_back({{tensor.dtype, std::move(tensor.dims)}, tensor.data});
+      kept.push_back(std::move(tensor.keep_alive));
+    }
+  }
+};
+
+nb::list to_list(const std::vector<RunOutput>& outputs) {
+  nb::list result;
+  for (const RunOutput& output : outputs) {
+    if (output.block) {
+      result.append(to_torch(output));
+    } else {
+      result.append(nb::none());
+    }
+  }
+  return result;
+}
+
+nb::tuple to_tuple(const StepResult& result) {
+  return nb::make_tuple(
+      to_list(result.outputs), result.updated, result.all_finite,
+      result.gradient_norm ? nb::cast(*result.gradient_norm) : nb::object(nb::none()));
+}
+
+nb::dict describe_plan(const TrainingProgram& program) {
+  nb::dict result;
+  const std::shared_ptr<const ExecutionPlan> plan = program.last_plan();
+  if (plan == nullptr) return result;
+  result["arena_bytes"] = plan->arena_bytes;
+  result["arena_lower_bound"] = plan->arena_lower_bound;
+  result["constant_bytes"] = plan->constant_bytes;
+  result["forward_output_bytes"] = plan->forward_output_bytes;
+  result["gradient_bytes"] = plan->gradient_bytes;
+  result["total_bytes"] = plan->total_bytes();
+  result["steps"] = plan->steps.size();
+  return result;
+}
+
+StepKind step_kind(const std::string& name) {
+  if (name == "whole") return StepKind::whole;
+  if (name == "first") return StepKind::first;
+  if (name == "next") return StepKind::next;
+  if (name == "last") return StepKind::last;
+  throw InvalidModelError(str("'", name, "' is none of whole, first, next, last"));
+}
+
+}  // namespace
+
+void init_training(nb::module_& module) {
+  nb::class_<TrainingState>(module, "TrainingState")
+      .def(nb::init<>())
+      .def_rw("learning_rate", &TrainingState::learning_rate)
+      .def_rw("loss_scale", &TrainingState::loss_scale)
+      .def_rw("steps", &TrainingState::steps)
+      .def_rw("kept_batches", &TrainingState::kept_batches)
+      .def_rw("seed", &TrainingState::seed)
+      .def_rw("runs", &TrainingState::runs)
+      .def(
+          "share",
+          [](TrainingState& state, const std::string& target, nb::object tensor) {
+            state.tensors[target] = shared_with(std::move(tensor), str("'", target, "'"));
+          },
+          nb::arg("target"), nb::arg("tensor"),
+          "Make a torch tensor a parameter or buffer, in its own memory.")
+      .def_prop_ro("tensors", [](const TrainingState& s) { return to_dict(s.tensors); })
+      .def_prop_ro("optimizer", [](const TrainingState& s) { return to_dict(s.optimizer); })
+      .def("set_optimizer_state", &set_optimizer_state, nb::arg("target"), nb::arg("tensor"))
+      .def("clear_optimizer", [](TrainingState& s) { s.optimizer.clear(); });
+
+  nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
+      .def("select_outputs", &select_outputs, nb::arg("names"))
+      .def("draw_dropout_per_run", &draw_dropout_per_run)
+      .def("leave_out_training", &leave_out_training);
+
+  nb::class_<TrainingProgram>(module, "TrainingProgram")
+      .def(
+          "__init__",
+          [](TrainingProgram* self, const Graph& model, const nb::dict& options,
+             const Graph* evaluation) {
+            new (self) TrainingProgram(
+                model, options_from(options), cpu_kernels(),
+                evaluation == nullptr ? std::nullopt : std::optional<Graph>(*evaluation));
+          },
+          nb::arg("model"), nb::arg("options"), nb::arg("evaluation") = nb::none())
+      .def_prop_ro("trained", &TrainingProgram::trained)
+      .def("train_step",
+           [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
+             const Inputs inputs(program.model(), tensors);
+             StepResult result;
+             {
+               nb::gil_scoped_release release;
+               result = program.train_step(state, inputs.tensors);
+             }
+             return to_tuple(result);
+           })
+      .def("add_gradients",
+           [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
+             const Inputs inputs(program.model(), tensors);
+             StepResult result;
+             {
+               nb::gil_scoped_release release;
+               result = program.add_gradients(state, inputs.tensors);
+             }
+             return to_tuple(result);
+           })
+      .def("optimizer_step",
+           [](const TrainingProgram& program, TrainingState& state) {
+             StepResult result;
+             {
+               nb::gil_scoped_release release;
+               result = program.optimizer_step(state);
+             }
+             return to_tuple(result);
+           })
+      .def("evaluate",
+           [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
+             const Inputs inputs(program.evaluation_model(), tensors);
+             std::vector<RunOutput> outputs;
+             {
+               nb::gil_scoped_release release;
+               outputs = program.evaluate(state, inputs.tensors);
+             }
+             return to_list(outputs);
+           })
+      .def("make_states", &TrainingProgram::make_states)
+      .def("graph",
+           [](const TrainingProgram& program, const std::string& kind) {
+             return std::make_shared<Graph>(program.graph(step_kind(kind)));
+           })
+      .def("unfused_graph",
+           [](const TrainingProgram& program, const std::string& kind) {
+             return std::make_shared<Graph>(
+                 make_training_graph(program.model(), program.options(), step_kind(kind), false));
+           })
+      .def_prop_ro("memory_plan", &describe_plan);
+}
+
+}  // namespace ortrain::python
