@@ -9,6 +9,7 @@
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
+#   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
@@ -35,7 +36,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance soak asan format lock clean
+.PHONY: setup build test check lint demo bench conformance checkpoint-torture soak asan format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -99,6 +100,9 @@ asan: setup
 	cmake --preset sanitize
 	cmake --build --preset sanitize -j $(JOBS)
 	$(PY) tools/run_sanitizers.py --jobs $(JOBS) $(ASAN)
+
+checkpoint-torture: build
+	$(PY) -m ortrain.tools.checkpoint_torture $(TORTURE)
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)

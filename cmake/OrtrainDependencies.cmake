@@ -32,6 +32,18 @@ add_library(ortrain_hwy INTERFACE)
 target_include_directories(ortrain_hwy SYSTEM INTERFACE "${ORTRAIN_HWY_INCLUDE}")
 target_link_libraries(ortrain_hwy INTERFACE "${ORTRAIN_HWY_LIBRARY}")
 
+# Headers alone: JSON and checksums of checkpoints.
+find_path(ORTRAIN_JSON_INCLUDE nlohmann/json.hpp)
+find_path(ORTRAIN_XXHASH_INCLUDE xxhash.h)
+if(NOT ORTRAIN_JSON_INCLUDE OR NOT ORTRAIN_XXHASH_INCLUDE)
+  message(FATAL_ERROR
+    "nlohmann/json.hpp or xxhash.h is missing. Install nlohmann-json3-dev and libxxhash-dev, or run "
+    "'make setup'.")
+endif()
+add_library(ortrain_headers INTERFACE)
+target_include_directories(ortrain_headers SYSTEM INTERFACE
+  "${ORTRAIN_JSON_INCLUDE}" "${ORTRAIN_XXHASH_INCLUDE}")
+
 # The ONNX messages: classes generated from the onnx package, over our own wire format reader. No
 # libprotobuf is linked, so none can meet the copy inside libtorch.
 execute_process(

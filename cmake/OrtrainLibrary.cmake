@@ -22,7 +22,7 @@ add_library(ortrain_core STATIC ${ORTRAIN_CORE_FILES} ${ORTRAIN_OP_CORE_FILES} "
 target_include_directories(ortrain_core PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 target_link_libraries(ortrain_core
   PUBLIC OpenMP::OpenMP_CXX Threads::Threads ${CMAKE_DL_LIBS}
-  PRIVATE ortrain_flags ortrain_hwy)
+  PRIVATE ortrain_flags ortrain_hwy ortrain_headers)
 
 # Only these files see the generated ONNX messages.
 add_library(ortrain_onnx OBJECT ${ORTRAIN_ONNX_FILES} ${ORTRAIN_PROTO_FILES})

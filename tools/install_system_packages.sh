@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-# Installs what pip cannot: a compiler, Highway, GoogleTest. Does nothing where all is present.
+# Installs what pip cannot: a compiler, Highway, JSON, xxHash, GoogleTest. Does nothing where all is present.
 set -eu
 
 python=${1:-python3}
@@ -11,6 +11,8 @@ need() { missing="$missing $1"; }
 command -v c++ >/dev/null 2>&1 || need g++
 command -v cmake >/dev/null 2>&1 || need cmake
 [ -e /usr/include/hwy/highway.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libhwy-dev
+[ -e /usr/include/nlohmann/json.hpp ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need nlohmann-json3-dev
+[ -e /usr/include/xxhash.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libxxhash-dev
 [ -e /usr/include/gtest/gtest.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libgtest-dev
 [ -e /usr/include/gmock/gmock.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libgmock-dev
 "$python" -c 'import ensurepip' 2>/dev/null || need python3-venv

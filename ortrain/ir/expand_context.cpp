@@ -100,11 +100,14 @@ const Dim& ExpandContext::dim_of(ValueId a, int64_t axis) const {
   return extents[static_cast<size_t>(axis)];
 }
 
-std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node) {
+namespace {
+
+std::vector<ValueId> build(Graph& graph, const OpDef& def, const Node& node,
+                           const std::function<std::vector<ValueId>(ExpandContext&)>& form) {
   check_node(def, node, inferred_inputs(graph, node));
   return with_context(Graph::context(node), [&] {
     ExpandContext context(graph, def, node);
-    std::vector<ValueId> made = def.expand(context);
+    std::vector<ValueId> made = form(context);
     made.resize(node.outputs.size(), kNoValue);
     for (size_t i = 0; i < made.size(); ++i) {
       if (!context.wants_output(i)) {
@@ -115,6 +118,16 @@ std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& nod
     }
     return made;
   });
+}
+
+}  // namespace
+
+std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node) {
+  return build(graph, def, node, def.expand);
+}
+
+std::vector<ValueId> standard_form_of(Graph& graph, const OpDef& def, const Node& node) {
+  return build(graph, def, node, def.standard_form);
 }
 
 }  // namespace ortrain

@@ -57,5 +57,7 @@ std::optional<std::vector<int64_t>> known_integers(const Value& value);
 // output of the node, kNoValue for those that nobody wants. Arity, types and attributes are checked
 // as for any node, and errors framed in the same way.
 std::vector<ValueId> expand_node(Graph& graph, const OpDef& def, const Node& node);
+// The same by OpDef::standard_form.
+std::vector<ValueId> standard_form_of(Graph& graph, const OpDef& def, const Node& node);
 
 }  // namespace ortrain

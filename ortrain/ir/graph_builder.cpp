@@ -39,7 +39,7 @@ std::vector<ValueId> GraphBuilder::node(std::string_view domain, std::string_vie
   // Any id but kNoValue marks the output as wanted while inference runs.
   const ValueId next = static_cast<ValueId>(graph_->num_values());
   for (bool want : wanted) node.outputs.push_back(want ? next : kNoValue);
-  if (def.expand) return expand_node(*graph_, def, node);
+  if (def.expand && !(keeps_composites_ && def.infer)) return expand_node(*graph_, def, node);
 
   std::vector<InferredValue> outputs = infer_node(def, node, inferred_inputs(*graph_, node));
 

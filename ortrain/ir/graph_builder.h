@@ -22,6 +22,9 @@ class GraphBuilder {
   void set_layer(std::string layer) { layer_ = std::move(layer); }
   const std::string& layer() const { return layer_; }
   void set_checkpoint(int checkpoint) { checkpoint_ = checkpoint; }
+  // Composites with inference of their own become nodes, which no kernel runs, instead of what
+  // they stand for: for files.
+  void set_keeps_composites(bool keeps) { keeps_composites_ = keeps; }
 
   const Value& value(ValueId id) const { return graph_->value(id); }
   const Shape& shape(ValueId id) const { return graph_->value(id).shape; }
@@ -84,6 +87,7 @@ class GraphBuilder {
   Phase phase_ = Phase::forward;
   std::string layer_;
   int checkpoint_ = 0;
+  bool keeps_composites_ = false;
 };
 
 }  // namespace ortrain

@@ -64,6 +64,9 @@ Graph load_onnx_bytes(std::span<const std::byte> bytes, const LoadOptions& optio
 struct SaveOptions {
   // Contents of parameters and buffers, by GraphInput::target; written as initializers.
   std::map<std::string, TensorData> values = {};
+  // Whether what has contents stands among the inputs too, with its role: other programs take it
+  // for a value that may be replaced, and fold less.
+  bool lists_initializers = true;
   // Tensors of at least this many bytes go to a second file; unset: none does.
   std::optional<size_t> external_data_threshold = std::nullopt;
   // Name of that file, in the folder of the model. Empty: a name with a checksum of the contents,

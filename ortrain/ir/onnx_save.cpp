@@ -118,7 +118,7 @@ class ModelWriter {
     }
   }
 
-  void write_input(const GraphInput& input) {
+  void list_input(const GraphInput& input) {
     const Value& value = graph_.value(input.value);
     onnx::ValueInfoProto& info = *proto_.add_input();
     info.set_name(value.name);
@@ -129,7 +129,12 @@ class ModelWriter {
     }
     if (!input.target.empty()) add_metadata(entries, metadata::kTarget, input.target);
     if (input.requires_grad) add_metadata(entries, metadata::kRequiresGrad, metadata::kTrue);
+  }
 
+  void write_input(const GraphInput& input) {
+    const Value& value = graph_.value(input.value);
+    const bool has_contents = is_kept(input.role) && options_.values.contains(input.target);
+    if (!has_contents || options_.lists_initializers) list_input(input);
     if (!is_kept(input.role)) return;
     auto contents = options_.values.find(input.target);
     if (contents == options_.values.end()) return;

@@ -90,8 +90,14 @@ struct OpDef {
   std::vector<std::string> value_names = {};
 
   // Operators that stand for others, in place of `infer` and kernels: builds these and returns the
-  // outputs; see ExpandContext. Graphs never hold a node of such an operator.
+  // outputs; see ExpandContext. A graph holds
+  // a node of such an operator only if it has `infer` too and is made for a file; see
+  // GraphBuilder::set_keeps_composites.
   std::function<std::vector<int32_t>(ExpandContext&)> expand = nullptr;
+
+  // For operators of domain "ortrain": builds the same from standard ones, for files that others
+  // read, and returns the outputs. Null: there is no such form.
+  std::function<std::vector<int32_t>(ExpandContext&)> standard_form = nullptr;
 
   Differentiability differentiability() const {
     if (!differentiable) return Differentiability::none;

@@ -12,8 +12,7 @@ namespace ortrain {
 
 void OpRegistry::add(OpDef def) {
   auto key = std::make_pair(def.domain, def.name);
-  check(static_cast<bool>(def.infer) != static_cast<bool>(def.expand),
-        "an operator is inferred or expanded");
+  check(def.infer || def.expand, "an operator is inferred or expanded");
   const std::unique_lock lock(mutex_);
   if (def.until > 0) {
     check(static_cast<bool>(def.expand), "an earlier meaning is expanded");

@@ -97,6 +97,16 @@ void select_outputs(Graph& graph, const std::vector<std::string>& names) {
   graph.remove_dead_nodes();
 }
 
+void drop_unused_inputs(Graph& graph) {
+  std::vector<bool> used;
+  for (const std::vector<NodeId>& users : graph.users()) used.push_back(!users.empty());
+  for (const GraphOutput& output : graph.outputs()) used[static_cast<size_t>(output.value)] = true;
+  std::erase_if(graph.inputs(), [&](const GraphInput& input) {
+    const bool droppable = input.role == InputRole::user || input.role == InputRole::seed;
+    return droppable && !used[static_cast<size_t>(input.value)];
+  });
+}
+
 void draw_dropout_per_run(Graph& graph) {
   int64_t stream = kFirstStream;
   for (NodeId id : nodes_named(graph, "", "Dropout")) {

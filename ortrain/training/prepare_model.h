@@ -13,6 +13,9 @@ namespace ortrain {
 // InvalidModelError naming one that there is not.
 void select_outputs(Graph& graph, const std::vector<std::string>& names);
 
+// Drops inputs of role user or seed that no node reads and no output is.
+void drop_unused_inputs(Graph& graph);
+
 // Makes ONNX's Dropout in training mode draw anew in each run: it gets the graph's seed, which is
 // added where there is none, and a stream of its own.
 void draw_dropout_per_run(Graph& graph);

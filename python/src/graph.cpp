@@ -18,6 +18,7 @@
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/roles.h"
+#include "ortrain/ir/standard_form.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
@@ -224,6 +225,7 @@ void init_graph(nb::module_& module) {
       .def_prop_ro("num_nodes", [](const Graph& g) { return g.order().size(); })
       .def("copy", [](const Graph& g) { return std::make_shared<Graph>(g); })
       .def("verify", [](const Graph& g) { verify(g); })
+      .def("to_standard_operators", [](Graph& g) { to_standard_operators(g); })
       .def("text", [](const Graph& g) { return print_graph(g); })
       .def_static(
           "parse",

@@ -9,6 +9,7 @@ namespace ortrain::python {
 void init_errors(nanobind::module_& module);
 void init_graph(nanobind::module_& module);
 void init_training(nanobind::module_& module);
+void init_checkpoint(nanobind::module_& module);  // after init_training
 void init_session(nanobind::module_& module);
 void init_external(nanobind::module_& module);
 void init_packing(nanobind::module_& module);

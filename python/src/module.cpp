@@ -13,6 +13,7 @@ NB_MODULE(_core, module) {
   ortrain::python::init_onnx_io(module);
   ortrain::python::init_session(module);
   ortrain::python::init_training(module);
+  ortrain::python::init_checkpoint(module);
   ortrain::python::init_external(module);
   ortrain::python::init_packing(module);
   ortrain::python::init_module_guard(module);

@@ -90,11 +90,13 @@ std::map<std::string, TensorData> values_from(const nb::dict& values) {
 }
 
 void save(const Graph& graph, const std::filesystem::path& path, const nb::dict& values,
-          std::optional<size_t> external_data_threshold, std::string external_data_file) {
+          std::optional<size_t> external_data_threshold, std::string external_data_file,
+          bool lists_initializers) {
   SaveOptions options;
   options.values = values_from(values);
   options.external_data_threshold = external_data_threshold;
   options.external_data_file = std::move(external_data_file);
+  options.lists_initializers = lists_initializers;
   nb::gil_scoped_release release;
   save_onnx(graph, path, options);
 }
@@ -129,6 +131,7 @@ void init_onnx_io(nb::module_& module) {
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
       .def("save", &save, nb::arg("path"), nb::arg("values") = nb::dict(),
            nb::arg("external_data_threshold") = nb::none(), nb::arg("external_data_file") = "",
+           nb::arg("lists_initializers") = true,
            "Write an ONNX model; `values` are tensors by the name of a parameter or buffer.")
       .def("to_onnx_bytes", &to_bytes, nb::arg("values") = nb::dict());
 }

@@ -163,6 +163,7 @@ void init_training(nb::module_& module) {
 
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
       .def("select_outputs", &select_outputs, nb::arg("names"))
+      .def("drop_unused_inputs", &drop_unused_inputs)
       .def("draw_dropout_per_run", &draw_dropout_per_run)
       .def("leave_out_training", &leave_out_training);
 

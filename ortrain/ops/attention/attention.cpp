@@ -1,6 +1,10 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <limits>
+
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -129,6 +133,63 @@ double attention_flops(const NodeSpec& spec, size_t q, double products) {
   return causal * products * 2 * count_of(spec.input(q)) * length;
 }
 
+// softmax(scale q k^T + mask) v written out.
+std::vector<ValueId> attention_form(ExpandContext& e) {
+  if (e.attrs().float_("dropout") != 0.0) {
+    throw UnsupportedError("it draws random numbers; export the model in eval mode");
+  }
+  if (e.has_input(5)) throw UnsupportedError("'offsets' has no form in standard operators");
+  const bool packed = e.rank(e.input(0)) == 3;
+  const int64_t q_heads =
+      packed ? e.attrs().int_("q_num_heads") : e.known_extent(e.input(0), 1, "number of heads");
+  const int64_t given = e.attrs().int_("kv_num_heads");
+  const int64_t kv_heads = !packed      ? e.known_extent(e.input(1), 1, "number of heads")
+                           : given != 0 ? given
+                                        : q_heads;
+  const auto by_head = [&](size_t i, int64_t heads) {
+    if (!packed) return e.input(i);
+    return e.transpose(
+        e.reshape(e.input(i), {0, 0, heads, e.known_extent(e.input(i), 2, "width") / heads}),
+        {0, 2, 1, 3});
+  };
+  // Each head of the keys and values serves several of the queries.
+  const auto for_queries = [&](ValueId a) {
+    if (kv_heads == q_heads) return a;
+    const ValueId repeated =
+        e.op("Tile", {e.unsqueeze(a, {2}), e.int64s({1, 1, q_heads / kv_heads, 1, 1})});
+    return e.reshape(repeated, {0, q_heads, -1, e.known_extent(a, 3, "width of a head")});
+  };
+  const ValueId q = by_head(0, q_heads);
+  const ValueId k = for_queries(by_head(1, kv_heads)), v = for_queries(by_head(2, kv_heads));
+  const double width = static_cast<double>(e.known_extent(q, 3, "width of a head"));
+  const double scale = e.attrs().has("scale") ? e.attrs().float_("scale") : 1.0 / std::sqrt(width);
+  ValueId scores = e.op("MatMul", {e.mul(q, scale), e.transpose(k, {0, 1, 3, 2})});
+  const ValueId hidden = e.scalar(e.dtype(scores), -std::numeric_limits<double>::infinity());
+  if (e.has_input(3)) {
+    scores = e.dtype(e.input(3)) == DType::boolean ? e.where(e.input(3), scores, hidden)
+                                                   : e.add(scores, e.input(3));
+  }
+  if (e.attrs().int_("is_causal") != 0) {
+    const ValueId rows = e.unsqueeze(e.positions(q, 2), {1});
+    const ValueId columns = e.unsqueeze(e.positions(k, 2), {0});
+    scores = e.where(e.op("GreaterOrEqual", {rows, columns}), scores, hidden);
+  }
+  ValueId shares = e.op("Softmax", {scores}, {{"axis", int64_t{-1}}});
+  if (e.has_input(3)) {
+    // A query that sees no key gives zeros.
+    const ValueId blind = e.op("Equal", {e.reduce("ReduceMax", scores, {-1}, true), hidden});
+    shares = e.where(blind, e.scalar(e.dtype(scores), 0.0), shares);
+  }
+  ValueId out = e.op("MatMul", {shares, v});
+  if (packed) {
+    const int64_t all = q_heads * e.known_extent(v, 3, "width of a head");
+    out = e.reshape(e.transpose(out, {0, 2, 1, 3}), {0, 0, all});
+  }
+  if (!e.wants_output(1)) return {out, kNoValue};
+  const ValueId logsumexp = e.reduce("ReduceLogSumExp", scores, {-1}, false);
+  return {out, e.cast(logsumexp, logsumexp_type(e.dtype(q)))};
+}
+
 }  // namespace
 
 void register_attention(OpRegistry& registry) {
@@ -153,7 +214,8 @@ void register_attention(OpRegistry& registry) {
        .infer = infer_attention,
        .gradient = attention_gradient,
        .draws_random_numbers = true,
-       .flops = [](const NodeSpec& s) { return attention_flops(s, 0, 2); }});
+       .flops = [](const NodeSpec& s) { return attention_flops(s, 0, 2); },
+       .standard_form = attention_form});
   registry.add({.name = "AttentionGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "With p = exp(scores - logsumexp), dp = dout v^T, ds = p (dp - "

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ops/elementwise/elementwise_def.h"
 
 namespace ortrain::ops {
@@ -101,6 +102,23 @@ void infer_mod(InferContext& context) {
   });
 }
 
+// Division of integers cuts towards zero: one less where it cut upwards.
+std::vector<ValueId> floor_div_form(ExpandContext& e) {
+  const ValueId a = e.input(0), b = e.input(1), quotient = e.div(a, b);
+  if (is_float(e.dtype(a))) return {e.unary("Floor", quotient)};
+  if (!is_signed_integer(e.dtype(a))) return {quotient};
+  const ValueId rest = e.sub(a, e.mul(quotient, b)), zero = e.scalar(e.dtype(a), 0.0);
+  const ValueId exact = e.op("Equal", {rest, zero});
+  const ValueId signs_differ = e.op("Xor", {e.op("Less", {rest, zero}), e.op("Less", {b, zero})});
+  const ValueId cut_up = e.op("And", {e.op("Not", {exact}), signs_differ});
+  return {e.sub(quotient, e.cast(cut_up, e.dtype(a)))};
+}
+
+std::vector<ValueId> trunc_div_form(ExpandContext& e) {
+  const ValueId quotient = e.div(e.input(0), e.input(1));
+  return {e.mul(e.unary("Sign", quotient), e.unary("Floor", e.unary("Abs", quotient)))};
+}
+
 }  // namespace
 
 void register_arithmetic(OpRegistry& registry) {
@@ -129,11 +147,13 @@ void register_arithmetic(OpRegistry& registry) {
   OpDef trunc_div = binary_def("TruncDiv", 1, "The integer part of A / B.", kFloatTypes,
                                ExprOp::div, zero_gradient);
   trunc_div.domain = kOrtrainDomain;
+  trunc_div.standard_form = trunc_div_form;
   trunc_div.expression = [](ExprEmitter& e) {
     return trunc_expression(e, e.emit(ExprOp::div, {e.input(0), e.input(1)}));
   };
   registry.add(std::move(trunc_div));
   floor_div.domain = kOrtrainDomain;
+  floor_div.standard_form = floor_div_form;
   floor_div.infer = infer_arithmetic(floor_div_contents);
   registry.add(std::move(floor_div));
 

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ops/elementwise/elementwise_def.h"
 
 namespace ortrain::ops {
@@ -73,6 +74,9 @@ void register_cast(OpRegistry& registry) {
       identity_def("StopGradient", 1, "The input itself; no gradient flows back.", nullptr);
   stop.domain = kOrtrainDomain;
   stop.differentiable = false;
+  stop.standard_form = [](ExpandContext& e) {
+    return std::vector{e.unary("Identity", e.input(0))};
+  };
   registry.add(std::move(stop));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ops/elementwise/elementwise_def.h"
 
 namespace ortrain::ops {
@@ -25,6 +26,12 @@ void register_log1p(OpRegistry& registry) {
                           expm1_gradient);
   log1p.domain = kOrtrainDomain;
   expm1.domain = kOrtrainDomain;
+  log1p.standard_form = [](ExpandContext& e) {
+    return std::vector{e.unary("Log", e.add(e.input(0), 1.0))};
+  };
+  expm1.standard_form = [](ExpandContext& e) {
+    return std::vector{e.sub(e.unary("Exp", e.input(0)), 1.0)};
+  };
   registry.add(std::move(log1p));
   registry.add(std::move(expm1));
 }

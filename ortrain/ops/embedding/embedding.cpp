@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -66,6 +67,10 @@ void embedding_grad_gradient(GradContext& g) {
   g.set_input_grad(0, rows);
 }
 
+std::vector<ValueId> embedding_form(ExpandContext& e) {
+  return {e.op("Gather", {e.input(0), e.input(1)})};
+}
+
 }  // namespace
 
 void register_embedding(OpRegistry& registry) {
@@ -80,7 +85,8 @@ void register_embedding(OpRegistry& registry) {
                 .infer = infer_embedding,
                 .gradient = embedding_gradient,
                 .row_operand = 1,
-                .looks_up = true});
+                .looks_up = true,
+                .standard_form = embedding_form});
   registry.add(
       {.name = "EmbeddingGrad",
        .domain = std::string(kOrtrainDomain),

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -66,6 +67,29 @@ void weight_grad_gradient(GradContext& g) {
   if (g.needs_grad(1)) g.set_input_grad(1, g.own("GroupedMatMul", {g.input(0), ddw, offsets}));
 }
 
+// A product per group of all rows, with zeros for those of others: sizes that depend on the offsets
+// have no form.
+std::vector<ValueId> grouped_matmul_form(ExpandContext& e) {
+  const ValueId x = e.input(0), w = e.input(1);
+  const ValueId ends = e.cast(e.input(2), DType::i64);
+  const ValueId rows = e.positions(x, 0), nothing = e.scalar(e.dtype(x), 0.0);
+  const int64_t groups = e.known_extent(w, 0, "groups");
+  const ValueId width = e.extent_of(w, e.attrs().int_("trans_w") != 0 ? 1 : 2);
+  ValueId sum = kNoValue;
+  for (int64_t g = 0; g < groups; ++g) {
+    ValueId mine = e.op("Less", {rows, e.slice(ends, 0, g, g + 1)});
+    if (g > 0) {
+      mine = e.op("And", {mine, e.op("GreaterOrEqual", {rows, e.slice(ends, 0, g - 1, g)})});
+    }
+    ValueId weight = e.squeeze(e.slice(w, 0, g, g + 1), {0});
+    if (e.attrs().int_("trans_w") != 0) weight = e.transpose(weight, {1, 0});
+    const ValueId product = e.op("MatMul", {e.where(e.unsqueeze(mine, {1}), x, nothing), weight});
+    sum = g == 0 ? product : e.add(sum, product);
+  }
+  if (groups > 0) return {sum};
+  return {e.op("Expand", {nothing, e.concat({e.extent_of(x, 0), width}, 0)})};
+}
+
 }  // namespace
 
 void register_grouped_matmul(OpRegistry& registry) {
@@ -80,7 +104,8 @@ void register_grouped_matmul(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
                 .infer = infer_grouped_matmul,
                 .gradient = grouped_matmul_gradient,
-                .flops = [](const NodeSpec& s) { return product_flops(s); }});
+                .flops = [](const NodeSpec& s) { return product_flops(s); },
+                .standard_form = grouped_matmul_form});
   registry.add({.name = "GroupedMatMulWeightGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "dw[e] = x_e^T * dy_e with the rows of each group; 0 for empty groups.",

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 
@@ -14,6 +15,32 @@ void infer_bin_count(InferContext& context) {
   if (bins <= 0) throw ShapeError(str("bins must be positive, it is ", bins));
   if (!(low <= high)) throw ShapeError(str("the range [", low, ", ", high, "] is empty"));
   context.set_output(0, context.dtype(0), {Dim(bins)});
+}
+
+std::vector<ValueId> bin_count_form(ExpandContext& e) {
+  const int64_t bins = e.attrs().int_("bins");
+  const double min = e.attrs().float_("min"), max = e.attrs().float_("max");
+  const DType type = e.dtype(e.input(0));
+  const ValueId x = e.reshape(e.input(0), std::vector<int64_t>{-1});
+  const bool of_data = min == 0.0 && max == 0.0;
+  ValueId low = of_data ? e.reduce("ReduceMin", x, {0}, false) : e.scalar(type, min);
+  ValueId high = of_data ? e.reduce("ReduceMax", x, {0}, false) : e.scalar(type, max);
+  // A range of one point is taken wider by 1 on both sides.
+  const ValueId point = e.op("Equal", {low, high});
+  low = e.where(point, e.sub(low, 1.0), low);
+  high = e.where(point, e.add(high, 1.0), high);
+  const ValueId inside =
+      e.op("And", {e.op("GreaterOrEqual", {x, low}), e.op("LessOrEqual", {x, high})});
+  const ValueId share = e.div(e.sub(e.where(inside, x, low), low), e.sub(high, low));
+  const ValueId bin = e.unary("Floor", e.mul(share, static_cast<double>(bins)));
+  const ValueId last = e.scalar(type, static_cast<double>(bins - 1));
+  const ValueId index = e.op("Min", {bin, last});
+  std::vector<int64_t> numbers;
+  for (int64_t i = 0; i < bins; ++i) numbers.push_back(i);
+  const ValueId columns = e.constant(TensorData::from_ints(type, {1, bins}, numbers));
+  const ValueId hit =
+      e.op("And", {e.op("Equal", {e.unsqueeze(index, {1}), columns}), e.unsqueeze(inside, {1})});
+  return {e.reduce_sum(e.cast(hit, type), {0}, false)};
 }
 
 }  // namespace
@@ -30,7 +57,8 @@ void register_bin_count(OpRegistry& registry) {
                 .attrs = {{"bins", int64_t{100}}, {"min", 0.0}, {"max", 0.0}},
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_bin_count,
-                .differentiable = false});
+                .differentiable = false,
+                .standard_form = bin_count_form});
 }
 
 }  // namespace ortrain::ops

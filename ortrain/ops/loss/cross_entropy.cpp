@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ops/loss/class_loss.h"
@@ -96,6 +97,43 @@ void softmax_cross_entropy_gradient(GradContext& g) {
   if (gradient != kNoValue) g.set_input_grad(0, gradient);
 }
 
+std::vector<ValueId> cross_entropy_form(ExpandContext& e) {
+  const int64_t ignored = e.attrs().int_("ignore_index");
+  const double smoothing = e.attrs().float_("label_smoothing");
+  const std::string& reduction = e.attrs().string_("reduction");
+  // The standard loss takes batches; a single label stands for one of one.
+  const bool single = e.rank(e.input(0)) == 1;
+  const ValueId logits = single ? e.unsqueeze(e.input(0), {0}) : e.input(0);
+  const ValueId labels = single ? e.unsqueeze(e.input(1), {0}) : e.input(1);
+  const auto per_label = [&](ValueId loss) { return single ? e.squeeze(loss, {0}) : loss; };
+  const auto loss = [&](const std::string& by) {
+    std::vector<ValueId> inputs{logits, labels};
+    if (e.has_input(2)) inputs.push_back(e.input(2));
+    return e.op("SoftmaxCrossEntropyLoss", inputs, {{"ignore_index", ignored}, {"reduction", by}});
+  };
+  ValueId logsumexp = kNoValue;
+  if (e.wants_output(1)) {
+    throw UnsupportedError("its second output has no form in standard operators");
+  }
+  if (smoothing == 0.0) {
+    const ValueId plain = loss(reduction);
+    return {reduction == "none" ? per_label(plain) : plain, logsumexp};
+  }
+  if (e.has_input(2)) {
+    throw UnsupportedError("label_smoothing with weights has no form in standard operators");
+  }
+  const ValueId kept = e.op(
+      "Not", {e.op("Equal", {labels, e.scalar(e.dtype(labels), static_cast<double>(ignored))})});
+  const ValueId log_softmax = e.op("LogSoftmax", {logits}, {{"axis", int64_t{1}}});
+  const ValueId spread = e.neg(e.reduce("ReduceMean", log_softmax, {1}, false));
+  const ValueId both = e.add(e.mul(loss("none"), 1.0 - smoothing), e.mul(spread, smoothing));
+  const ValueId each = e.where(kept, both, e.zeros_like(both));
+  if (reduction == "none") return {per_label(each), logsumexp};
+  const ValueId sum = e.reduce_sum(each, {}, false);
+  if (reduction == "sum") return {sum, logsumexp};
+  return {e.div(sum, e.reduce_sum(e.cast(kept, e.dtype(each)), {}, false)), logsumexp};
+}
+
 }  // namespace
 
 void register_cross_entropy(OpRegistry& registry) {
@@ -112,7 +150,8 @@ void register_cross_entropy(OpRegistry& registry) {
                           {"label_smoothing", 0.0}},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
                 .infer = infer_cross_entropy,
-                .gradient = cross_entropy_gradient});
+                .gradient = cross_entropy_gradient,
+                .standard_form = cross_entropy_form});
   registry.add({.name = "CrossEntropyGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary =

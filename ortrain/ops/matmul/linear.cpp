@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -97,6 +98,11 @@ void weight_grad_gradient(GradContext& g) {
   if (g.needs_grad(2)) g.set_input_grad(2, dw);
 }
 
+std::vector<ValueId> linear_form(ExpandContext& e) {
+  const ValueId y = e.op("MatMul", {e.input(0), e.transpose(e.input(1), {1, 0})});
+  return {e.has_input(2) ? e.add(y, e.input(2)) : y};
+}
+
 }  // namespace
 
 void register_linear(OpRegistry& registry) {
@@ -110,7 +116,8 @@ void register_linear(OpRegistry& registry) {
                 .infer = infer_linear,
                 .gradient = linear_gradient,
                 .row_operand = 0,
-                .flops = [](const NodeSpec& s) { return product_flops(s); }});
+                .flops = [](const NodeSpec& s) { return product_flops(s); },
+                .standard_form = linear_form});
   registry.add({.name = "LinearInputGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "base + dy weight over the last dimension: dy[..., N], weight[N, K] to "

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -86,6 +87,17 @@ void fused_matmul_gradient(GradContext& g) {
   }
 }
 
+std::vector<ValueId> fused_matmul_form(ExpandContext& e) {
+  const auto operand = [&](size_t i, const char* transposed) {
+    const ValueId value = e.input(i);
+    return e.attrs().int_(transposed) != 0 && e.rank(value) > 1 ? e.transpose_last_two(value)
+                                                                : value;
+  };
+  const ValueId product = e.op("MatMul", {operand(0, "transA"), operand(1, "transB")});
+  const double alpha = e.attrs().float_("alpha");
+  return {alpha == 1.0 ? product : e.mul(product, alpha)};
+}
+
 }  // namespace
 
 void register_matmul(OpRegistry& registry) {
@@ -109,7 +121,8 @@ void register_matmul(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_fused_matmul,
                 .gradient = fused_matmul_gradient,
-                .flops = [](const NodeSpec& s) { return product_flops(s, "transA"); }});
+                .flops = [](const NodeSpec& s) { return product_flops(s, "transA"); },
+                .standard_form = fused_matmul_form});
 }
 
 }  // namespace ortrain::ops

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -258,6 +259,36 @@ void register_global(OpRegistry& registry) {
                 .gradient = nullptr});
 }
 
+// One axis after the other: a mean where one element is left, else a product with the shares that
+// each element has in each result.
+std::vector<ValueId> adaptive_average_pool_form(ExpandContext& e) {
+  const std::vector<int64_t>& sizes = e.attrs().ints("output_size");
+  ValueId y = e.input(0);
+  const int64_t rank = e.rank(y);
+  for (int64_t axis = 2; axis < rank; ++axis) {
+    const int64_t out = sizes[static_cast<size_t>(axis - 2)];
+    if (out == 1) {
+      y = e.reduce("ReduceMean", y, {axis}, true);
+      continue;
+    }
+    const int64_t in = e.known_extent(y, static_cast<size_t>(axis), "extent of a pooled axis");
+    std::vector<double> shares(static_cast<size_t>(in * out), 0.0);
+    for (int64_t o = 0; o < out; ++o) {
+      const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
+      for (int64_t i = begin; i < end; ++i) {
+        shares[static_cast<size_t>(i * out + o)] = 1.0 / static_cast<double>(end - begin);
+      }
+    }
+    const ValueId matrix =
+        e.cast(e.constant(TensorData::from_values(DType::f64, {in, out}, shares)), e.dtype(y));
+    std::vector<int64_t> last(static_cast<size_t>(rank));
+    for (int64_t i = 0; i < rank; ++i) last[static_cast<size_t>(i)] = i;
+    std::swap(last[static_cast<size_t>(axis)], last[static_cast<size_t>(rank - 1)]);
+    y = e.transpose(e.op("MatMul", {e.transpose(y, last), matrix}), last);
+  }
+  return {y};
+}
+
 void register_adaptive(OpRegistry& registry) {
   const std::string own(kOrtrainDomain);
   const std::vector<FormalAttribute> attrs = {{"output_size", AttributeKind::ints, true}};
@@ -270,7 +301,8 @@ void register_adaptive(OpRegistry& registry) {
        .attrs = attrs,
        .types = {{"T", kFloatTypes}},
        .infer = infer_adaptive_average_pool,
-       .gradient = average_gradient("AdaptiveAveragePoolGrad")});
+       .gradient = average_gradient("AdaptiveAveragePoolGrad"),
+       .standard_form = adaptive_average_pool_form});
   registry.add({.name = "AdaptiveAveragePoolGrad",
                 .domain = own,
                 .summary = "dx of y = AdaptiveAveragePool(x).",

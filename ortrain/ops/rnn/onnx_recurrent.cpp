@@ -8,6 +8,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
+#include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 
 // ONNX's LSTM, GRU and RNN. A direction that is as PyTorch has it becomes one node of our own; any
@@ -318,6 +319,28 @@ class Recurrent {
   std::optional<double> clip_;
 };
 
+// For nodes that are made for files; what runs is inferred by what they stand for.
+void infer_recurrent(InferContext& context) {
+  const Shape& x = context.shape(0);
+  const Shape& recurrent = context.shape(2);
+  if (x.size() != 3 || recurrent.size() != 3) {
+    throw ShapeError(
+        str("X is ", shape_str(x), " and R ", shape_str(recurrent), ", expected three axes each"));
+  }
+  const Dim directions = recurrent[0], hidden = recurrent[2];
+  if (context.attrs().int_("layout") == 0) {
+    context.set_output(0, context.dtype(0), {x[0], directions, x[1], hidden});
+    for (size_t i = 1; i < context.num_outputs(); ++i) {
+      context.set_output(i, context.dtype(0), {directions, x[1], hidden});
+    }
+    return;
+  }
+  context.set_output(0, context.dtype(0), {x[0], x[1], directions, hidden});
+  for (size_t i = 1; i < context.num_outputs(); ++i) {
+    context.set_output(i, context.dtype(0), {x[0], directions, hidden});
+  }
+}
+
 void add_recurrent(OpRegistry& registry, const Kind& kind, const char* summary,
                    std::vector<FormalValue> more_inputs, std::vector<FormalAttribute> more) {
   std::vector<FormalValue> inputs{{"X", "T"},
@@ -344,6 +367,7 @@ void add_recurrent(OpRegistry& registry, const Kind& kind, const char* summary,
                 .outputs = std::move(outputs),
                 .attrs = std::move(attributes),
                 .types = {{"T", kFloatTypes}},
+                .infer = infer_recurrent,
                 .expand = [&kind](ExpandContext& e) { return Recurrent(e, kind).build(); }});
 }
 

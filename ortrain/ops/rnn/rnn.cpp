@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -189,6 +190,51 @@ double recurrence_flops(const NodeSpec& spec, size_t x, size_t states, double pr
          (count_of(spec.input(x + 1 + states)) + count_of(spec.input(x + 2 + states)));
 }
 
+// ONNX's operator of the same name, whose gates stand in another order: `order` holds, for each of
+// its gates, which one of ours it is. It has an axis for directions.
+std::function<std::vector<ValueId>(ExpandContext&)> recurrent_form(const char* name, Signature s,
+                                                                   std::vector<int64_t> order) {
+  return [name, s, order = std::move(order)](ExpandContext& e) {
+    for (size_t i = 1 + s.states; i < e.num_outputs(); ++i) {
+      if (e.wants_output(i)) {
+        throw UnsupportedError("what it keeps for the backward has no form in standard operators");
+      }
+    }
+    const int64_t hidden = e.known_extent(e.input(s.w_hh()), 1, "hidden size");
+    const auto reordered = [&](ValueId a) {
+      std::vector<ValueId> gates;
+      for (int64_t gate : order) gates.push_back(e.slice(a, 0, gate * hidden, (gate + 1) * hidden));
+      return e.concat(std::move(gates), 0);
+    };
+    ValueId bias = kNoValue;
+    if (e.has_input(s.b_ih()) || e.has_input(s.b_hh())) {
+      const auto part = [&](size_t i) {
+        if (e.has_input(i)) return reordered(e.input(i));
+        const ValueId width = e.int64s({s.gates * hidden});
+        return e.op("Expand", {e.scalar(e.dtype(e.input(0)), 0.0), width});
+      };
+      bias = e.unsqueeze(e.concat({part(s.b_ih()), part(s.b_hh())}, 0), {0});
+    }
+    std::vector<ValueId> inputs{e.input(0), e.unsqueeze(reordered(e.input(s.w_ih())), {0}),
+                                e.unsqueeze(reordered(e.input(s.w_hh())), {0}), bias, kNoValue};
+    for (size_t i = 0; i < s.states; ++i) inputs.push_back(e.unsqueeze(e.input(1 + i), {0}));
+    Attributes attributes{
+        {"hidden_size", hidden},
+        {"direction", std::string(e.attrs().int_("reverse") != 0 ? "reverse" : "forward")}};
+    if (s.gates == 3) attributes["linear_before_reset"] = int64_t{1};
+    if (s.gates == 1) {
+      const std::string& activation = e.attrs().string_("activation");
+      attributes["activations"] = std::vector<std::string>{activation == "relu" ? "Relu" : "Tanh"};
+    }
+    e.set_keeps_composites(true);
+    const std::vector<ValueId> made = e.node("", name, std::move(inputs), std::move(attributes),
+                                             std::vector<bool>(1 + s.states, true));
+    std::vector<ValueId> results{e.squeeze(made[0], {1})};
+    for (size_t i = 0; i < s.states; ++i) results.push_back(e.squeeze(made[1 + i], {0}));
+    return results;
+  };
+}
+
 void register_lstm(OpRegistry& registry) {
   const std::string own(kOrtrainDomain);
   registry.add({.name = "LSTM",
@@ -201,7 +247,8 @@ void register_lstm(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer(kLstm, {4, 1}),
                 .gradient = layer_gradient("LSTMGrad", kLstm, {3, 4}, 1),
-                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 2, 1); }});
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 2, 1); },
+                .standard_form = recurrent_form("LSTM", kLstm, {0, 3, 1, 2})});
   registry.add({.name = "LSTMGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::LSTM; db is that of both biases.",
@@ -227,7 +274,8 @@ void register_gru(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_layer(kGru, {4}),
                 .gradient = layer_gradient("GRUGrad", kGru, {2}, 2),
-                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }});
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); },
+                .standard_form = recurrent_form("GRU", kGru, {1, 0, 2})});
   registry.add({.name = "GRUGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::GRU.",
@@ -268,7 +316,8 @@ void register_plain(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = with_activation(infer_layer(kRnn, {})),
                 .gradient = layer_gradient("RNNGrad", kRnn, {}, 1),
-                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); }});
+                .flops = [](const NodeSpec& s) { return recurrence_flops(s, 0, 1, 1); },
+                .standard_form = recurrent_form("RNN", kRnn, {0})});
   registry.add({.name = "RNNGrad",
                 .domain = own,
                 .summary = "Gradients of ortrain::RNN; db is that of both biases.",

@@ -43,6 +43,16 @@ class _LRScheduler:
         self._last_lr = [float(rate) for rate in rates]
         config.lr = self._last_lr[0]
 
+    def _state(self) -> dict[str, Any]:
+        numbers = {"base": self._base, "last": self._last_lr[0] if self._last_lr else None}
+        return {k: None if v is None else float(v).hex() for k, v in numbers.items()}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        base, last = (
+            None if state[k] is None else float.fromhex(state[k]) for k in ("base", "last")
+        )
+        self._base, self._last_lr = base, [] if last is None else [last]
+
 
 class _WarmupLRScheduler(_LRScheduler):
     """Grows the rate linearly over the first steps, then follows ``_factor``.

@@ -128,7 +128,7 @@ _SCHEMA: dict[str, Any] = {
             True, _only(True, "the exported graph needs no post-processing that could be left out")
         ),
         "extra_postprocess": _Key(None, (Callable, type(None))),  # type: ignore[arg-type]
-        "onnx_opset_version": _count(14, 12),
+        "onnx_opset_version": _count(23, 12),
         "enable_onnx_contrib_ops": _bool(True),
     },
 }

@@ -14,7 +14,9 @@ from torch import nn
 
 from ortrain.amp import LossScaler
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
+from ortrain.trainer import state_dicts
 from ortrain.trainer.model_description import ModelDescription
 from ortrain.trainer.options import ORTTrainerOptions
 from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, StepSource, Tensors
@@ -95,6 +97,7 @@ class ORTTrainer:
         )
         self._info = TrainStepInfo(optim_config)
         self._sample: Tensors | None = None
+        self._prepared = False
 
     def _source_of(self, model: Any, autocast: torch.dtype | None) -> StepSource:
         if isinstance(model, nn.Module):
@@ -136,7 +139,7 @@ class ORTTrainer:
         extents = self.model_desc.check_inputs(inputs)
         info, state = self._info, self.engine.state
         info.fetches = fetches
-        if self._sample is None:
+        if not self._prepared:
             self._prepare(inputs)
         starts = state.kept_batches == 0
         if starts and self.options.lr_scheduler is not None:
@@ -163,6 +166,8 @@ class ORTTrainer:
         inputs = self.model_desc.ordered(args, kwargs)
         extents = self.model_desc.check_inputs(inputs)
         outputs = self.engine.eval_step(inputs)
+        if self._sample is None:
+            self._sample = {name: tensor.detach() for name, tensor in inputs.items()}
         self.model_desc.check_outputs(outputs, extents)
         return self._chosen(outputs, fetches)
 
@@ -170,6 +175,119 @@ class ORTTrainer:
     def train_step_info(self) -> TrainStepInfo:
         """The counters, and what became of the latest step."""
         return self._info
+
+    def save_as_onnx(
+        self, path: str | Path, *, training: bool = False, include_loss: bool = False
+    ) -> None:
+        """Write the model with its present weights as an ONNX file.
+
+        Args:
+          path: The file. Weights of more than 1 GiB go to a second one beside it.
+          training: The whole step, optimizer included, with the optimizer's states, for this engine;
+            otherwise the model in eval mode, in standard operators that any ONNX runtime has.
+          include_loss: With the loss, and the inputs that only it needs. A model that has no other
+            output keeps it in any case.
+
+        Raises:
+          InvalidModelError: No step was made yet, so that shapes are not known.
+          UnsupportedError: An operator has no form in standard operators, or not in the opset that
+            ``_internal_use.onnx_opset_version`` asks for.
+          FileError: It cannot be written.
+        """
+        if self._sample is None:
+            raise InvalidModelError("save_as_onnx needs a train_step or eval_step before it")
+        if training:
+            _, program = self.engine.training_program(self._sample)
+            self.engine.make_states(program)
+            states = {**self.engine.tensors, **self.engine.state.optimizer}
+            save_graph(program.unfused_graph("whole"), states, Path(path))
+            return
+        names = self.model_desc.output_names
+        kept = [n for n in names if n != self.model_desc.loss.name] if not include_loss else names
+        post_process = self.options._internal_use.extra_postprocess
+        save_model(
+            self.engine.model_graph(self._sample),
+            self.engine.tensors,
+            Path(path),
+            outputs=kept or names,
+            opset=self.options._internal_use.onnx_opset_version,
+            post_process=post_process,
+        )
+
+    @property
+    def loss_scaler(self) -> LossScaler | None:
+        """What scales the loss; None without mixed precision."""
+        return self._scaler
+
+    # --- the state
+
+    def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
+        """Return copies of the state.
+
+        Args:
+          pytorch_format: Parameters and buffers alone, named as in ``torch.nn.Module.state_dict``;
+            otherwise also the optimizer's states and the counters, in a dict of dicts.
+        """
+        return (
+            state_dicts.pytorch_state_dict(self) if pytorch_format else state_dicts.state_dict(self)
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over what ``state_dict`` returned, or the state_dict of a module.
+
+        Args:
+          state_dict: Either form.
+          strict: Names must be those of the model.
+
+        Raises:
+          InvalidModelError: Names, shapes or states do not fit; nothing has changed.
+        """
+        state_dicts.load_state_dict(self, state_dict, strict=strict)
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        user_dict: Mapping[str, Any] | None = None,
+        include_optimizer_states: bool = True,
+        *,
+        keep: int = 2,
+    ) -> Path:
+        """Write a checkpoint into a folder, whole or not at all.
+
+        Args:
+          path: The folder; made where there is none. Checkpoints in it are numbered.
+          user_dict: What the program keeps with it: what JSON holds.
+          include_optimizer_states: With the states of the optimizer.
+          keep: Checkpoints of the folder that stay, this one among them.
+
+        Returns:
+          The checkpoint's own folder.
+
+        Raises:
+          FileError: It cannot be written; the checkpoints that were there stay.
+          TypeError: ``user_dict`` holds something that would not come back as it is.
+        """
+        return state_dicts.save_checkpoint(
+            self, Path(path), user_dict or {}, optimizer=include_optimizer_states, keep=keep
+        )
+
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
+        """Go on from the newest complete checkpoint of a folder, or from the one that it is.
+
+        A damaged one is passed over with a warning. Training goes on as it would have, bit by bit.
+
+        Args:
+          path: The folder.
+          strict: The tensors must be those of the model, the states those of the optimizer.
+
+        Returns:
+          The ``user_dict`` of the checkpoint.
+
+        Raises:
+          FileError: None is complete.
+          InvalidModelError: It does not fit the model; nothing has changed.
+        """
+        return state_dicts.load_checkpoint(self, Path(path), strict=strict)
 
     def _fetches(self, kwargs: dict[str, Any]) -> list[str]:
         fetches = kwargs.pop("fetches", None) or []
@@ -190,6 +308,7 @@ class ORTTrainer:
             self._check_export(inputs)
         self._save_graphs(inputs)
         self._sample = {name: tensor.detach() for name, tensor in inputs.items()}
+        self._prepared = True
 
     def _check_export(self, inputs: Tensors) -> None:
         if not isinstance(self._source, ModuleSource):

@@ -145,6 +145,10 @@ class StepEngine:
         made = self._find(self._training, inputs) or self._make_training(inputs)
         return made.source, made.runs
 
+    def make_states(self, program: Any) -> None:
+        """Make the optimizer's states that there are not yet, as zeros."""
+        program.make_states(self.state)
+
     def _find(self, made: list[_Made], inputs: Tensors) -> _Made | None:
         for position in range(len(made) - 1, -1, -1):
             if made[position].source.fits(inputs):

@@ -1,0 +1,381 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/training/checkpoint.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/confined_file.h"
+#include "ortrain/training/safetensors_file.h"
+#include "ortrain/training/training_options.h"
+
+namespace ortrain {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kParameters = "parameters.safetensors";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+constexpr const char* kFormat = "ortrain checkpoint";
+constexpr int64_t kVersion = 1;
+constexpr std::string_view kPrefix = "checkpoint-";
+constexpr std::string_view kUnfinished = ".saving-";
+constexpr uint64_t kMaxManifest = uint64_t{64} << 20;
+
+[[noreturn]] void fail(const std::string& what, const fs::path& path, const std::error_code& code) {
+  throw FileError(str("cannot ", what, " '", path.string(), "': ", code.message()));
+}
+
+void flush_folder(const fs::path& path) {
+  const FileHandle handle(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!handle.valid() || ::fsync(handle.get()) != 0) {
+    fail("flush the folder", path, {errno, std::generic_category()});
+  }
+}
+
+// --- numbers as the manifest has them: floats keep their bits
+
+Json float_to_json(double value) {
+  char text[64];
+  const auto result = std::to_chars(text, text + sizeof(text), value, std::chars_format::hex);
+  return {{"float", std::string(text, result.ptr)}};
+}
+
+double float_from_json(const Json& value, const std::string& name) {
+  const auto found = value.is_object() ? value.find("float") : value.end();
+  if (!value.is_object() || found == value.end() || !found->is_string()) {
+    throw InvalidModelError(str("'", name, "' is no float"));
+  }
+  const std::string& text = found->get_ref<const std::string&>();
+  double result = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), result, std::chars_format::hex);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw InvalidModelError(str("'", name, "' is no float"));
+  }
+  return result;
+}
+
+const Json& member(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end()) throw InvalidModelError(str("'", name, "' is missing"));
+  return *found;
+}
+
+template <class T>
+T integer(const Json& object, const char* name) {
+  const Json& value = member(object, name);
+  if (!value.is_number_integer()) throw InvalidModelError(str("'", name, "' is no integer"));
+  return value.get<T>();
+}
+
+Json property_to_json(const CheckpointProperty& property) {
+  if (const auto* number = std::get_if<double>(&property)) return float_to_json(*number);
+  if (const auto* number = std::get_if<int64_t>(&property)) return *number;
+  return std::get<std::string>(property);
+}
+
+CheckpointProperty property_from_json(const Json& value, const std::string& name) {
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (value.is_string()) return value.get<std::string>();
+  return float_from_json(value, name);
+}
+
+// The text of a manifest that has no digest yet, with it.
+std::string sealed(Json manifest) {
+  try {
+    manifest["digest"] = hash_of(manifest.dump());
+    return manifest.dump(2) + "\n";
+  } catch (const Json::type_error&) {
+    throw InvalidModelError("a property, or the name of a tensor, is no UTF-8 text");
+  }
+}
+
+Json unsealed(const std::string& text) {
+  Json manifest = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!manifest.is_object()) throw InvalidModelError("the manifest is no JSON object");
+  const auto digest = manifest.find("digest");
+  if (digest == manifest.end() || !digest->is_string()) {
+    throw InvalidModelError("the manifest has no digest");
+  }
+  manifest.erase(digest);
+  if (sealed(manifest) != text) throw InvalidModelError("the manifest is damaged");
+  return manifest;
+}
+
+// --- folders
+
+std::optional<uint64_t> number_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  uint64_t number = 0;
+  const char* const begin = name.data() + kPrefix.size();
+  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), number);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return number;
+}
+
+// The checkpoints of a folder, newest first.
+std::vector<std::pair<uint64_t, fs::path>> checkpoints_in(const fs::path& folder) {
+  std::vector<std::pair<uint64_t, fs::path>> found;
+  std::error_code code;
+  for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code)) {
+    if (const auto number = number_of(it->path().filename().string())) {
+      found.emplace_back(*number, it->path());
+    }
+  }
+  if (code) fail("read the folder", folder, code);
+  std::ranges::sort(found, std::greater<>());
+  return found;
+}
+
+// A folder that is being filled. It is locked meanwhile, and removed unless it got its name.
+class UnfinishedFolder {
+ public:
+  explicit UnfinishedFolder(const fs::path& parent) {
+    static std::atomic<uint64_t> counter{0};
+    std::error_code code;
+    do {
+      path_ = parent / str(kUnfinished, ::getpid(), "-", counter++);
+    } while (!fs::create_directory(path_, code) && !code);
+    if (code) fail("create the folder", path_, code);
+    lock_ = FileHandle(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!lock_.valid() || ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+      const std::error_code error(errno, std::generic_category());
+      fs::remove_all(path_, code);
+      fail("lock the folder", path_, error);
+    }
+  }
+  UnfinishedFolder(const UnfinishedFolder&) = delete;
+  UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
+  ~UnfinishedFolder() {
+    std::error_code ignored;  // what stays is removed by a later save
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+
+  const fs::path& path() const { return path_; }
+
+  // False if there is one of that name.
+  bool rename_to(const fs::path& name) {
+    std::error_code code;
+    if (fs::exists(fs::symlink_status(name, code))) return false;
+    fs::rename(path_, name, code);
+    if (code) fail("rename a folder to", name, code);
+    path_.clear();
+    return true;
+  }
+
+  // Removes those that no living process fills.
+  static void remove_abandoned(const fs::path& parent) {
+    std::error_code code;
+    std::vector<fs::path> abandoned;
+    for (fs::directory_iterator it(parent, code), end; !code && it != end; it.increment(code)) {
+      if (!it->path().filename().string().starts_with(kUnfinished)) continue;
+      const FileHandle handle(
+          ::open(it->path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+      if (handle.valid() && ::flock(handle.get(), LOCK_EX | LOCK_NB) == 0) {
+        abandoned.push_back(it->path());
+      }
+    }
+    for (const fs::path& path : abandoned) fs::remove_all(path, code);
+  }
+
+ private:
+  fs::path path_;
+  FileHandle lock_;
+};
+
+Json digest_to_json(const FileDigest& digest) {
+  return {{"size", digest.size}, {"hash", digest.hash}};
+}
+
+std::map<std::string, MutableTensor> read_tensors(const ConfinedDirectory& directory,
+                                                  const std::string& name, const Json& files) {
+  const SafetensorsFile file =
+      with_context(name + ": ", [&] { return SafetensorsFile(directory.open(name)); });
+  if (digest_to_json(file.digest()) != member(files, name.c_str())) {
+    throw InvalidModelError(str(name, " is damaged"));
+  }
+  std::map<std::string, MutableTensor> tensors;
+  for (const auto& [tensor, entry] : file.entries()) tensors.emplace(tensor, file.read(entry));
+  return tensors;
+}
+
+Checkpoint read_checkpoint(const fs::path& path) {
+  const ConfinedDirectory directory(path);
+  const InputFile file = directory.open(kManifest);
+  if (file.size() > kMaxManifest) throw InvalidModelError("the manifest is too long");
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  const Json manifest = unsealed(text);
+  if (member(manifest, "format") != kFormat) throw InvalidModelError("it is of another format");
+  if (integer<int64_t>(manifest, "version") != kVersion) {
+    throw UnsupportedError(str("it is of version ", integer<int64_t>(manifest, "version"),
+                               ", this program reads ", kVersion));
+  }
+  Checkpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.steps = integer<int64_t>(manifest, "steps");
+  checkpoint.kept_batches = integer<int64_t>(manifest, "kept_batches");
+  checkpoint.seed = integer<uint64_t>(manifest, "seed");
+  checkpoint.runs = integer<uint64_t>(manifest, "runs");
+  checkpoint.learning_rate = float_from_json(member(manifest, "learning_rate"), "learning_rate");
+  checkpoint.loss_scale = float_from_json(member(manifest, "loss_scale"), "loss_scale");
+  for (const auto& [name, value] : member(manifest, "properties").items()) {
+    checkpoint.properties[name] = property_from_json(value, name);
+  }
+  const Json& files = member(manifest, "files");
+  checkpoint.tensors = read_tensors(directory, kParameters, files);
+  checkpoint.has_optimizer = files.contains(kOptimizer);
+  if (checkpoint.has_optimizer) {
+    checkpoint.optimizer = read_tensors(directory, kOptimizer, files);
+  }
+  return checkpoint;
+}
+
+void require_same(const std::string& name, const TensorSpec& given, const TensorSpec& expected) {
+  if (given != expected) {
+    throw InvalidModelError(str("the checkpoint has '", name, "' as ", tensor_spec_str(given),
+                                ", the model as ", tensor_spec_str(expected)));
+  }
+}
+
+}  // namespace
+
+fs::path save_checkpoint(const fs::path& folder, const TrainingState& state,
+                         const CheckpointProperties& properties, const CheckpointOptions& options) {
+  check(options.keep > 0, "a folder keeps at least one checkpoint");
+  std::error_code code;
+  fs::create_directories(folder, code);
+  if (code) fail("create the folder", folder, code);
+  UnfinishedFolder::remove_abandoned(folder);
+
+  Json manifest = {{"format", kFormat},
+                   {"version", kVersion},
+                   {"steps", state.steps},
+                   {"kept_batches", options.optimizer ? state.kept_batches : 0},
+                   {"seed", state.seed},
+                   {"runs", state.runs},
+                   {"learning_rate", float_to_json(state.learning_rate)},
+                   {"loss_scale", float_to_json(state.loss_scale)}};
+  manifest["properties"] = Json::object();
+  for (const auto& [name, value] : properties) {
+    manifest["properties"][name] = property_to_json(value);
+  }
+  UnfinishedFolder unfinished(folder);
+  manifest["files"][kParameters] =
+      digest_to_json(write_safetensors(unfinished.path(), kParameters, state.tensors));
+  if (options.optimizer) {
+    std::map<std::string, MutableTensor> kept = state.optimizer;
+    if (state.kept_batches == 0) {
+      const std::string suffix = state_target("", kAccumulatedGradient);
+      std::erase_if(kept, [&](const auto& entry) { return entry.first.ends_with(suffix); });
+    }
+    manifest["files"][kOptimizer] =
+        digest_to_json(write_safetensors(unfinished.path(), kOptimizer, kept));
+  }
+  OutputFile file(unfinished.path(), kManifest);
+  const std::string text = sealed(std::move(manifest));
+  file.write(text.data(), text.size());
+  file.commit();
+
+  std::vector<std::pair<uint64_t, fs::path>> older = checkpoints_in(folder);
+  uint64_t number = older.empty() ? 1 : older.front().first + 1;
+  fs::path path;
+  do {
+    std::string digits = std::to_string(number++);
+    digits.insert(0, digits.size() < 8 ? 8 - digits.size() : 0, '0');
+    path = folder / (std::string(kPrefix) + digits);
+  } while (!unfinished.rename_to(path));
+  flush_folder(folder);
+  for (size_t i = options.keep - 1; i < older.size(); ++i) {
+    fs::remove_all(older[i].second, code);  // what cannot be removed does no harm
+  }
+  return path;
+}
+
+Checkpoint load_checkpoint(const fs::path& folder) {
+  std::error_code code;
+  if (!fs::is_directory(folder, code)) {
+    throw FileError(str("there is no folder '", folder.string(), "' with checkpoints"));
+  }
+  std::vector<std::pair<uint64_t, fs::path>> candidates;
+  if (fs::exists(folder / kManifest, code) || number_of(folder.filename().string())) {
+    candidates.emplace_back(0, folder);
+  } else {
+    candidates = checkpoints_in(folder);
+  }
+  std::vector<std::string> passed_over;
+  for (const auto& [number, path] : candidates) {
+    try {
+      Checkpoint checkpoint = read_checkpoint(path);
+      checkpoint.passed_over = std::move(passed_over);
+      return checkpoint;
+    } catch (const OutOfMemoryError&) {
+      throw;  // that says nothing about the checkpoint
+    } catch (const Error& error) {
+      passed_over.push_back(str("'", path.string(), "': ", error.what()));
+    }
+  }
+  std::string message = str("'", folder.string(), "' holds no complete checkpoint");
+  for (const std::string& reason : passed_over) message += "; " + reason;
+  throw FileError(message);
+}
+
+void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const auto found = state.tensors.find(name);
+    if (found != state.tensors.end()) {
+      require_same(name, tensor.spec, found->second.spec);
+    } else if (strict && !state.tensors.empty()) {
+      throw InvalidModelError(str("the checkpoint has '", name, "', the model does not"));
+    }
+  }
+  for (const auto& [name, tensor] : state.tensors) {
+    if (strict && !checkpoint.tensors.contains(name)) {
+      throw InvalidModelError(str("the model has '", name, "', the checkpoint does not"));
+    }
+  }
+  for (const auto& [name, tensor] : checkpoint.optimizer) {
+    const auto found = state.optimizer.find(name);
+    if (found != state.optimizer.end()) require_same(name, tensor.spec, found->second.spec);
+    const auto parameter = state.tensors.find(name.substr(0, name.rfind(':')));
+    if (parameter != state.tensors.end() && parameter->second.spec.dims != tensor.spec.dims) {
+      throw InvalidModelError(str("the checkpoint has '", name, "' as ",
+                                  tensor_spec_str(tensor.spec), ", the parameter is ",
+                                  tensor_spec_str(parameter->second.spec)));
+    }
+  }
+
+  if (state.tensors.empty()) {
+    state.tensors = checkpoint.tensors;
+  } else {
+    for (const auto& [name, tensor] : checkpoint.tensors) {
+      const auto found = state.tensors.find(name);
+      if (found == state.tensors.end() || tensor.spec.bytes() == 0) continue;
+      std::memcpy(found->second.data, tensor.data, tensor.spec.bytes());
+    }
+  }
+  state.kept_batches = 0;
+  if (checkpoint.has_optimizer) {
+    state.optimizer = checkpoint.optimizer;
+    state.kept_batches = checkpoint.kept_batches;
+  }
+  state.learning_rate = checkpoint.learning_rate;
+  state.loss_scale = checkpoint.loss_scale;
+  state.steps = checkpoint.steps;
+  state.seed = checkpoint.seed;
+  state.runs = checkpoint.runs;
+}
+
+}  // namespace ortrain

@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Models as ONNX files that other programs read, by the engine's own capture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.export import tracing_alone
+from ortrain.capture.prepare import prepare
+from ortrain.capture.signature import CallSignature
+from ortrain.errors import UnsupportedError
+
+# The opset that the engine writes.
+_OPSET = 23
+# Weights beyond this go to a file of their own: a message of protobuf holds 2 GiB.
+_MOST_INSIDE = 1 << 30
+_LARGE_TENSOR = 1 << 10
+
+Tensors = Mapping[str, torch.Tensor]
+PostProcess = Callable[[Any], Any]
+
+
+def export_module(
+    module: nn.Module,
+    path: str | Path,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    opset: int = _OPSET,
+) -> None:
+    """Write a module, as it computes in eval mode, as an ONNX model with its weights.
+
+    Parameters and buffers are initializers under their names in the module. Sizes that the module
+    leaves open are open in the model.
+
+    Args:
+      module: The module.
+      path: The file.
+      args: Positional arguments of a sample call.
+      kwargs: Keyword arguments of it.
+      opset: Opset of the standard operators.
+
+    Raises:
+      CaptureError: The module cannot be captured whole.
+      UnsupportedError: An operator has no form in standard operators, or not in this opset.
+      FileError: The file cannot be written.
+    """
+    kwargs = kwargs or {}
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad(), tracing_alone() as alone:
+            if not alone:
+                raise CaptureError("another thread captures for long")
+            call = CallSignature(module.forward).flatten(args, kwargs)
+            graph = prepare(module, call, args, kwargs, {}).graph
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    named = (*module.named_parameters(), *module.named_buffers())
+    save_model(graph, {name: t.detach() for name, t in named}, Path(path), opset=opset)
+
+
+def save_model(
+    graph: Any,
+    tensors: Tensors,
+    path: Path,
+    *,
+    outputs: Sequence[str] | None = None,
+    opset: int = _OPSET,
+    post_process: PostProcess | None = None,
+) -> None:
+    """Write a graph in standard operators.
+
+    Args:
+      graph: The graph; not changed.
+      tensors: Contents of its parameters and buffers by name.
+      path: The file.
+      outputs: Names of the outputs that are kept, in order; None for all.
+      opset: Opset of the standard operators.
+      post_process: Takes the onnx.ModelProto and returns the one that is written.
+    """
+    graph = graph.copy()
+    names = [o["name"] for o in graph.outputs if o["role"] == "user"]
+    graph.leave_out_training()
+    graph.select_outputs(list(outputs) if outputs is not None else names)
+    graph.to_standard_operators()
+    graph.drop_unused_inputs()
+    save_graph(graph, tensors, path, lists_initializers=False)
+    if opset == _OPSET and post_process is None:
+        return
+    model = onnx.load(path)
+    if opset != _OPSET:
+        model = _converted(model, opset)
+    if post_process is not None:
+        model = post_process(model)
+    onnx.save(model, path)
+
+
+def save_graph(
+    graph: Any, tensors: Tensors, path: Path, *, lists_initializers: bool = True
+) -> None:
+    """Write a graph as it is, with the contents of its parameters, buffers and states."""
+    targets = {i["target"] for i in graph.inputs if i["role"] in ("parameter", "buffer", "state")}
+    values = {name: tensor for name, tensor in tensors.items() if name in targets}
+    size = sum(math.prod(t.shape) * t.element_size() for t in values.values())
+    threshold = _LARGE_TENSOR if size > _MOST_INSIDE else None
+    graph.save(
+        path,
+        values=values,
+        external_data_threshold=threshold,
+        lists_initializers=lists_initializers,
+    )
+
+
+def _converted(model: Any, opset: int) -> Any:
+    from onnx import version_converter
+
+    try:
+        return version_converter.convert_version(model, opset)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"the model has no form in opset {opset}: {error}; opset {_OPSET} holds it"
+        ) from error

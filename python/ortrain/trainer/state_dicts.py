@@ -1,0 +1,212 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a trainer as dictionaries of tensors, and in checkpoints."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ortrain import _core
+from ortrain.errors import InvalidModelError
+
+if TYPE_CHECKING:
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+StateDict = dict[str, Any]
+
+# Names of the states in dictionaries, by those that the engine has.
+_NAMES = {
+    "exp_avg": "Moment_1",
+    "exp_avg_sq": "Moment_2",
+    "momentum_buffer": "Momentum",
+    "sum": "Sum_Of_Squares",
+    "grad": "Accumulated_Gradient",
+}
+_ENGINE_NAMES = {name: engine for engine, name in _NAMES.items()}
+_STEP = "Step"
+_PROPERTY = "trainer"
+
+
+def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
+    """Return copies of parameters, buffers and optimizer states, with the counters.
+
+    The keys are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``.
+    """
+    info, state = trainer.train_step_info, trainer.engine.state
+    result: StateDict = {
+        "model": {"full_precision": pytorch_state_dict(trainer)},
+        "trainer_options": {
+            "mixed_precision": trainer.options.mixed_precision.enabled,
+            "optimizer_name": trainer.optim_config.name,
+            "world_rank": 0,
+            "world_size": 1,
+            "zero_stage": 0,
+        },
+        "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
+    }
+    if optimizer:
+        by_parameter: StateDict = {}
+        for target, tensor in state.optimizer.items():
+            name, _, kind = target.rpartition(":")
+            by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
+        result["optimizer"] = {"shared_optimizer_state": {_STEP: state.steps}, **by_parameter}
+    return result
+
+
+def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
+    """Return copies of parameters and buffers as ``torch.nn.Module.state_dict`` names them."""
+    model = trainer.model
+    if isinstance(model, torch.nn.Module):
+        return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in trainer.engine.tensors.items()}
+
+
+def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bool) -> None:
+    """Put a dictionary of either kind into a trainer; nothing changes where it does not fit.
+
+    Raises:
+      InvalidModelError: Names differ and ``strict`` is set, or shapes or element types do.
+    """
+    structured = isinstance(given.get("model"), Mapping)
+    tensors = given["model"]["full_precision"] if structured else given
+    states = dict(given.get("optimizer", {})) if structured else {}
+    own = _own_tensors(trainer)
+    _check_tensors(own, tensors, strict)
+    shared = states.pop("shared_optimizer_state", {})
+    _check_states(own, states)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name in own:
+                own[name].copy_(tensor)
+    state = trainer.engine.state
+    if states:
+        state.clear_optimizer()
+    for name, kinds in states.items():
+        for kind, tensor in kinds.items():
+            state.set_optimizer_state(f"{name}:{_ENGINE_NAMES[kind]}", tensor)
+    if _STEP in shared:
+        state.steps = int(shared[_STEP])
+    state.kept_batches = 0
+    counters = given.get("train_step_info", {}) if structured else {}
+    trainer.train_step_info.optimization_step = int(counters.get("optimization_step", state.steps))
+    trainer.train_step_info.step = int(counters.get("step", trainer.train_step_info.step))
+
+
+def _own_tensors(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
+    model = trainer.model
+    if isinstance(model, torch.nn.Module):
+        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return dict(trainer.engine.tensors)
+
+
+def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], strict: bool) -> None:
+    if strict:
+        for name in given:
+            if name not in own:
+                raise InvalidModelError(f"the state has '{name}', the model does not")
+        for name in own:
+            if name not in given:
+                raise InvalidModelError(f"the model has '{name}', the state does not")
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidModelError(f"'{name}' is a {type(tensor).__name__}, expected a tensor")
+        if name in own and tensor.shape != own[name].shape:
+            raise InvalidModelError(
+                f"'{name}' has shape {list(tensor.shape)}, the model's {list(own[name].shape)}"
+            )
+
+
+def _check_states(own: Mapping[str, torch.Tensor], states: Mapping[str, Any]) -> None:
+    for name, kinds in states.items():
+        if name not in own:
+            raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
+        for kind, tensor in kinds.items():
+            if kind not in _ENGINE_NAMES:
+                raise InvalidModelError(f"'{name}' has the state '{kind}', which no optimizer has")
+            if tensor.shape != own[name].shape:
+                raise InvalidModelError(
+                    f"the state '{kind}' of '{name}' has shape {list(tensor.shape)}, the "
+                    f"parameter {list(own[name].shape)}"
+                )
+
+
+# --- checkpoints
+
+
+def save_checkpoint(
+    trainer: ORTTrainer, folder: Path, user_dict: Mapping[str, Any], *, optimizer: bool, keep: int
+) -> Path:
+    """Write a checkpoint into a folder of them; see ``ORTTrainer.save_checkpoint``."""
+    info, config = trainer.train_step_info, trainer.optim_config
+    kept: StateDict = {
+        "optimization_step": info.optimization_step,
+        "step": info.step,
+        "optimizer": config.name,
+        "lr": float(config.lr).hex(),
+        "user": _checked_user_dict(user_dict),
+    }
+    scheduler, scaler = trainer.options.lr_scheduler, trainer.loss_scaler
+    if scheduler is not None:
+        kept["scheduler"] = scheduler._state()
+    if scaler is not None:
+        kept["loss_scaler"] = {k: v for k, v in vars(scaler).items() if isinstance(v, (int, float))}
+    return Path(
+        _core.save_checkpoint(
+            folder, trainer.engine.state, {_PROPERTY: json.dumps(kept)}, optimizer, keep
+        )
+    )
+
+
+def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> StateDict:
+    """Read the newest complete checkpoint; see ``ORTTrainer.load_checkpoint``."""
+    checkpoint = _core.load_checkpoint(folder)
+    if checkpoint.passed_over:
+        warnings.warn(
+            f"checkpoint '{checkpoint.path}' is loaded, since newer ones are damaged: "
+            f"{'; '.join(checkpoint.passed_over)}",
+            stacklevel=3,
+        )
+    kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
+    name = kept.get("optimizer", trainer.optim_config.name)
+    if checkpoint.has_optimizer and strict and name != trainer.optim_config.name:
+        raise InvalidModelError(
+            f"the checkpoint has the states of {name}, the trainer is {trainer.optim_config.name}"
+        )
+    _core.restore_checkpoint(trainer.engine.state, checkpoint, strict)
+    increment_version(list(trainer.engine.tensors.values()))
+    info = trainer.train_step_info
+    info.optimization_step = kept.get("optimization_step", checkpoint.steps)
+    info.step = kept.get("step", checkpoint.steps)
+    if "lr" in kept:
+        trainer.optim_config.lr = float.fromhex(kept["lr"])
+    if trainer.options.lr_scheduler is not None and "scheduler" in kept:
+        trainer.options.lr_scheduler._load_state(kept["scheduler"])
+    if trainer.loss_scaler is not None:
+        for key, value in kept.get("loss_scaler", {}).items():
+            setattr(trainer.loss_scaler, key, value)
+    user: StateDict = kept.get("user", {})
+    return user
+
+
+def _checked_user_dict(given: Mapping[str, Any]) -> StateDict:
+    """Return it as it will come back; what JSON does not hold is refused by name."""
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"user_dict has the key {key!r}, expected strings")
+        try:
+            same = json.loads(json.dumps(value)) == value
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise TypeError(
+                f"user_dict['{key}'] is a {type(value).__name__}, which does not come back from "
+                "JSON as it is: keep numbers, strings, lists and dicts with string keys"
+            )
+    return dict(given)

@@ -1,0 +1,303 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints, state dicts and ONNX files of ORTTrainer."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from ortrain import ORTTrainer, ORTTrainerOptions, optim
+from ortrain.amp import DynamicLossScaler
+from ortrain.errors import FileError, InvalidModelError, UnsupportedError
+from ortrain.onnx_export import export_module
+
+DESCRIPTION = {
+    "inputs": [("x", ["batch", 6]), ("label", ["batch"])],
+    "outputs": [("loss", [], True), ("predictions", ["batch", 4])],
+}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 4)
+    )
+
+
+def make(seed: int, config: Any = None, **groups: Any) -> ORTTrainer:
+    torch.manual_seed(seed)
+    schedule = optim.lr_scheduler.LinearWarmupLRScheduler(50, warmup=0.2)
+    options = {
+        "lr_scheduler": schedule,
+        "batch": {"gradient_accumulation_steps": 2},
+        **groups,
+    }
+    return ORTTrainer(
+        net(),
+        DESCRIPTION,
+        config or optim.AdamConfig(lr=0.01),
+        nn.CrossEntropyLoss(),
+        ORTTrainerOptions(options),
+    )
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(5, 6, generator=generator)
+    return x, torch.randint(0, 4, (5,), generator=generator)
+
+
+def train(trainer: ORTTrainer, steps: int) -> list[float]:
+    return [
+        trainer.train_step(*batch(trainer.train_step_info.step))[0].item() for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("steps", [4, 5])  # between optimizer steps, and inside of one
+def test_training_goes_on_bit_by_bit(tmp_path: Path, steps: int) -> None:
+    trainer = make(1)
+    train(trainer, steps)
+    path = trainer.save_checkpoint(tmp_path, {"epoch": 3, "names": ["a", "b"]})
+    assert path == tmp_path / "checkpoint-00000001"
+    expected = train(trainer, 7)
+    other = make(2)
+    assert other.load_checkpoint(tmp_path) == {"epoch": 3, "names": ["a", "b"]}
+    assert train(other, 7) == expected
+    for a, b in zip(
+        trainer.model.state_dict().values(), other.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert other.optim_config.lr == trainer.optim_config.lr
+
+
+def test_loss_scaler_is_kept(tmp_path: Path) -> None:
+    def scaler() -> DynamicLossScaler:
+        return DynamicLossScaler(loss_scale=64.0, up_scale_window=3)
+
+    trainer = make(1, mixed_precision={"enabled": True, "loss_scaler": scaler()})
+    train(trainer, 4)
+    trainer.save_checkpoint(tmp_path)
+    expected = train(trainer, 6)
+    other = make(2, mixed_precision={"enabled": True, "loss_scaler": scaler()})
+    other.load_checkpoint(tmp_path)
+    assert train(other, 6) == expected
+    assert other.loss_scaler.loss_scale == trainer.loss_scaler.loss_scale == 128.0
+
+
+def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    path = trainer.save_checkpoint(tmp_path)
+    loaded = safetensors.torch.load_file(path / "parameters.safetensors")
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(loaded[name], tensor)
+    states = safetensors.torch.load_file(path / "optimizer.safetensors")
+    assert sorted(states) == sorted(
+        f"{name}:{kind}"
+        for name, _ in trainer.model.named_parameters()
+        for kind in ("exp_avg", "exp_avg_sq")
+    )
+
+
+def test_without_optimizer_states(tmp_path: Path) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    path = trainer.save_checkpoint(tmp_path, include_optimizer_states=False)
+    assert not (path / "optimizer.safetensors").exists()
+    other = make(2)
+    other.load_checkpoint(tmp_path)
+    assert other.engine.state.optimizer == {}
+    assert other.train_step_info.optimization_step == 1
+
+
+def test_damaged_checkpoint_is_passed_over_with_one_warning(tmp_path: Path) -> None:
+    trainer = make(1)
+    for _ in range(2):
+        train(trainer, 2)
+        newest = trainer.save_checkpoint(tmp_path)
+    whole = (newest / "parameters.safetensors").read_bytes()
+    (newest / "parameters.safetensors").write_bytes(whole[:-1])
+    other = make(2)
+    with pytest.warns(UserWarning, match="parameters.safetensors") as seen:
+        other.load_checkpoint(tmp_path)
+    assert len(seen) == 1
+    assert other.train_step_info.step == 2
+    shutil.rmtree(tmp_path / "checkpoint-00000001")
+    with pytest.raises(FileError, match="no complete checkpoint"):
+        other.load_checkpoint(tmp_path)
+    assert other.train_step_info.step == 2
+
+
+def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    trainer.save_checkpoint(tmp_path)
+    wider = ORTTrainer(
+        nn.Linear(6, 4), DESCRIPTION, optim.AdamConfig(), nn.CrossEntropyLoss(), None
+    )
+    with pytest.raises(InvalidModelError, match="the checkpoint has '0.bias'"):
+        wider.load_checkpoint(tmp_path)
+    with pytest.raises(InvalidModelError, match="the states of AdamOptimizer"):
+        make(2, optim.LambConfig()).load_checkpoint(tmp_path)
+    with pytest.raises(TypeError, match=r"user_dict\['t'\] is a Tensor"):
+        trainer.save_checkpoint(tmp_path, {"t": torch.zeros(1)})
+    with pytest.raises(TypeError, match=r"user_dict\['k'\] is a dict"):
+        trainer.save_checkpoint(tmp_path, {"k": {1: 2}})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_state_dict_of_pytorch_goes_both_ways(tmp_path: Path) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    given = trainer.state_dict(pytorch_format=True)
+    torch.save(given, tmp_path / "weights.pt")
+    module = net()
+    module.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    other = make(2)
+    other.load_state_dict(module.state_dict())
+    for name, tensor in other.model.state_dict().items():
+        assert torch.equal(tensor, given[name])
+    before = given["0.weight"].clone()
+    train(trainer, 2)
+    assert torch.equal(given["0.weight"], before), "it is a copy"
+
+
+def test_whole_state_dict() -> None:
+    trainer = make(1)
+    train(trainer, 4)
+    given = copy.deepcopy(trainer.state_dict())
+    assert given["train_step_info"] == {"optimization_step": 2, "step": 4}
+    assert set(given["optimizer"]["0.weight"]) >= {"Moment_1", "Moment_2"}
+    assert given["optimizer"]["shared_optimizer_state"]["Step"] == 2
+    expected = train(trainer, 0)
+    other = make(2)
+    other.load_state_dict(given)
+    other.engine.state.seed = trainer.engine.state.seed
+    other.engine.state.runs = trainer.engine.state.runs
+    expected = train(trainer, 4)
+    assert train(other, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: s["model"]["full_precision"].pop("0.weight"), "the model has '0.weight'"),
+        (lambda s: s["model"]["full_precision"].update(more=torch.zeros(1)), "has 'more'"),
+        (
+            lambda s: s["model"]["full_precision"].update({"0.bias": torch.zeros(3)}),
+            r"'0.bias' has shape \[3\]",
+        ),
+        (lambda s: s["model"]["full_precision"].update({"0.bias": 3}), "expected a tensor"),
+        (lambda s: s["optimizer"].update(other={}), "'other', which is no parameter"),
+        (lambda s: s["optimizer"]["0.bias"].update(Moment_3=torch.zeros(8)), "'Moment_3'"),
+        (
+            lambda s: s["optimizer"]["0.bias"].update(Moment_1=torch.zeros(3)),
+            r"'Moment_1' of '0.bias' has shape \[3\]",
+        ),
+    ],
+)
+def test_state_dicts_that_do_not_fit_change_nothing(change: Any, text: str) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    given = trainer.state_dict()
+    change(given)
+    other = make(2)
+    before = other.state_dict(pytorch_format=True)
+    with pytest.raises(InvalidModelError, match=text):
+        other.load_state_dict(given)
+    for name, tensor in other.state_dict(pytorch_format=True).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_kills_and_damage() -> None:
+    command = [sys.executable, "-m", "ortrain.tools.checkpoint_torture", "--kills", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    out = " ".join(done.stdout.split())
+    assert done.returncode == 0, out + done.stderr
+    assert "3 of 3 resumed" in out
+    assert "none silent, nothing lost" in out
+
+
+# --- ONNX files
+
+
+def run_file(path: Path, inputs: dict[str, torch.Tensor]) -> list[Any]:
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    names = {i.name for i in model.graph.input}
+    given = {n: t.numpy() for n, t in inputs.items() if n in names}
+    assert set(given) == names
+    return onnx.reference.ReferenceEvaluator(model).run(None, given)
+
+
+def test_inference_file_has_the_trained_weights(tmp_path: Path) -> None:
+    trainer = make(1)
+    with pytest.raises(InvalidModelError, match="needs a train_step"):
+        trainer.save_as_onnx(tmp_path / "m.onnx")
+    train(trainer, 4)
+    trainer.save_as_onnx(tmp_path / "m.onnx")
+    x, label = batch(9)
+    trainer.model.eval()
+    (predictions,) = run_file(tmp_path / "m.onnx", {"x": x})
+    np.testing.assert_allclose(predictions, trainer.model(x).detach(), atol=1e-5)
+    weights = {t.name: t for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    for name, parameter in trainer.model.named_parameters():
+        assert np.array_equal(onnx.numpy_helper.to_array(weights[name]), parameter.detach())
+    trainer.save_as_onnx(tmp_path / "l.onnx", include_loss=True)
+    loss, _ = run_file(tmp_path / "l.onnx", {"x": x, "label": label})
+    np.testing.assert_allclose(loss, trainer.eval_step(x, label)[0], atol=1e-5)
+
+
+def test_inference_file_of_another_opset(tmp_path: Path) -> None:
+    trainer = make(1, _internal_use={"onnx_opset_version": 17})
+    train(trainer, 2)
+    trainer.save_as_onnx(tmp_path / "m.onnx")
+    assert onnx.load(tmp_path / "m.onnx").opset_import[0].version == 17
+    x, _ = batch(9)
+    trainer.model.eval()
+    (predictions,) = run_file(tmp_path / "m.onnx", {"x": x})
+    np.testing.assert_allclose(predictions, trainer.model(x).detach(), atol=1e-5)
+
+
+def test_inference_file_is_post_processed(tmp_path: Path) -> None:
+    def rename(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.producer_name = "mine"
+        return model
+
+    trainer = make(1, _internal_use={"extra_postprocess": rename})
+    train(trainer, 2)
+    trainer.save_as_onnx(tmp_path / "m.onnx")
+    assert onnx.load(tmp_path / "m.onnx").producer_name == "mine"
+
+
+def test_training_file_holds_optimizer_and_states(tmp_path: Path) -> None:
+    trainer = make(1)
+    train(trainer, 2)
+    trainer.save_as_onnx(tmp_path / "t.onnx", training=True)
+    model = onnx.load(tmp_path / "t.onnx")
+    onnx.checker.check_model(model)
+    assert "AdamStep" in {node.op_type for node in model.graph.node}
+    names = {t.name for t in model.graph.initializer}
+    assert {"0.weight", "0.weight:exp_avg", "0.weight:exp_avg_sq"} <= names
+
+
+def test_module_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cumprod(x, 0)
+
+    with pytest.raises(UnsupportedError, match="no form in standard ONNX operators"):
+        export_module(Odd(), tmp_path / "m.onnx", (torch.randn(3),))
+    assert not (tmp_path / "m.onnx").exists()
