@@ -9,6 +9,7 @@
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
+#   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
@@ -36,7 +37,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance checkpoint-torture soak asan format lock clean
+.PHONY: setup build test check lint demo bench conformance capi-demo checkpoint-torture soak asan format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -100,6 +101,15 @@ asan: setup
 	cmake --preset sanitize
 	cmake --build --preset sanitize -j $(JOBS)
 	$(PY) tools/run_sanitizers.py --jobs $(JOBS) $(ASAN)
+
+capi-demo: build
+	cmake --install build --component capi --prefix build/capi/prefix >/dev/null
+	cmake -S examples/capi -B build/capi/example -DCMAKE_PREFIX_PATH="$(CURDIR)/build/capi/prefix" >/dev/null
+	cmake --build build/capi/example >/dev/null
+	$(PY) examples/capi/prepare.py build/capi/digits
+	@ls -sh1 --dereference build/capi/prefix/lib*/libortrain.so build/capi/example/train_c build/capi/example/train_cpp
+	build/capi/example/train_c build/capi/digits
+	build/capi/example/train_cpp build/capi/digits
 
 checkpoint-torture: build
 	$(PY) -m ortrain.tools.checkpoint_torture $(TORTURE)

@@ -13,12 +13,12 @@ find_package(GTest REQUIRED)
 enable_testing()
 include(GoogleTest)
 
-add_executable(ortrain_tests ${ORTRAIN_TEST_FILES})
+add_executable(ortrain_tests ${ORTRAIN_TEST_FILES} ortrain/capi/ortrain.cpp)
 target_link_libraries(ortrain_tests PRIVATE
   ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
 target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
 target_compile_definitions(ortrain_tests PRIVATE
-  ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
+  ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" ORTRAIN_VERSION="${PROJECT_VERSION}")
 if(ORTRAIN_HAVE_ONEDNN)
   # dlopen by name searches the RUNPATH of the caller.
   set_target_properties(ortrain_tests PROPERTIES

@@ -20,6 +20,7 @@ CPP = {
     "onednn": {"cpu", "base"},
     "training": {"runtime", "plan", "passes", "autodiff", "ir", "base"},
     "extension": {"cpu", "runtime", "plan", "ir", "base"},
+    "capi": {"training", "extension", "cpu", "runtime", "plan", "passes", "autodiff", "ir", "base"},
     "testing": {"runtime", "plan", "passes", "autodiff", "ir", "base", "cpu"},
 }
 # Files under ortrain/ops, by suffix; the layer is spelled ops:<kind>.

@@ -23,7 +23,10 @@
 namespace ortrain {
 
 struct LoadOptions {
-  enum class Initializers { constants, parameters };
+  // `weights`: parameters are those that look trained: floats that are no scalars, which exporters
+  // write for numbers of a formula, and neither settings (bounds, scales of a resize) nor running
+  // statistics.
+  enum class Initializers { constants, parameters, weights };
 
   // What initializers become that the model does not mark itself. As parameters they are inputs
   // with a gradient, and their contents are in OnnxModel::values.

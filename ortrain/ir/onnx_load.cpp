@@ -218,7 +218,26 @@ class ModelLoader {
     }
   }
 
-  bool becomes_parameter(const std::string& name, DType dtype) const {
+  // Inputs of operators that say what to do, and statistics that no gradient trains.
+  static bool holds_settings(std::string_view op, int input) {
+    if (op == "BatchNormalization") return input == 3 || input == 4;
+    if (op == "Clip" || op == "Dropout" || op == "Resize") return input == 1 || input == 2;
+    if (op == "OneHot" || op == "Pad") return input == 2;
+    return op == "Upsample" && input == 1;
+  }
+
+  void find_settings() {
+    for (const onnx::NodeProto& node : proto_.node()) {
+      for (int i = 0; i < node.input_size(); ++i) {
+        if (holds_settings(node.op_type(), i)) settings_.insert(node.input(i));
+      }
+    }
+  }
+
+  bool becomes_parameter(const std::string& name, DType dtype, const Dims& dims) const {
+    if (options_.initializers == LoadOptions::Initializers::weights) {
+      return is_float(dtype) && !dims.empty() && !settings_.contains(name);
+    }
     if (options_.initializers != LoadOptions::Initializers::parameters) return false;
     const std::vector<std::string>& chosen = options_.parameter_names;
     if (chosen.empty()) return is_float(dtype);
@@ -226,11 +245,12 @@ class ModelLoader {
   }
 
   void load_initializers() {
+    if (options_.initializers == LoadOptions::Initializers::weights) find_settings();
     for (int i = 0; i < proto_.initializer_size(); ++i) {
       const std::string name = proto_.initializer(i).name();
       if (loaded_.contains(name)) continue;
       TensorData data = take_initializer(name);
-      const bool parameter = becomes_parameter(name, data.dtype());
+      const bool parameter = becomes_parameter(name, data.dtype(), data.dims());
       with_context("initializer: ", [&] {
         if (!parameter) {
           assembler_.add_constant(std::move(data), name);
@@ -460,6 +480,7 @@ class ModelLoader {
   std::map<std::string, int64_t> opsets_;
   std::unordered_map<std::string, int> initializers_;
   std::unordered_set<std::string> loaded_;
+  std::set<std::string> settings_;
   std::map<std::string, const onnx::ValueInfoProto*> listed_initializers_;
   std::map<std::string, TensorData> values_;
 };

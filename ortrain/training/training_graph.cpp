@@ -364,8 +364,8 @@ Graph make_training_graph(const Graph& model, const TrainingOptions& options, St
   return TrainingGraphMaker(model, options, fused).make(kind);
 }
 
-Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options) {
-  return TrainingGraphMaker(model, options).make_optimizer();
+Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused) {
+  return TrainingGraphMaker(model, options, fused).make_optimizer();
 }
 
 Graph make_evaluation_graph(const Graph& model) {

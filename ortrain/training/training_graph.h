@@ -30,7 +30,7 @@ Graph make_training_graph(const Graph& model, const TrainingOptions& options, St
                           bool fused = true);
 
 // The optimizer alone: reads kept gradients, updates the parameters.
-Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options);
+Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused = true);
 
 // The forward alone, buffers as they are.
 Graph make_evaluation_graph(const Graph& model);

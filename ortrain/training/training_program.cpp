@@ -3,9 +3,11 @@
 #include "ortrain/training/training_program.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/roles.h"
+#include "ortrain/passes/pipeline.h"
 
 namespace ortrain {
 namespace {
@@ -50,13 +52,32 @@ TrainingProgram::TrainingProgram(Graph model, TrainingOptions options,
       kernels_(&kernels),
       trained_(trained_parameters(model_, options_)) {}
 
+TrainingProgram::TrainingProgram(Graph training, Graph optimizer, Graph evaluation,
+                                 const KernelRegistry& kernels)
+    : model_(std::move(training)),
+      evaluation_(std::move(evaluation)),
+      kernels_(&kernels),
+      from_files_(true),
+      optimizer_(std::move(optimizer)) {
+  for (const GraphInput& input : optimizer_.inputs()) {
+    if (input.role == InputRole::parameter) trained_.push_back(input.target);
+  }
+}
+
 std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
   std::shared_ptr<Session>& made = sessions_[which];
   if (made == nullptr) {
-    Graph graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options_)
-                  : which == kEvaluation
-                      ? make_evaluation_graph(evaluation_model())
-                      : make_training_graph(model_, options_, static_cast<StepKind>(which));
+    Graph graph;
+    if (which == kEvaluation) {
+      graph = make_evaluation_graph(evaluation_model());
+    } else if (from_files_) {
+      graph = which == kOptimizerAlone ? optimizer_ : model_;
+      run_pipeline(graph, "fuse");
+    } else {
+      graph = which == kOptimizerAlone
+                  ? make_optimizer_graph(model_, options_)
+                  : make_training_graph(model_, options_, static_cast<StepKind>(which));
+    }
     made = std::make_shared<Session>(std::move(graph), *kernels_,
                                      Session::Options{.plan = {.updates_in_place = true}});
   }
@@ -137,6 +158,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
 
 StepResult TrainingProgram::train_step(TrainingState& state,
                                        std::span<const InputTensor> inputs) const {
+  if (from_files_) throw InvalidModelError("graphs of files step in two calls");
   const int64_t batches = options_.accumulation;
   const bool updates = state.kept_batches + 1 >= batches;
   StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
@@ -152,7 +174,14 @@ StepResult TrainingProgram::train_step(TrainingState& state,
 
 StepResult TrainingProgram::add_gradients(TrainingState& state,
                                           std::span<const InputTensor> inputs) const {
-  const StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
+  StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
+  if (from_files_ && kind == StepKind::first) {
+    kind = StepKind::next;  // the file only adds
+    for (auto& [target, tensor] : state.optimizer) {
+      if (!target.ends_with(state_target("", kAccumulatedGradient))) continue;
+      if (tensor.spec.bytes() > 0) std::memset(tensor.data, 0, tensor.spec.bytes());
+    }
+  }
   StepResult result = run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_));
   ++state.kept_batches;
   return result;

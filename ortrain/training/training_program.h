@@ -36,6 +36,10 @@ class TrainingProgram {
   TrainingProgram(Graph model, TrainingOptions options, const KernelRegistry& kernels,
                   std::optional<Graph> evaluation = std::nullopt);
 
+  // Graphs that are made already, as `ortrain/training/artifacts.h` describes them: for
+  // add_gradients, optimizer_step and evaluate.
+  TrainingProgram(Graph training, Graph optimizer, Graph evaluation, const KernelRegistry& kernels);
+
   const Graph& model() const { return model_; }
   const Graph& evaluation_model() const { return evaluation_ ? *evaluation_ : model_; }
   const TrainingOptions& options() const { return options_; }
@@ -82,6 +86,8 @@ class TrainingProgram {
   std::vector<std::string> trained_;
   mutable std::array<std::shared_ptr<Session>, kSessions> sessions_;
   mutable std::shared_ptr<const ExecutionPlan> last_plan_;
+  bool from_files_ = false;
+  Graph optimizer_;  // of the second constructor
 };
 
 }  // namespace ortrain

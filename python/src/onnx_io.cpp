@@ -29,9 +29,11 @@ LoadOptions load_options(const std::string& initializers, std::vector<std::strin
   LoadOptions options;
   if (initializers == "parameters") {
     options.initializers = LoadOptions::Initializers::parameters;
+  } else if (initializers == "weights") {
+    options.initializers = LoadOptions::Initializers::weights;
   } else if (initializers != "constants") {
-    throw InvalidModelError(
-        str("initializers is '", initializers, "', expected 'constants' or 'parameters'"));
+    throw InvalidModelError(str("initializers is '", initializers,
+                                "', expected 'constants', 'parameters' or 'weights'"));
   }
   options.parameter_names = std::move(parameter_names);
   options.external_data_directory = std::move(external_data_directory);

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ortrain import _core
-from ortrain.capture.dtypes import onnx_code
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
 from ortrain.capture.guards import sizes_of
@@ -215,8 +214,7 @@ class OnnxSource:
     def __init__(self, model: Any, description: ModelDescription) -> None:
         self._graph, self._tensors = _core.load_onnx_model(
             model.SerializeToString(),
-            initializers="parameters",
-            parameter_names=_trainable_initializers(model),
+            initializers="weights",
         )
         self._graph.draw_dropout_per_run()
         described = [entry.name for entry in description.inputs]
@@ -246,36 +244,3 @@ class OnnxSource:
         return {
             i["target"]: i["requires_grad"] for i in self._graph.inputs if i["role"] == "parameter"
         }
-
-
-# Inputs of operators that say what to do, and statistics that are not trained.
-_NOT_TRAINED = {
-    "BatchNormalization": (3, 4),
-    "Clip": (1, 2),
-    "Dropout": (1, 2),
-    "OneHot": (2,),
-    "Pad": (2,),
-    "Resize": (1, 2),
-    "Upsample": (1,),
-}
-_FLOAT_CODES = frozenset(
-    onnx_code(dtype) for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-)
-
-
-def _trainable_initializers(model: Any) -> list[str]:
-    """Return the names of the initializers that look like parameters: floats that are no scalars.
-
-    Exporters write numbers of the formula (a scale, an epsilon) as scalars.
-    """
-    fixed = {
-        node.input[position]
-        for node in model.graph.node
-        for position in _NOT_TRAINED.get(node.op_type, ())
-        if position < len(node.input)
-    }
-    return [
-        tensor.name
-        for tensor in model.graph.initializer
-        if tensor.data_type in _FLOAT_CODES and tensor.dims and tensor.name not in fixed
-    ]

@@ -37,6 +37,35 @@ def test_example_learns(name):
 
 
 @pytest.mark.slow
+def test_getting_started_learns(tmp_path):
+    command = [sys.executable, EXAMPLES / "getting_started/train.py", "--epochs", "8"]
+    done = subprocess.run(
+        [*command, "--output", tmp_path / "digits.onnx"], capture_output=True, text=True, check=True
+    )
+    accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert accuracies[-1] > 0.9
+    assert (tmp_path / "digits.onnx").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_bert_pretraining_learns_and_resumes(tmp_path):
+    options = ["--layers", "2", "--hidden", "64", "--vocabulary", "1000", "--text", "0.3"]
+    options += ["--length", "48", "--checkpoint-every", "5", "--output", tmp_path]
+    command = [sys.executable, EXAMPLES / "bert_pretraining/train.py", *options]
+    done = subprocess.run(
+        [*command, "--steps", "20"], capture_output=True, text=True, check=True
+    ).stdout
+    before, after = re.search(r"([\d.]+) before, ([\d.]+) now", done).groups()
+    assert float(after) < float(before) - 0.2
+    assert (tmp_path / "bert.onnx").stat().st_size > 0
+    more = subprocess.run(
+        [*command, "--steps", "25", "--resume"], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.findall(r"^step (\d+):", more, re.MULTILINE) == ["25"]
+
+
+@pytest.mark.slow
 def test_gpt2_step_can_be_profiled(tmp_path):
     options = ["--steps", "2", "--batch", "2", "--length", "16", "--layers", "1", "--width", "64"]
     outputs = ["--trace", tmp_path / "t.json", "--html", tmp_path / "p.html"]
