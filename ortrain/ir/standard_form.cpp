@@ -11,6 +11,18 @@
 
 namespace ortrain {
 
+namespace {
+
+// What an operator outside of the engine is called, which its own name does not say.
+std::string outside_name(const Node& node) {
+  const auto found = node.attributes.find("callable");
+  if (found == node.attributes.end()) return "it ";
+  const auto* const name = std::get_if<std::string>(&found->second);
+  return name == nullptr ? "it " : str("'", *name, "', which runs in PyTorch, ");
+}
+
+}  // namespace
+
 void to_standard_operators(Graph& graph) {
   const std::vector<NodeId> order = graph.order();
   std::vector<bool> needed;
@@ -23,7 +35,7 @@ void to_standard_operators(Graph& graph) {
     const OpDef& def = op_registry().get(node.domain, node.op);
     if (!def.standard_form) {
       throw UnsupportedError(
-          str(Graph::context(node), "it has no form in standard ONNX operators"));
+          str(Graph::context(node), outside_name(node), "has no form in standard ONNX operators"));
     }
     for (ValueId& output : node.outputs) {
       // One that nobody reads needs no form.

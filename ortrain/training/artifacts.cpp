@@ -21,7 +21,8 @@ constexpr size_t kLargeTensor = 1024;
 
 void write_artifacts(const fs::path& folder, const Graph& model,
                      const std::map<std::string, TensorData>& values,
-                     const TrainingOptions& options, double learning_rate) {
+                     const TrainingOptions& options, double learning_rate,
+                     const std::string& prefix) {
   Graph prepared = model;
   draw_dropout_per_run(prepared);
   Graph evaluation = model;
@@ -41,10 +42,10 @@ void write_artifacts(const fs::path& folder, const Graph& model,
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) throw FileError(str("cannot create '", folder.string(), "': ", code.message()));
-  save_onnx(training, folder / kTrainingModel);
-  save_onnx(evaluation, folder / kEvaluationModel);
-  save_onnx(optimizer, folder / kOptimizerModel);
-  save_checkpoint(folder / kCheckpointFolder, state);
+  save_onnx(training, folder / (prefix + kTrainingModel));
+  save_onnx(evaluation, folder / (prefix + kEvaluationModel));
+  save_onnx(optimizer, folder / (prefix + kOptimizerModel));
+  save_checkpoint(folder / (prefix + kCheckpointFolder), state);
 }
 
 LoadedArtifacts load_artifacts(const fs::path& folder, const KernelRegistry& kernels) {

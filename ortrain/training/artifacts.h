@@ -24,10 +24,11 @@ inline constexpr const char* kOptimizerModel = "optimizer_model.onnx";
 inline constexpr const char* kCheckpointFolder = "checkpoint";
 
 // `model` as for make_training_graph; `values` are the contents of its parameters and buffers.
-// Throws FileError, and what making the graphs throws.
+// The names of the files begin with `prefix`. Throws FileError, and what making the graphs throws.
 void write_artifacts(const std::filesystem::path& folder, const Graph& model,
                      const std::map<std::string, TensorData>& values,
-                     const TrainingOptions& options, double learning_rate);
+                     const TrainingOptions& options, double learning_rate,
+                     const std::string& prefix = "");
 
 struct LoadedArtifacts {
   std::unique_ptr<TrainingProgram> program;

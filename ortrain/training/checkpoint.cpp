@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -32,6 +32,8 @@ constexpr int64_t kVersion = 1;
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kUnfinished = ".saving-";
 constexpr uint64_t kMaxManifest = uint64_t{64} << 20;
+// The names are ours, and backups link what has not changed.
+constexpr bool kAllowLinks = true;
 
 [[noreturn]] void fail(const std::string& what, const fs::path& path, const std::error_code& code) {
   throw FileError(str("cannot ", what, " '", path.string(), "': ", code.message()));
@@ -103,7 +105,7 @@ std::string sealed(Json manifest) {
 }
 
 Json unsealed(const std::string& text) {
-  Json manifest = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json manifest = parse_flat_json(text);
   if (!manifest.is_object()) throw InvalidModelError("the manifest is no JSON object");
   const auto digest = manifest.find("digest");
   if (digest == manifest.end() || !digest->is_string()) {
@@ -139,22 +141,41 @@ std::vector<std::pair<uint64_t, fs::path>> checkpoints_in(const fs::path& folder
   return found;
 }
 
-// A folder that is being filled. It is locked meanwhile, and removed unless it got its name.
+// Whether a folder holds files of a checkpoint of ours, whole or not: other programs use the name
+// too.
+bool looks_like_ours(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(path / kManifest, code) || fs::exists(path / kParameters, code);
+}
+
+// Whether its manifest says that it is ours: nothing else is removed.
+bool is_ours(const fs::path& path) {
+  std::ifstream file(path / kManifest, std::ios::binary);
+  std::string text(size_t{4096}, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text.find(str('"', kFormat, '"')) != std::string::npos;
+}
+
+// One saver at a time in a folder, of all threads and processes.
+FileHandle lock_folder(const fs::path& folder) {
+  FileHandle handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  int result = -1;
+  if (handle.valid()) {
+    do {
+      result = ::flock(handle.get(), LOCK_EX);
+    } while (result != 0 && errno == EINTR);
+  }
+  if (result != 0) fail("lock the folder", folder, {errno, std::generic_category()});
+  return handle;
+}
+
+// A folder that is being filled, removed unless it gets its name. Made under the lock.
 class UnfinishedFolder {
  public:
-  explicit UnfinishedFolder(const fs::path& parent) {
-    static std::atomic<uint64_t> counter{0};
+  explicit UnfinishedFolder(const fs::path& parent) : path_(parent / str(kUnfinished, ::getpid())) {
     std::error_code code;
-    do {
-      path_ = parent / str(kUnfinished, ::getpid(), "-", counter++);
-    } while (!fs::create_directory(path_, code) && !code);
-    if (code) fail("create the folder", path_, code);
-    lock_ = FileHandle(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!lock_.valid() || ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-      const std::error_code error(errno, std::generic_category());
-      fs::remove_all(path_, code);
-      fail("lock the folder", path_, error);
-    }
+    if (!fs::create_directory(path_, code)) fail("create the folder", path_, code);
   }
   UnfinishedFolder(const UnfinishedFolder&) = delete;
   UnfinishedFolder& operator=(const UnfinishedFolder&) = delete;
@@ -165,34 +186,25 @@ class UnfinishedFolder {
 
   const fs::path& path() const { return path_; }
 
-  // False if there is one of that name.
-  bool rename_to(const fs::path& name) {
+  void rename_to(const fs::path& name) {
     std::error_code code;
-    if (fs::exists(fs::symlink_status(name, code))) return false;
     fs::rename(path_, name, code);
     if (code) fail("rename a folder to", name, code);
     path_.clear();
-    return true;
   }
 
-  // Removes those that no living process fills.
+  // Under the lock: nobody fills them any more.
   static void remove_abandoned(const fs::path& parent) {
     std::error_code code;
     std::vector<fs::path> abandoned;
     for (fs::directory_iterator it(parent, code), end; !code && it != end; it.increment(code)) {
-      if (!it->path().filename().string().starts_with(kUnfinished)) continue;
-      const FileHandle handle(
-          ::open(it->path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-      if (handle.valid() && ::flock(handle.get(), LOCK_EX | LOCK_NB) == 0) {
-        abandoned.push_back(it->path());
-      }
+      if (it->path().filename().string().starts_with(kUnfinished)) abandoned.push_back(it->path());
     }
     for (const fs::path& path : abandoned) fs::remove_all(path, code);
   }
 
  private:
   fs::path path_;
-  FileHandle lock_;
 };
 
 Json digest_to_json(const FileDigest& digest) {
@@ -202,7 +214,7 @@ Json digest_to_json(const FileDigest& digest) {
 std::map<std::string, MutableTensor> read_tensors(const ConfinedDirectory& directory,
                                                   const std::string& name, const Json& files) {
   const SafetensorsFile file =
-      with_context(name + ": ", [&] { return SafetensorsFile(directory.open(name)); });
+      with_context(name + ": ", [&] { return SafetensorsFile(directory.open(name, kAllowLinks)); });
   if (digest_to_json(file.digest()) != member(files, name.c_str())) {
     throw InvalidModelError(str(name, " is damaged"));
   }
@@ -213,7 +225,7 @@ std::map<std::string, MutableTensor> read_tensors(const ConfinedDirectory& direc
 
 Checkpoint read_checkpoint(const fs::path& path) {
   const ConfinedDirectory directory(path);
-  const InputFile file = directory.open(kManifest);
+  const InputFile file = directory.open(kManifest, kAllowLinks);
   if (file.size() > kMaxManifest) throw InvalidModelError("the manifest is too long");
   std::string text(file.size(), '\0');
   file.read(0, text.data(), text.size());
@@ -258,6 +270,7 @@ fs::path save_checkpoint(const fs::path& folder, const TrainingState& state,
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) fail("create the folder", folder, code);
+  const FileHandle lock = lock_folder(folder);
   UnfinishedFolder::remove_abandoned(folder);
 
   Json manifest = {{"format", kFormat},
@@ -289,17 +302,16 @@ fs::path save_checkpoint(const fs::path& folder, const TrainingState& state,
   file.write(text.data(), text.size());
   file.commit();
 
-  std::vector<std::pair<uint64_t, fs::path>> older = checkpoints_in(folder);
-  uint64_t number = older.empty() ? 1 : older.front().first + 1;
-  fs::path path;
-  do {
-    std::string digits = std::to_string(number++);
-    digits.insert(0, digits.size() < 8 ? 8 - digits.size() : 0, '0');
-    path = folder / (std::string(kPrefix) + digits);
-  } while (!unfinished.rename_to(path));
+  const std::vector<std::pair<uint64_t, fs::path>> others = checkpoints_in(folder);
+  std::string digits = std::to_string(others.empty() ? 1 : others.front().first + 1);
+  digits.insert(0, digits.size() < 8 ? 8 - digits.size() : 0, '0');
+  fs::path path = folder / (std::string(kPrefix) + digits);
+  unfinished.rename_to(path);
   flush_folder(folder);
-  for (size_t i = options.keep - 1; i < older.size(); ++i) {
-    fs::remove_all(older[i].second, code);  // what cannot be removed does no harm
+  size_t kept = 1;
+  for (const auto& [number, other] : others) {
+    // What cannot be removed does no harm.
+    if (is_ours(other) && ++kept > options.keep) fs::remove_all(other, code);
   }
   return path;
 }
@@ -310,10 +322,12 @@ Checkpoint load_checkpoint(const fs::path& folder) {
     throw FileError(str("there is no folder '", folder.string(), "' with checkpoints"));
   }
   std::vector<std::pair<uint64_t, fs::path>> candidates;
-  if (fs::exists(folder / kManifest, code) || number_of(folder.filename().string())) {
+  if (fs::exists(folder / kManifest, code)) {
     candidates.emplace_back(0, folder);
   } else {
     candidates = checkpoints_in(folder);
+    std::erase_if(candidates, [](const auto& entry) { return !looks_like_ours(entry.second); });
+    if (candidates.empty() && looks_like_ours(folder)) candidates.emplace_back(0, folder);
   }
   std::vector<std::string> passed_over;
   for (const auto& [number, path] : candidates) {
@@ -358,7 +372,9 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
   }
 
   if (state.tensors.empty()) {
-    state.tensors = checkpoint.tensors;
+    for (const auto& [name, tensor] : checkpoint.tensors) {
+      state.tensors.emplace(name, tensor.clone());
+    }
   } else {
     for (const auto& [name, tensor] : checkpoint.tensors) {
       const auto found = state.tensors.find(name);
@@ -366,14 +382,19 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
       std::memcpy(found->second.data, tensor.data, tensor.spec.bytes());
     }
   }
+  // Without its states an optimizer starts anew.
+  state.optimizer.clear();
   state.kept_batches = 0;
+  state.steps = 0;
   if (checkpoint.has_optimizer) {
-    state.optimizer = checkpoint.optimizer;
+    for (const auto& [name, tensor] : checkpoint.optimizer) {
+      state.optimizer.emplace(name, tensor.clone());
+    }
     state.kept_batches = checkpoint.kept_batches;
+    state.steps = checkpoint.steps;
   }
   state.learning_rate = checkpoint.learning_rate;
   state.loss_scale = checkpoint.loss_scale;
-  state.steps = checkpoint.steps;
   state.seed = checkpoint.seed;
   state.runs = checkpoint.runs;
 }

@@ -58,7 +58,8 @@ Checkpoint load_checkpoint(const std::filesystem::path& folder);
 // Puts a checkpoint into a state: its counters, optimizer states, and the contents of those tensors
 // that both have, in the memory of the state. With `strict` both must have the same tensors, and
 // types and shapes must agree in any case; nothing changes otherwise. Throws InvalidModelError
-// naming a tensor. Where the state has no tensors yet it takes those of the checkpoint.
+// naming a tensor. Where the state has no tensors yet it takes those of the checkpoint. Without
+// optimizer states in it the optimizer starts anew, at step 0.
 void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict = true);
 
 }  // namespace ortrain

@@ -79,6 +79,12 @@ void use_running_statistics(Graph& graph) {
 
 }  // namespace
 
+void drop_updates(Graph& graph) {
+  std::erase_if(graph.outputs(),
+                [](const GraphOutput& output) { return output.role != OutputRole::user; });
+  graph.remove_dead_nodes();
+}
+
 void select_outputs(Graph& graph, const std::vector<std::string>& names) {
   std::vector<GraphOutput> kept;
   for (const std::string& name : names) {
@@ -95,6 +101,17 @@ void select_outputs(Graph& graph, const std::vector<std::string>& names) {
   }
   graph.outputs() = std::move(kept);
   graph.remove_dead_nodes();
+}
+
+void expose_value(Graph& graph, const std::string& name) {
+  const ValueId value = graph.find_value(name);
+  if (value == kNoValue) throw InvalidModelError(str("there is no value '", name, "'"));
+  for (const GraphOutput& output : graph.outputs()) {
+    if (output.role == OutputRole::user && output.name == name) return;
+  }
+  const auto after = std::ranges::find_if_not(
+      graph.outputs(), [](const GraphOutput& output) { return output.role == OutputRole::user; });
+  graph.outputs().insert(after, GraphOutput{.value = value, .name = name});
 }
 
 void drop_unused_inputs(Graph& graph) {
@@ -126,8 +143,7 @@ void draw_dropout_per_run(Graph& graph) {
 }
 
 void leave_out_training(Graph& graph) {
-  std::erase_if(graph.outputs(),
-                [](const GraphOutput& output) { return output.role != OutputRole::user; });
+  drop_updates(graph);
   for (const std::string_view domain : {std::string_view(), kOrtrainDomain}) {
     for (NodeId id : nodes_named(graph, domain, "Dropout")) {
       replace_output(graph, id, 0, graph.node(id).inputs[0]);

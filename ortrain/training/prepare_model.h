@@ -9,9 +9,16 @@
 
 namespace ortrain {
 
+// Drops outputs that are no user's: what the model writes to buffers and arguments.
+void drop_updates(Graph& graph);
+
 // Keeps these user outputs, in this order, and drops what only the others need. Throws
 // InvalidModelError naming one that there is not.
 void select_outputs(Graph& graph, const std::vector<std::string>& names);
+
+// Makes a value of the graph a user output of its name, if it is none yet. Throws InvalidModelError
+// where there is no such value.
+void expose_value(Graph& graph, const std::string& name);
 
 // Drops inputs of role user or seed that no node reads and no output is.
 void drop_unused_inputs(Graph& graph);

@@ -100,6 +100,17 @@ TensorSpec spec_from(const Json& entry, const std::string& name) {
 
 }  // namespace
 
+Json parse_flat_json(const std::string& text) {
+  constexpr int kMostLevels = 8;
+  bool deep = false;
+  const auto keep = [&](int depth, Json::parse_event_t, Json&) {
+    deep = deep || depth > kMostLevels;
+    return depth <= kMostLevels;
+  };
+  Json parsed = Json::parse(text, keep, /*allow_exceptions=*/false);
+  return deep ? Json() : parsed;
+}
+
 std::string hash_of(std::string_view bytes) {
   Hash hash;
   hash.add(bytes.data(), bytes.size());
@@ -160,7 +171,7 @@ SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
   }
   std::string text(length, '\0');
   file_.read(sizeof(length), text.data(), text.size());
-  const Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json header = parse_flat_json(text);
   if (!header.is_object()) fail("the header is no JSON object");
   const uint64_t start = sizeof(length) + length, size = file_.size() - start;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;

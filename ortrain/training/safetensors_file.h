@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -52,6 +53,9 @@ class SafetensorsFile {
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };
+
+// A JSON object of few levels; null where it is none, or deeper. Nothing recurses on its contents.
+nlohmann::json parse_flat_json(const std::string& text);
 
 // The digest of a small file's contents.
 std::string hash_of(std::string_view bytes);

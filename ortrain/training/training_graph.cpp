@@ -121,6 +121,7 @@ class TrainingGraphMaker {
     if (!graph_.value(loss_value).shape.empty()) {
       seed = builder_.expand_like(seed, loss_value);
     }
+    declare_written_buffers();
     // Arguments may have gradients in a program; here only parameters are trained.
     for (GraphInput& input : graph_.inputs()) {
       if (input.role != InputRole::parameter) input.requires_grad = false;
@@ -140,6 +141,19 @@ class TrainingGraphMaker {
     if (parameters_.empty()) {
       throw InvalidModelError(
           str("the loss '", options_.loss, "' depends on no parameter that is to be trained"));
+    }
+  }
+
+  // A buffer that the model only writes to is no input of it, and has to be one to be written.
+  void declare_written_buffers() {
+    std::set<std::string> known;
+    for (const GraphInput& input : graph_.inputs()) known.insert(input.target);
+    const std::vector<GraphOutput> outputs = graph_.outputs();
+    for (const GraphOutput& output : outputs) {
+      if (output.role != OutputRole::buffer_update || !known.insert(output.target).second) continue;
+      const Value value = graph_.value(output.value);
+      graph_.add_input({.role = InputRole::buffer, .target = output.target},
+                       output.target + ".written", value.dtype, value.shape);
     }
   }
 

@@ -42,6 +42,25 @@ Dims concrete(const Shape& shape, const std::string& what) {
   return dims;
 }
 
+// Inputs that lie in memory that the step writes to would change while they are read.
+void refuse_shared_memory(const Graph& graph, const TrainingState& state,
+                          std::span<const InputTensor> inputs) {
+  size_t next = 0;
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.role != InputRole::user) continue;
+    const InputTensor& given = inputs[next++];
+    const auto* const begin = static_cast<const char*>(given.data);
+    const auto* const end = begin + given.spec.bytes();
+    for (const auto& [name, tensor] : state.tensors) {
+      const auto* const data = static_cast<const char*>(tensor.data);
+      if (begin < data + tensor.spec.bytes() && data < end) {
+        throw UnsupportedError(str("input '", graph.value(input.value).name,
+                                   "' lies in the memory of '", name, "'; pass a copy"));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 TrainingProgram::TrainingProgram(Graph model, TrainingOptions options,
@@ -94,6 +113,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   int64_t step = state.steps + 1;
   const uint64_t runs = state.runs;
   int64_t seed = 0;
+  bool draws = false;
   size_t next = 0;
   for (const GraphInput& input : graph.inputs()) {
     const Value& value = graph.value(input.value);
@@ -106,7 +126,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
       given = inputs[next++];
       require_fit(value, given.spec, "input '" + value.name + "'");
     } else if (input.role == InputRole::seed) {
-      seed = state.draw_seed();
+      draws = true;
       given = {{DType::i64, {}}, &seed};
     } else if (input.target == kLearningRate) {
       given = {{DType::f64, {}}, &state.learning_rate};
@@ -139,6 +159,8 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   if (next != inputs.size()) {
     throw InvalidModelError(str("there are ", inputs.size(), " inputs, expected ", next));
   }
+  refuse_shared_memory(graph, state, inputs);
+  if (draws) seed = state.draw_seed();
   try {
     std::shared_ptr<const ExecutionPlan> plan = session->plan(dims);
     if (options_.memory_limit > 0 && plan->total_bytes() > options_.memory_limit) {
@@ -156,9 +178,20 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   return result;
 }
 
+void TrainingProgram::begin_gradients(TrainingState& state) const {
+  if (state.kept_batches == 0) {
+    state.kept_parameters = trained_;
+  } else if (!state.kept_parameters.empty() && state.kept_parameters != trained_) {
+    throw UnsupportedError(
+        "the batches of one optimizer step train different parameters; accumulate batches of one "
+        "kind");
+  }
+}
+
 StepResult TrainingProgram::train_step(TrainingState& state,
                                        std::span<const InputTensor> inputs) const {
   if (from_files_) throw InvalidModelError("graphs of files step in two calls");
+  begin_gradients(state);
   const int64_t batches = options_.accumulation;
   const bool updates = state.kept_batches + 1 >= batches;
   StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
@@ -174,6 +207,7 @@ StepResult TrainingProgram::train_step(TrainingState& state,
 
 StepResult TrainingProgram::add_gradients(TrainingState& state,
                                           std::span<const InputTensor> inputs) const {
+  begin_gradients(state);
   StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
   if (from_files_ && kind == StepKind::first) {
     kind = StepKind::next;  // the file only adds

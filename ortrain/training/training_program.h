@@ -76,6 +76,7 @@ class TrainingProgram {
     return session(static_cast<size_t>(kind));
   }
   std::shared_ptr<Session> session(size_t which) const;
+  void begin_gradients(TrainingState& state) const;
   StepResult run(TrainingState& state, size_t which, std::span<const InputTensor> inputs,
                  size_t user_outputs) const;
 

@@ -33,6 +33,12 @@ MutableTensor MutableTensor::copy_of(const TensorData& data) {
   return tensor;
 }
 
+MutableTensor MutableTensor::clone() const {
+  MutableTensor copy = allocate(spec);
+  if (spec.bytes() > 0) std::memcpy(copy.data, data, spec.bytes());
+  return copy;
+}
+
 int64_t TrainingState::draw_seed() {
   const std::array<uint32_t, 4> words = philox_block(seed, kSeedStream, runs++);
   const uint64_t value = (uint64_t{words[0]} << 32) | words[1];

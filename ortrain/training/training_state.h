@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ortrain/ir/graph.h"
 #include "ortrain/ir/node_spec.h"
@@ -21,6 +22,8 @@ struct MutableTensor {
   // Zeros, 64-byte aligned.
   static MutableTensor zeros(TensorSpec spec);
   static MutableTensor copy_of(const TensorData& data);
+  // The same contents in memory of its own.
+  MutableTensor clone() const;
 };
 
 // Everything that training changes: parameters, buffers, what the optimizer keeps, and counters.
@@ -39,8 +42,9 @@ class TrainingState {
 
   double learning_rate = 1e-3;
   double loss_scale = 1.0;
-  int64_t steps = 0;         // steps of the optimizer that were made
-  int64_t kept_batches = 0;  // whose gradients are kept for the next step
+  int64_t steps = 0;                         // steps of the optimizer that were made
+  int64_t kept_batches = 0;                  // whose gradients are kept for the next step
+  std::vector<std::string> kept_parameters;  // of which there are some
   // Random numbers of run n come from `seed` and n.
   uint64_t seed = 0;
   uint64_t runs = 0;

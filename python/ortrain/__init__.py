@@ -42,7 +42,7 @@ _HOMES = {
     "UnsupportedError": "ortrain.errors",
 }
 
-_PACKAGES = ("amp", "extension", "optim", "trainer")
+_PACKAGES = ("amp", "api", "artifacts", "checkpoint", "extension", "optim", "trainer")
 
 __all__ = [*_HOMES, "__version__"]
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,7 @@ def save_model(
     """Write a graph in standard operators.
 
     Args:
-      graph: The graph; not changed.
+      graph: The graph of a model in eval mode; not changed.
       tensors: Contents of its parameters and buffers by name.
       path: The file.
       outputs: Names of the outputs that are kept, in order; None for all.
@@ -91,19 +93,26 @@ def save_model(
     """
     graph = graph.copy()
     names = [o["name"] for o in graph.outputs if o["role"] == "user"]
-    graph.leave_out_training()
+    graph.drop_updates()
     graph.select_outputs(list(outputs) if outputs is not None else names)
     graph.to_standard_operators()
     graph.drop_unused_inputs()
-    save_graph(graph, tensors, path, lists_initializers=False)
     if opset == _OPSET and post_process is None:
+        save_graph(graph, tensors, path, lists_initializers=False)
         return
-    model = onnx.load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        save_graph(graph, tensors, Path(folder) / path.name, lists_initializers=False)
+        model = onnx.load(Path(folder) / path.name)
     if opset != _OPSET:
         model = _converted(model, opset)
     if post_process is not None:
         model = post_process(model)
-    onnx.save(model, path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        onnx.save(model, aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def save_graph(

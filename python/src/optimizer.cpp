@@ -81,6 +81,7 @@ struct Group {
   double momentum = 0, dampening = 0;
   double ratio_min = 0, ratio_max = 0;
   bool nesterov = false, bias_correction = true;
+  int adam_w_mode = 2;
   double sign = 1;
 };
 
@@ -112,6 +113,7 @@ class MultiTensorStep {
  public:
   MultiTensorStep(const std::string& kind, nb::object init_state, nb::object mark_written)
       : kind_(kind == "adamw"  ? Kind::adamw
+              : kind == "adam" ? Kind::adam
               : kind == "lamb" ? Kind::lamb
                                : Kind::sgd),
         init_state_(std::move(init_state)),
@@ -181,7 +183,7 @@ class MultiTensorStep {
   }
 
  private:
-  enum class Kind { adamw, sgd, lamb };
+  enum class Kind { adamw, adam, sgd, lamb };
 
   void finish() {
     for (Item& item : items_) item.grad.reset();
@@ -222,6 +224,10 @@ class MultiTensorStep {
         group.state_count = 2;
       }
       if (kind_ == Kind::adamw && truth(dict, "amsgrad")) group.state_count = 3;
+      if (kind_ == Kind::adam) {
+        group.adam_w_mode = nb::cast<int>(nb::int_(dict["adam_w_mode"]));
+        group.bias_correction = truth(dict, "bias_correction");
+      }
       if (kind_ == Kind::lamb) {
         group.ratio_min = number(dict, "ratio_min");
         group.ratio_max = number(dict, "ratio_max");
@@ -458,6 +464,15 @@ class MultiTensorStep {
         cpu::adam_step(tensors_, blocks_, all);
         return;
       }
+      case Kind::adam: {
+        const auto make = [&](const Group& g, double step) {
+          return adam_coefficients(g, step, factor);
+        };
+        const auto all = coefficients<cpu::AdamCoefficients>(make);
+        nb::gil_scoped_release release;
+        cpu::adam_step(tensors_, blocks_, all);
+        return;
+      }
       case Kind::lamb: {
         const auto make = [&](const Group& g, double step) {
           return lamb_coefficients(g, step, factor);
@@ -476,6 +491,26 @@ class MultiTensorStep {
         return;
       }
     }
+  }
+
+  // Modes as in FusedAdam: L2 penalty, AdamW of Hugging Face, AdamW of PyTorch.
+  static cpu::AdamCoefficients adam_coefficients(const Group& g, double step, double factor) {
+    const double bias1 = g.bias_correction ? 1 - std::pow(g.beta1, step) : 1;
+    const double root2 = g.bias_correction ? std::sqrt(1 - std::pow(g.beta2, step)) : 1;
+    cpu::AdamCoefficients c{.beta1 = g.beta1,
+                            .beta2 = g.beta2,
+                            .epsilon = g.epsilon,
+                            .step_size = g.lr / bias1,
+                            .gradient_factor = factor * g.sign};
+    if (g.adam_w_mode == 1) {
+      c.step_size *= root2;
+      c.keep_after = 1 - g.lr * g.weight_decay;
+    } else {
+      c.root_scale = 1 / root2;
+      if (g.adam_w_mode == 0) c.l2 = g.weight_decay;
+      if (g.adam_w_mode == 2) c.keep_before = 1 - g.lr * g.weight_decay;
+    }
+    return c;
   }
 
   static cpu::LambCoefficients lamb_coefficients(const Group& g, double step, double factor) {

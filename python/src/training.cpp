@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,6 +12,8 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/training/artifacts.h"
+#include "ortrain/training/loss.h"
 #include "ortrain/training/prepare_model.h"
 #include "ortrain/training/training_program.h"
 #include "python/src/attribute_conversion.h"
@@ -138,6 +141,16 @@ StepKind step_kind(const std::string& name) {
   throw InvalidModelError(str("'", name, "' is none of whole, first, next, last"));
 }
 
+// The contents of torch tensors, by name.
+std::map<std::string, TensorData> values_from(const nb::dict& values) {
+  std::map<std::string, TensorData> result;
+  for (auto [key, value] : values) {
+    const std::string name = nb::cast<std::string>(key);
+    result.emplace(name, copy_to_tensor_data(value, str("the value of '", name, "'")));
+  }
+  return result;
+}
+
 }  // namespace
 
 void init_training(nb::module_& module) {
@@ -163,6 +176,16 @@ void init_training(nb::module_& module) {
 
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
       .def("select_outputs", &select_outputs, nb::arg("names"))
+      .def("expose_value", &expose_value, nb::arg("name"))
+      .def(
+          "add_loss",
+          [](Graph& graph, const std::string& loss, const std::string& output,
+             const std::string& target, const std::string& name) {
+            add_loss(graph, loss_from_name(loss), output, target, name);
+          },
+          nb::arg("loss"), nb::arg("output") = "", nb::arg("target") = "target",
+          nb::arg("name") = "loss")
+      .def("drop_updates", &drop_updates)
       .def("drop_unused_inputs", &drop_unused_inputs)
       .def("draw_dropout_per_run", &draw_dropout_per_run)
       .def("leave_out_training", &leave_out_training);
@@ -177,6 +200,12 @@ void init_training(nb::module_& module) {
                 evaluation == nullptr ? std::nullopt : std::optional<Graph>(*evaluation));
           },
           nb::arg("model"), nb::arg("options"), nb::arg("evaluation") = nb::none())
+      .def_static(
+          "from_graphs",
+          [](const Graph& training, const Graph& optimizer, const Graph& evaluation) {
+            return new TrainingProgram(training, optimizer, evaluation, cpu_kernels());
+          },
+          nb::arg("training"), nb::arg("optimizer"), nb::arg("evaluation"))
       .def_prop_ro("trained", &TrainingProgram::trained)
       .def("train_step",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
@@ -227,7 +256,21 @@ void init_training(nb::module_& module) {
              return std::make_shared<Graph>(
                  make_training_graph(program.model(), program.options(), step_kind(kind), false));
            })
-      .def_prop_ro("memory_plan", &describe_plan);
+      .def_prop_ro("memory_plan", &describe_plan)
+      .def_static("reset_gradients", &TrainingProgram::reset_gradients);
+  module.def(
+      "write_artifacts",
+      [](const std::filesystem::path& folder, const Graph& model, const nb::dict& values,
+         const nb::dict& options, double learning_rate, const std::string& prefix) {
+        const std::map<std::string, TensorData> contents = values_from(values);
+        const TrainingOptions chosen = options_from(options);
+        nb::gil_scoped_release release;
+        write_artifacts(folder, model, contents, chosen, learning_rate, prefix);
+      },
+      nb::arg("folder"), nb::arg("model"), nb::arg("values"), nb::arg("options"),
+      nb::arg("learning_rate"), nb::arg("prefix") = "");
+  module.def("export_for_inference", &export_for_inference, nb::arg("evaluation"), nb::arg("state"),
+             nb::arg("outputs"), nb::arg("path"));
 }
 
 }  // namespace ortrain::python

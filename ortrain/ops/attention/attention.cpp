@@ -157,7 +157,9 @@ std::vector<ValueId> attention_form(ExpandContext& e) {
     if (kv_heads == q_heads) return a;
     const ValueId repeated =
         e.op("Tile", {e.unsqueeze(a, {2}), e.int64s({1, 1, q_heads / kv_heads, 1, 1})});
-    return e.reshape(repeated, {0, q_heads, -1, e.known_extent(a, 3, "width of a head")});
+    return e.reshape(repeated, e.concat({e.extent_of(a, 0), e.int64s({q_heads}), e.extent_of(a, 2),
+                                         e.int64s({e.known_extent(a, 3, "width of a head")})},
+                                        0));
   };
   const ValueId q = by_head(0, q_heads);
   const ValueId k = for_queries(by_head(1, kv_heads)), v = for_queries(by_head(2, kv_heads));

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -196,6 +197,34 @@ void instance_gradient(GradContext& g) {
             3);
 }
 
+// With the statistics of the batch, as layers without running ones have it.
+std::vector<ValueId> training_form(ExpandContext& e) {
+  for (size_t i = 1; i < 5; ++i) {
+    if (e.wants_output(i)) {
+      throw UnsupportedError("what it tells about the batch has no form in standard operators");
+    }
+  }
+  // 16-bit values in float, as the kernel.
+  const DType type = e.dtype(e.input(0)), wide = type == DType::f64 ? DType::f64 : DType::f32;
+  const ValueId x = e.cast(e.input(0), wide);
+  std::vector<int64_t> axes{0}, behind;
+  for (int64_t axis = 2; axis < e.rank(x); ++axis) {
+    axes.push_back(axis);
+    behind.push_back(axis - 1);
+  }
+  const auto of_channel = [&](size_t i) {
+    const ValueId value = e.cast(e.input(i), wide);
+    return behind.empty() ? value : e.unsqueeze(value, behind);
+  };
+  const ValueId centered = e.sub(x, e.reduce("ReduceMean", x, axes, true));
+  const ValueId variance = e.reduce("ReduceMean", e.mul(centered, centered), axes, true);
+  const ValueId deviation = e.unary("Sqrt", e.add(variance, e.attrs().float_("epsilon")));
+  ValueId y = e.div(centered, deviation);
+  if (e.has_input(1)) y = e.mul(y, of_channel(1));
+  if (e.has_input(2)) y = e.add(y, of_channel(2));
+  return {e.cast(y, type), kNoValue, kNoValue, kNoValue, kNoValue};
+}
+
 void register_training(OpRegistry& registry) {
   const std::string own(kOrtrainDomain);
   registry.add(
@@ -218,7 +247,8 @@ void register_training(OpRegistry& registry) {
        .types =
            {{"T", kFloatTypes}, {"U", kFloatTypes}, {"R", kFloatTypes}, {"S", kFullFloatTypes}},
        .infer = infer_training,
-       .gradient = training_gradient});
+       .gradient = training_gradient,
+       .standard_form = training_form});
   registry.add({.name = "BatchNormGrad",
                 .domain = own,
                 .summary = "Gradients of BatchNormTraining from those of any of its outputs.",

@@ -102,10 +102,25 @@ void infer_mod(InferContext& context) {
   });
 }
 
+// By the remainder, as PyTorch and Python do: the quotient may round up to a whole number.
+ValueId floor_div_of_floats(ExpandContext& e, ValueId a, ValueId b) {
+  const DType type = e.dtype(a);
+  const ValueId zero = e.scalar(type, 0.0), plain = e.div(a, b);
+  const ValueId rest = e.op("Mod", {a, b}, {{"fmod", int64_t{1}}});
+  const ValueId differ = e.op("Xor", {e.op("Less", {rest, zero}), e.op("Less", {b, zero})});
+  const ValueId inexact = e.op("Not", {e.op("Equal", {rest, zero})});
+  const ValueId above = e.cast(e.op("And", {inexact, differ}), type);
+  const ValueId share = e.sub(e.div(e.sub(a, rest), b), above);
+  const ValueId whole = e.unary("Floor", share);
+  const ValueId high = e.op("Greater", {e.sub(share, whole), e.scalar(type, 0.5)});
+  const ValueId nearest = e.add(whole, e.cast(high, type));
+  return e.where(e.op("Equal", {b, zero}), plain, nearest);
+}
+
 // Division of integers cuts towards zero: one less where it cut upwards.
 std::vector<ValueId> floor_div_form(ExpandContext& e) {
   const ValueId a = e.input(0), b = e.input(1), quotient = e.div(a, b);
-  if (is_float(e.dtype(a))) return {e.unary("Floor", quotient)};
+  if (is_float(e.dtype(a))) return {floor_div_of_floats(e, a, b)};
   if (!is_signed_integer(e.dtype(a))) return {quotient};
   const ValueId rest = e.sub(a, e.mul(quotient, b)), zero = e.scalar(e.dtype(a), 0.0);
   const ValueId exact = e.op("Equal", {rest, zero});

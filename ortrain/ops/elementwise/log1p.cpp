@@ -27,10 +27,21 @@ void register_log1p(OpRegistry& registry) {
   log1p.domain = kOrtrainDomain;
   expm1.domain = kOrtrainDomain;
   log1p.standard_form = [](ExpandContext& e) {
-    return std::vector{e.unary("Log", e.add(e.input(0), 1.0))};
+    // log(u) x / (u - 1) with u = 1 + x keeps the digits (Goldberg 1991, theorem 4).
+    const ValueId x = e.input(0), u = e.add(x, 1.0), one = e.scalar(e.dtype(x), 1.0);
+    const ValueId infinite =
+        e.op("IsInf", {e.cast(u, e.dtype(x) == DType::f64 ? DType::f64 : DType::f32)});
+    const ValueId plain = e.unary("Log", u);
+    const ValueId exact = e.div(e.mul(plain, x), e.sub(u, 1.0));
+    return std::vector{e.where(e.op("Equal", {u, one}), x, e.where(infinite, plain, exact))};
   };
   expm1.standard_form = [](ExpandContext& e) {
-    return std::vector{e.sub(e.unary("Exp", e.input(0)), 1.0)};
+    // (u - 1) x / log(u) with u = exp(x) keeps the digits; at the ends u - 1 does.
+    const ValueId x = e.input(0), u = e.unary("Exp", x), one = e.scalar(e.dtype(x), 1.0);
+    const ValueId rest = e.sub(u, 1.0);
+    const ValueId near = e.op("Less", {e.unary("Abs", x), one});
+    const ValueId exact = e.div(e.mul(rest, x), e.unary("Log", u));
+    return std::vector{e.where(e.op("Equal", {u, one}), x, e.where(near, exact, rest))};
   };
   registry.add(std::move(log1p));
   registry.add(std::move(expm1));

@@ -67,7 +67,7 @@ void weight_grad_gradient(GradContext& g) {
   if (g.needs_grad(1)) g.set_input_grad(1, g.own("GroupedMatMul", {g.input(0), ddw, offsets}));
 }
 
-// A product per group of all rows, with zeros for those of others: sizes that depend on the offsets
+// A product per group of all rows, of which its own are taken: sizes that depend on the offsets
 // have no form.
 std::vector<ValueId> grouped_matmul_form(ExpandContext& e) {
   const ValueId x = e.input(0), w = e.input(1);
@@ -83,8 +83,8 @@ std::vector<ValueId> grouped_matmul_form(ExpandContext& e) {
     }
     ValueId weight = e.squeeze(e.slice(w, 0, g, g + 1), {0});
     if (e.attrs().int_("trans_w") != 0) weight = e.transpose(weight, {1, 0});
-    const ValueId product = e.op("MatMul", {e.where(e.unsqueeze(mine, {1}), x, nothing), weight});
-    sum = g == 0 ? product : e.add(sum, product);
+    const ValueId product = e.op("MatMul", {x, weight});
+    sum = e.where(e.unsqueeze(mine, {1}), product, g == 0 ? nothing : sum);
   }
   if (groups > 0) return {sum};
   return {e.op("Expand", {nothing, e.concat({e.extent_of(x, 0), width}, 0)})};

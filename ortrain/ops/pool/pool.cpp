@@ -259,8 +259,7 @@ void register_global(OpRegistry& registry) {
                 .gradient = nullptr});
 }
 
-// One axis after the other: a mean where one element is left, else a product with the shares that
-// each element has in each result.
+// One axis after the other: the mean of each result's own elements.
 std::vector<ValueId> adaptive_average_pool_form(ExpandContext& e) {
   const std::vector<int64_t>& sizes = e.attrs().ints("output_size");
   ValueId y = e.input(0);
@@ -272,19 +271,12 @@ std::vector<ValueId> adaptive_average_pool_form(ExpandContext& e) {
       continue;
     }
     const int64_t in = e.known_extent(y, static_cast<size_t>(axis), "extent of a pooled axis");
-    std::vector<double> shares(static_cast<size_t>(in * out), 0.0);
+    std::vector<ValueId> parts;
     for (int64_t o = 0; o < out; ++o) {
       const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
-      for (int64_t i = begin; i < end; ++i) {
-        shares[static_cast<size_t>(i * out + o)] = 1.0 / static_cast<double>(end - begin);
-      }
+      parts.push_back(e.reduce("ReduceMean", e.slice(y, axis, begin, end), {axis}, true));
     }
-    const ValueId matrix =
-        e.cast(e.constant(TensorData::from_values(DType::f64, {in, out}, shares)), e.dtype(y));
-    std::vector<int64_t> last(static_cast<size_t>(rank));
-    for (int64_t i = 0; i < rank; ++i) last[static_cast<size_t>(i)] = i;
-    std::swap(last[static_cast<size_t>(axis)], last[static_cast<size_t>(rank - 1)]);
-    y = e.transpose(e.op("MatMul", {e.transpose(y, last), matrix}), last);
+    y = e.concat(std::move(parts), axis);
   }
   return {y};
 }

@@ -8,6 +8,7 @@
 from ortrain.optim import lr_scheduler
 from ortrain.optim.adamw import FusedAdamW
 from ortrain.optim.config import AdagradConfig, AdamConfig, LambConfig, SGDConfig
+from ortrain.optim.fused_adam import AdamWMode, FusedAdam
 from ortrain.optim.graph_optimizer import Expression, GraphOptimizer, RuleBuilder
 from ortrain.optim.lamb import FusedLAMB
 from ortrain.optim.sgd import FusedSGD
@@ -15,7 +16,9 @@ from ortrain.optim.sgd import FusedSGD
 __all__ = [
     "AdagradConfig",
     "AdamConfig",
+    "AdamWMode",
     "Expression",
+    "FusedAdam",
     "FusedAdamW",
     "FusedLAMB",
     "FusedSGD",

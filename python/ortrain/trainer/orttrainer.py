@@ -37,7 +37,8 @@ class ORTTrainer:
     that the module can be used, saved and evaluated at any time.
 
     Args:
-      model: A module, or an onnx.ModelProto that has the loss among its outputs.
+      model: A module, or an onnx.ModelProto that has the loss among its outputs. Arguments that a
+        module's forward writes to stay as they are; its parameters become contiguous.
       model_desc: ``{"inputs": [(name, shape)], "outputs": [(name, shape[, is_loss])]}``; a shape
         holds numbers, and names for extents that change.
       optim_config: One of the configurations of ``ortrain.optim``.
@@ -148,13 +149,13 @@ class ORTTrainer:
         if self._scaler is not None and starts:
             state.loss_scale = self._scaler.loss_scale
         outcome = self.engine.train_step(inputs)
-        self.model_desc.check_outputs(outcome.outputs, extents)
         info.step += 1
         if state.kept_batches == 0:  # the optimizer's turn
             info.all_finite = outcome.all_finite
             if self._scaler is not None:
                 self._scaler.update(info)
             info.optimization_step += outcome.updated
+        self.model_desc.check_outputs(outcome.outputs, extents)
         return self._chosen(outcome.outputs, fetches)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:

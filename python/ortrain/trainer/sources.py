@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
-from ortrain.errors import InvalidModelError
+from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.trainer.model_description import ModelDescription
 
 Tensors = dict[str, torch.Tensor]
@@ -56,6 +57,9 @@ class StepSource(Protocol):
     def parameters(self) -> dict[str, bool]:
         """Return whether each parameter is to be trained, by name."""
 
+    def changed(self) -> bool:
+        """Tell whether tensors, or what is trained, are others than ``tensors`` saw last."""
+
 
 class ModuleSource:
     """A module, and its loss function if it does not compute the loss itself.
@@ -77,6 +81,7 @@ class ModuleSource:
         self.module = module
         self._joined = _JoinedModule(module, loss_fn, description)
         self._autocast = autocast
+        self._seen: list[tuple[Any, ...]] = []
 
     def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
         """Capture the module for a call.
@@ -107,22 +112,41 @@ class ModuleSource:
             return list(self._joined.forward(**inputs).values())
 
     def tensors(self) -> Tensors:
+        named = [*self._joined.named_parameters(), *self._joined.named_buffers()]
+        _refuse_shared_memory(named)
         result: Tensors = {}
-        for name, tensor in (*self._joined.named_parameters(), *self._joined.named_buffers()):
+        for name, tensor in named:
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
             result[name] = tensor.detach()
+        self._seen = self._look()
         return result
 
     def parameters(self) -> dict[str, bool]:
         return {name: p.requires_grad for name, p in self._joined.named_parameters()}
 
+    def changed(self) -> bool:
+        return self._look() != self._seen
+
+    def _look(self) -> list[tuple[Any, ...]]:
+        """Return what a step depends on: modes of layers, where tensors lie, which are trained."""
+        seen: list[tuple[Any, ...]] = []
+        for part in self._joined.modules():
+            seen.append((part.training,))
+            for kind in (part._parameters, part._buffers):
+                for name, tensor in kind.items():
+                    if tensor is not None:
+                        seen.append((name, id(tensor), tensor.data_ptr(), tensor.requires_grad))
+        return seen
+
     @contextlib.contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
         modes = {part: part.training for part in self._joined.modules()}
         before = self.module.training
-        self.module.train(training)
-        self._joined.train(training)
+        # Layers that were put into eval mode by themselves stay there.
+        if not (training and before):
+            self.module.train(training)
+            self._joined.train(training)
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(training))
@@ -133,6 +157,24 @@ class ModuleSource:
             self.module.training = before
             for part, mode in modes.items():
                 part.training = mode
+
+
+def _refuse_shared_memory(named: list[tuple[str, torch.Tensor]]) -> None:
+    """Raise UnsupportedError for two tensors in one piece of memory, which a step would write twice."""
+    ranges = []
+    for name, tensor in named:
+        if tensor.numel() == 0:
+            continue
+        begin = tensor.data_ptr()
+        span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        ranges.append((begin, begin + span * tensor.element_size(), name))
+    ranges.sort()
+    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
+        if begin < end:
+            raise UnsupportedError(
+                f"'{name}' and '{other}' lie in the same memory and are different tensors; tie "
+                "them by one parameter"
+            )
 
 
 def _fits(
@@ -173,6 +215,7 @@ class _JoinedModule(nn.Module):
                 name += "_"
             state["_modules"] = {**module._modules, name: loss_fn}
         state["_target"] = module
+        state["training"] = module.training
         names = [entry.name for entry in description.inputs]
         label = names[-1] if loss_fn is not None else None
         passed = [name for name in names if name != label]
@@ -239,6 +282,9 @@ class OnnxSource:
 
     def tensors(self) -> Tensors:
         return self._tensors
+
+    def changed(self) -> bool:
+        return False
 
     def parameters(self) -> dict[str, bool]:
         return {

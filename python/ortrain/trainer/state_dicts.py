@@ -62,10 +62,7 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
 
 def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
     """Return copies of parameters and buffers as ``torch.nn.Module.state_dict`` names them."""
-    model = trainer.model
-    if isinstance(model, torch.nn.Module):
-        return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return {name: tensor.detach().clone() for name, tensor in trainer.engine.tensors.items()}
+    return {name: tensor.clone() for name, tensor in _own_tensors(trainer).items()}
 
 
 def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bool) -> None:
@@ -80,13 +77,14 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     own = _own_tensors(trainer)
     _check_tensors(own, tensors, strict)
     shared = states.pop("shared_optimizer_state", {})
-    _check_states(own, states)
+    kinds_of_optimizer = _kinds(trainer)
+    states = _checked_states(own, states, kinds_of_optimizer)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in own:
                 own[name].copy_(tensor)
     state = trainer.engine.state
-    if states:
+    if structured and "optimizer" in given:
         state.clear_optimizer()
     for name, kinds in states.items():
         for kind, tensor in kinds.items():
@@ -100,10 +98,12 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
 
 
 def _own_tensors(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
-    model = trainer.model
-    if isinstance(model, torch.nn.Module):
-        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    return dict(trainer.engine.tensors)
+    model, tensors = trainer.model, trainer.engine.tensors
+    if not isinstance(model, torch.nn.Module):
+        return dict(tensors)
+    of_module = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    of_loss = {name: tensor for name, tensor in tensors.items() if name not in of_module}
+    return {**{name: t.detach() for name, t in model.state_dict().items()}, **of_loss}
 
 
 def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], strict: bool) -> None:
@@ -123,18 +123,40 @@ def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], st
             )
 
 
-def _check_states(own: Mapping[str, torch.Tensor], states: Mapping[str, Any]) -> None:
-    for name, kinds in states.items():
+def _kinds(trainer: ORTTrainer) -> set[str]:
+    """Return the names of the states that the trainer's optimizer keeps."""
+    momentum = bool(trainer.optim_config.defaults.get("momentum"))
+    kinds = {
+        "SGDOptimizer": {"momentum_buffer"} if momentum else set(),
+        "AdagradOptimizer": {"sum"},
+    }.get(trainer.optim_config.name, {"exp_avg", "exp_avg_sq"})
+    return {_NAMES[kind] for kind in kinds} | {_NAMES["grad"]}
+
+
+def _checked_states(
+    own: Mapping[str, torch.Tensor], states: Mapping[str, Any], kinds: set[str]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the states in the types that the optimizer keeps them in."""
+    result: dict[str, dict[str, torch.Tensor]] = {}
+    for name, given in states.items():
         if name not in own:
             raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
-        for kind, tensor in kinds.items():
-            if kind not in _ENGINE_NAMES:
-                raise InvalidModelError(f"'{name}' has the state '{kind}', which no optimizer has")
+        wide = torch.float64 if own[name].dtype == torch.float64 else torch.float32
+        for kind, tensor in given.items():
+            if kind not in kinds:
+                raise InvalidModelError(
+                    f"'{name}' has the state '{kind}'; the optimizer keeps "
+                    f"{', '.join(sorted(kinds))}"
+                )
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                raise InvalidModelError(f"the state '{kind}' of '{name}' is no tensor of floats")
             if tensor.shape != own[name].shape:
                 raise InvalidModelError(
                     f"the state '{kind}' of '{name}' has shape {list(tensor.shape)}, the "
                     f"parameter {list(own[name].shape)}"
                 )
+            result.setdefault(name, {})[kind] = tensor.to(wide)
+    return result
 
 
 # --- checkpoints
@@ -210,3 +232,21 @@ def _checked_user_dict(given: Mapping[str, Any]) -> StateDict:
                 "JSON as it is: keep numbers, strings, lists and dicts with string keys"
             )
     return dict(given)
+
+
+def read_state_dict(folder: Path, *, pytorch_format: bool) -> StateDict:
+    """Return what ``state_dict`` gave when the newest checkpoint of a folder was written."""
+    checkpoint = _core.load_checkpoint(folder)
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+    if pytorch_format:
+        return tensors
+    kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
+    by_parameter: StateDict = {}
+    for target, tensor in checkpoint.optimizer.items():
+        name, _, kind = target.rpartition(":")
+        by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
+    return {
+        "model": {"full_precision": tensors},
+        "optimizer": {"shared_optimizer_state": {_STEP: checkpoint.steps}, **by_parameter},
+        "train_step_info": {k: kept.get(k, 0) for k in ("optimization_step", "step")},
+    }

@@ -62,21 +62,24 @@ class StepEngine:
         for name in (*frozen, *(n for g in options["groups"] for n in g["params"])):
             if name not in trains:
                 raise InvalidModelError(f"'{name}' is no parameter of the model")
-        self._requires_grad = {n: yes and n not in frozen for n, yes in trains.items()}
+        self._frozen = frozenset(frozen)
         self.state = _core.TrainingState()
         # Seeded by torch.manual_seed; a state that is loaded brings its own.
         self.state.seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tensors: Tensors = {}
+        self._requires_grad: dict[str, bool] = {}
         self._trained: list[torch.Tensor] = []
-        self.share_tensors()
         self._training: list[_Made] = []
         self._evaluation: list[_Made] = []
+        self.share_tensors()
 
     def share_tensors(self) -> None:
         """Take the model's tensors as they are now."""
         self._tensors = self.source.tensors()
         for name, tensor in self._tensors.items():
             self.state.share(name, tensor)
+        trains = self.source.parameters()
+        self._requires_grad = {n: yes and n not in self._frozen for n, yes in trains.items()}
         self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
 
     @property
@@ -102,6 +105,7 @@ class StepEngine:
           ShapeError: An input does not fit the graph.
           OutOfMemoryError: The step needs more than ``memory_limit``; nothing has changed.
         """
+        self._follow_module()
         made = self._find(self._training, inputs) or self._make_training(inputs)
         given = [inputs[name] for name in made.source.inputs]
         outputs, updated, finite, norm = made.runs.train_step(self.state, given)
@@ -115,6 +119,7 @@ class StepEngine:
         Raises:
           CaptureError: The model cannot be captured whole.
         """
+        self._follow_module()
         made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
         user = iter([inputs[name] for name in made.source.inputs])
         given = []
@@ -130,7 +135,7 @@ class StepEngine:
         for entry, output in zip(made.source.graph.outputs, outputs, strict=True):
             if entry["role"] == "user":
                 kept.append(output)
-            else:
+            elif entry["role"] == "buffer_update":
                 with torch.no_grad():
                     self._tensors[entry["target"]].copy_(output)
         return kept
@@ -148,6 +153,15 @@ class StepEngine:
     def make_states(self, program: Any) -> None:
         """Make the optimizer's states that there are not yet, as zeros."""
         program.make_states(self.state)
+
+    def _follow_module(self) -> None:
+        """Take over tensors that were replaced, and flags that were set, since the last step."""
+        if not self.source.changed():
+            return
+        self.share_tensors()
+        # Element types, what is trained, and modes of layers stand in the graphs.
+        self._training.clear()
+        self._evaluation.clear()
 
     def _find(self, made: list[_Made], inputs: Tensors) -> _Made | None:
         for position in range(len(made) - 1, -1, -1):

@@ -466,6 +466,94 @@ def test_graphs_are_saved_and_the_export_is_checked(tmp_path: Any) -> None:
     assert ["LinearWeightGrad" in ops for ops in operators] == [False, True, True, True]
 
 
+def _sgd(model: nn.Module, description: Any = None, **groups: Any) -> ORTTrainer:
+    config = optim.SGDConfig(lr=0.1)
+    given = description or {
+        "inputs": [("x", ["b", 6]), ("y", ["b", 6])],
+        "outputs": [("loss", [], True)],
+    }
+    return ORTTrainer(model, given, config, nn.MSELoss(), options(**groups))
+
+
+def test_replaced_parameters_and_flags_are_followed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+    trainer = _sgd(model)
+    x, y = torch.randn(2, 5, 6)
+    trainer.train_step(x, y)
+    model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+    before = model[0].weight.detach().clone()
+    trainer.train_step(x, y)
+    assert not torch.equal(before, model[0].weight)
+    model[0].weight.requires_grad_(False)
+    model[1].eval()
+    before, mean = model[0].weight.detach().clone(), model[1].running_mean.clone()
+    other = copy.deepcopy(model)
+    trainer.train_step(x, y)
+    assert torch.equal(before, model[0].weight)
+    assert torch.equal(mean, model[1].running_mean)
+    nn.functional.mse_loss(other(x), y).backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    assert_same_parameters(model, other)
+    model.double()
+    loss = trainer.train_step(x.double(), y.double())
+    assert loss.dtype == torch.float64
+
+
+def test_memory_that_is_shared_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    trainer = _sgd(model)
+    with pytest.raises(UnsupportedError, match=r"input 'x' lies in the memory of '1.weight'"):
+        trainer.train_step(model[1].weight.detach(), torch.randn(6, 6))
+    model[1].weight = nn.Parameter(model[0].weight.data.t())
+    with pytest.raises(UnsupportedError, match=r"'0.weight' and '1.weight' lie in the same memory"):
+        _sgd(model)
+
+
+def test_accumulation_over_branches_that_train_different_parameters_is_refused() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) if x.shape[0] == 2 else self.b(x)
+
+    trainer = _sgd(Branches(), batch={"gradient_accumulation_steps": 2})
+    trainer.train_step(*torch.randn(2, 3, 6))
+    with pytest.raises(UnsupportedError, match="train different parameters"):
+        trainer.train_step(*torch.randn(2, 2, 6))
+
+
+def test_buffers_that_are_only_written() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.register_buffer("last", torch.zeros(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last.copy_(x.mean(0))
+            return self.layer(x)
+
+    model = Remembers()
+    trainer = _sgd(model)
+    x, y = torch.randn(2, 5, 6)
+    trainer.train_step(x, y)
+    torch.testing.assert_close(model.last, x.mean(0))
+    trainer.eval_step(x + 1, y)
+    torch.testing.assert_close(model.last, (x + 1).mean(0))
+
+
+def test_arguments_stay_as_they_are() -> None:
+    trainer = _sgd(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)))
+    x, y = torch.randn(5, 6), torch.randn(5, 6)
+    before = x.clone()
+    trainer.eval_step(x, y)
+    trainer.train_step(x, y)
+    assert torch.equal(x, before)
+
+
 def test_wrong_arguments() -> None:
     model, config, loss_fn = Net(), optim.SGDConfig(lr=0.1), nn.CrossEntropyLoss()
     with pytest.raises(TypeError, match="model must be"):

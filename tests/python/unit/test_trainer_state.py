@@ -120,6 +120,7 @@ def test_without_optimizer_states(tmp_path: Path) -> None:
     other.load_checkpoint(tmp_path)
     assert other.engine.state.optimizer == {}
     assert other.train_step_info.optimization_step == 1
+    assert other.engine.state.steps == 0  # the averages start anew, and so does their correction
 
 
 def test_damaged_checkpoint_is_passed_over_with_one_warning(tmp_path: Path) -> None:
@@ -202,6 +203,11 @@ def test_whole_state_dict() -> None:
         (lambda s: s["model"]["full_precision"].update({"0.bias": 3}), "expected a tensor"),
         (lambda s: s["optimizer"].update(other={}), "'other', which is no parameter"),
         (lambda s: s["optimizer"]["0.bias"].update(Moment_3=torch.zeros(8)), "'Moment_3'"),
+        (lambda s: s["optimizer"]["0.bias"].update(Momentum=torch.zeros(8)), "'Momentum'"),
+        (
+            lambda s: s["optimizer"]["0.bias"].update(Moment_1=torch.zeros(8, dtype=torch.int64)),
+            "no tensor of floats",
+        ),
         (
             lambda s: s["optimizer"]["0.bias"].update(Moment_1=torch.zeros(3)),
             r"'Moment_1' of '0.bias' has shape \[3\]",
@@ -221,6 +227,39 @@ def test_state_dicts_that_do_not_fit_change_nothing(change: Any, text: str) -> N
         assert torch.equal(tensor, before[name])
 
 
+def test_early_state_starts_the_averages_anew() -> None:
+    trainer, other = make(1), make(1)
+    start = trainer.state_dict()
+    train(trainer, 20)
+    trainer.load_state_dict(start)
+    assert trainer.engine.state.optimizer == {}
+    other.load_state_dict(start)
+    for name in ("seed", "runs"):
+        setattr(other.engine.state, name, getattr(trainer.engine.state, name))
+    assert train(trainer, 4) == train(other, 4)
+
+
+def test_tensors_of_the_loss_function_are_kept() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(()))
+
+        def forward(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(scores * self.w, label)
+
+    def trainer() -> ORTTrainer:
+        return ORTTrainer(nn.Linear(6, 4), DESCRIPTION, optim.AdamConfig(), Weighted())
+
+    first = trainer()
+    train(first, 3)
+    given = first.state_dict()
+    assert given["model"]["full_precision"]["loss_fn.w"] != 1
+    second = trainer()
+    second.load_state_dict(given)
+    assert second.loss_fn.w == first.loss_fn.w
+
+
 def test_kills_and_damage() -> None:
     command = [sys.executable, "-m", "ortrain.tools.checkpoint_torture", "--kills", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -237,7 +276,7 @@ def run_file(path: Path, inputs: dict[str, torch.Tensor]) -> list[Any]:
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     names = {i.name for i in model.graph.input}
-    given = {n: t.numpy() for n, t in inputs.items() if n in names}
+    given = {n: t.detach().numpy() for n, t in inputs.items() if n in names}
     assert set(given) == names
     return onnx.reference.ReferenceEvaluator(model).run(None, given)
 
@@ -291,6 +330,38 @@ def test_training_file_holds_optimizer_and_states(tmp_path: Path) -> None:
     assert "AdamStep" in {node.op_type for node in model.graph.node}
     names = {t.name for t in model.graph.initializer}
     assert {"0.weight", "0.weight:exp_avg", "0.weight:exp_avg_sq"} <= names
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.InstanceNorm2d(3, affine=True),
+        nn.InstanceNorm2d(3),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.BatchNorm2d(3),
+        nn.GroupNorm(3, 3),
+        nn.AdaptiveAvgPool2d(1),
+    ],
+    ids=["instance-affine", "instance", "batch-own", "batch", "group", "pool"],
+)
+def test_layers_export_as_they_compute(tmp_path: Path, module: nn.Module) -> None:
+    torch.manual_seed(0)
+    module.train()
+    module(torch.randn(4, 3, 5, 5) * 3 + 2)  # running statistics of their own
+    x = torch.randn(2, 3, 5, 5) * 3 + 2
+    export_module(module, tmp_path / "m.onnx", (x,))
+    assert module.training
+    (result,) = run_file(tmp_path / "m.onnx", {"x": x, "input": x})
+    np.testing.assert_allclose(result, module.eval()(x).detach(), atol=1e-5)
+
+
+def test_failed_conversion_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"old")
+    with pytest.raises(UnsupportedError, match="no form in opset 12"):
+        export_module(nn.GELU(), path, (torch.randn(3),), opset=12)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_module_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:

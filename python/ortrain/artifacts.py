@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Files that train a model without its source: from Python (`ortrain.api`), C or C++."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ortrain import _core, optim
+from ortrain.errors import InvalidModelError, UnsupportedError
+
+
+class LossType(enum.IntEnum):
+    """Losses that ``generate_artifacts`` adds to a model."""
+
+    MSELoss = 0
+    CrossEntropyLoss = 1
+    BCEWithLogitsLoss = 2
+    L1Loss = 3
+
+
+class OptimType(enum.IntEnum):
+    """Optimizers that ``generate_artifacts`` writes."""
+
+    AdamW = 0
+    SGD = 1
+    Lamb = 2
+    Adagrad = 3
+
+
+_LOSSES = {
+    LossType.MSELoss: "mse",
+    LossType.CrossEntropyLoss: "cross_entropy",
+    LossType.BCEWithLogitsLoss: "bce_with_logits",
+    LossType.L1Loss: "l1",
+}
+
+
+def _config_of(optimizer: Any) -> Any:
+    if isinstance(optimizer, optim.config._OptimizerConfig):
+        return optimizer
+    if optimizer == OptimType.SGD:
+        return optim.SGDConfig()
+    if optimizer == OptimType.Lamb:
+        return optim.LambConfig(do_bias_correction=True)
+    if optimizer == OptimType.Adagrad:
+        return optim.AdagradConfig()
+    if optimizer == OptimType.AdamW:
+        return optim.AdamConfig(lambda_coef=0.01)
+    raise TypeError(f"optimizer is {optimizer!r}, expected an OptimType or a configuration")
+
+
+def generate_artifacts(
+    model: Any,
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | None = None,
+    optimizer: Any = OptimType.AdamW,
+    artifact_directory: str | Path | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | Path | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+    *,
+    max_grad_norm: float = 1.0,
+) -> None:
+    """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and a checkpoint.
+
+    Args:
+      model: An onnx.ModelProto, or the path of a model.
+      requires_grad: Names of the initializers to train; None: floats that look trained, those in
+        ``frozen_params`` aside.
+      frozen_params: Names of initializers that are parameters and stay as they are.
+      loss: The loss to add, with an input ``target``; None: the first output is the loss.
+      optimizer: An OptimType, or a configuration of ``ortrain.optim`` with numbers of one's own.
+      artifact_directory: Where to; None: the current folder.
+      prefix: Of the names of the files.
+      ort_format: Not supported: there are ONNX files only.
+      custom_op_library: A library of operators that the model has.
+      additional_output_names: Values of the model that become outputs of the training model too.
+      nominal_checkpoint: Not supported: checkpoints have contents.
+      loss_input_names: The output that the loss takes; None: the only one.
+      max_grad_norm: Norm that all gradients together are clipped to; 0 does not. Of AdamW and LAMB.
+
+    Raises:
+      InvalidModelError: A name does not exist, or the loss does not fit.
+      UnsupportedError: An argument asks for something that there is not.
+      FileError: A file cannot be read or written.
+    """
+    if ort_format:
+        raise UnsupportedError("ort_format=True: there are ONNX files only")
+    if nominal_checkpoint:
+        raise UnsupportedError("nominal_checkpoint=True: checkpoints have contents")
+    if custom_op_library is not None:
+        from ortrain.extension import load_library
+
+        load_library(custom_op_library)
+    frozen = list(frozen_params or [])
+    source = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
+    if requires_grad is None:
+        graph, values = _core.load_onnx_model(source, initializers="weights")
+        missing = [name for name in frozen if name not in values]
+        if missing:
+            raise InvalidModelError(f"'{missing[0]}' in frozen_params is no parameter of the model")
+    else:
+        both = sorted(set(requires_grad) & set(frozen))
+        if both:
+            raise InvalidModelError(f"'{both[0]}' stands in requires_grad and in frozen_params")
+        names = [*requires_grad, *frozen]
+        if not names:
+            raise InvalidModelError("requires_grad names no parameter")
+        graph, values = _core.load_onnx_model(
+            source, initializers="parameters", parameter_names=names
+        )
+    graph.set_requires_grad(dict.fromkeys(frozen, False))
+    name = _add_loss(graph, loss, list(loss_input_names or []))
+    for value in additional_output_names or ():
+        graph.expose_value(value)
+    config = _config_of(optimizer)
+    options = config.engine_options()
+    if options["max_norm"]:
+        options["max_norm"] = float(max_grad_norm)
+    options |= {"loss": name, "accumulation": 1, "scales_loss": False, "memory_limit": 0}
+    folder = Path(artifact_directory) if artifact_directory is not None else Path()
+    _core.write_artifacts(folder, graph, values, options, config.lr, prefix)
+
+
+def _add_loss(graph: Any, loss: LossType | None, inputs: list[str]) -> str:
+    outputs = [o["name"] for o in graph.outputs if o["role"] == "user"]
+    if loss is None:
+        return outputs[0]
+    if not isinstance(loss, LossType):
+        raise TypeError(
+            f"loss is {loss!r}, expected a LossType, or None for a model that computes its loss"
+        )
+    if len(inputs) > 1:
+        raise UnsupportedError("loss_input_names: a loss takes one output")
+    graph.add_loss(_LOSSES[loss], inputs[0] if inputs else "", "target", "loss")
+    return "loss"

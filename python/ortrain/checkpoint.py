@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of ORTTrainer as functions, under the names of 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ortrain.errors import UnsupportedError
+from ortrain.trainer import ORTTrainer, state_dicts
+
+
+def experimental_state_dict(
+    ort_trainer: ORTTrainer, include_optimizer_state: bool = True
+) -> dict[str, Any]:
+    """Return copies of the trainer's state; see ``ORTTrainer.state_dict``."""
+    return state_dicts.state_dict(ort_trainer, optimizer=include_optimizer_state)
+
+
+def experimental_load_state_dict(
+    ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False
+) -> None:
+    """Take over a state; see ``ORTTrainer.load_state_dict``."""
+    ort_trainer.load_state_dict(state_dict, strict)
+
+
+def experimental_save_checkpoint(
+    ort_trainer: ORTTrainer,
+    checkpoint_dir: str | Path,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    checkpoint_state_dict: Mapping[str, Any] | None = None,
+    include_optimizer_state: bool = True,
+) -> None:
+    """Write a checkpoint into the folder ``checkpoint_dir/checkpoint_prefix``.
+
+    Raises:
+      UnsupportedError: ``checkpoint_state_dict`` is given: the trainer's own state is written.
+      FileError: It cannot be written.
+    """
+    if checkpoint_state_dict is not None:
+        raise UnsupportedError("checkpoint_state_dict: the trainer's own state is written")
+    folder = Path(checkpoint_dir) / checkpoint_prefix
+    ort_trainer.save_checkpoint(folder, include_optimizer_states=include_optimizer_state)
+
+
+def experimental_load_checkpoint(
+    ort_trainer: ORTTrainer,
+    checkpoint_dir: str | Path,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    strict: bool = False,
+) -> None:
+    """Go on from the newest complete checkpoint of ``checkpoint_dir/checkpoint_prefix``.
+
+    Raises:
+      FileError: There is none.
+    """
+    ort_trainer.load_checkpoint(Path(checkpoint_dir) / checkpoint_prefix, strict=strict)
+
+
+def aggregate_checkpoints(
+    paths: Sequence[str | Path], pytorch_format: bool = True
+) -> dict[str, Any]:
+    """Return the state of a checkpoint, joined from those of several processes.
+
+    Args:
+      paths: The folder of the only process.
+      pytorch_format: Parameters and buffers alone; otherwise the optimizer's states too.
+
+    Raises:
+      UnsupportedError: There are several: steps over several processes run around ORTModule.
+      FileError: There is no complete checkpoint.
+    """
+    if len(paths) != 1:
+        raise UnsupportedError(f"paths has {len(paths)} entries: ORTTrainer runs in one process")
+    return state_dicts.read_state_dict(Path(paths[0]), pytorch_format=pytorch_format)

@@ -1,0 +1,313 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The first form of ORTTrainer, for recipes that were written for it.
+
+Optimizers are named (``"SGDOptimizer"``, ``"AdamOptimizer"``, ``"LambOptimizer"``), their numbers come
+from a function of a parameter's name, and each step takes a learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortrain import optim
+from ortrain.amp import DynamicLossScaler
+from ortrain.amp import LossScaler as _LossScaler
+from ortrain.errors import UnsupportedError
+from ortrain.trainer import ORTTrainer as _Trainer
+from ortrain.trainer import ORTTrainerOptions
+from ortrain.trainer.model_description import (
+    InputDescription,
+    OutputDescription,
+)
+from ortrain.trainer.model_description import (
+    ModelDescription as _Description,
+)
+
+Attributes = Callable[[str], Mapping[str, Any]]
+
+_CONFIGS = {
+    "SGDOptimizer": optim.SGDConfig,
+    "AdamOptimizer": optim.AdamConfig,
+    "LambOptimizer": optim.LambConfig,
+    "AdagradOptimizer": optim.AdagradConfig,
+}
+# Names of the operators' attributes, by those of the configurations.
+_ATTRIBUTES = {"lambda": "lambda_coef", "do_bias_correction": "do_bias_correction"}
+
+
+class IODescription:
+    """One input or output.
+
+    Args:
+      name: Its name.
+      shape: Its extents: numbers, and names of those that change.
+      dtype: Its element type; None for any.
+      num_classes: Of labels: how many classes there are; kept, not used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int | str],
+        dtype: torch.dtype | None = None,
+        num_classes: int | None = None,
+    ) -> None:
+        self.name_ = name
+        self.shape_ = list(shape)
+        self.dtype_ = dtype
+        self.num_classes_ = num_classes
+
+
+class ModelDescription:
+    """Inputs and outputs; the first output is the loss.
+
+    Args:
+      inputs: In the order of the model's arguments, what the loss takes last.
+      outputs: The loss, then the model's results.
+    """
+
+    def __init__(self, inputs: Sequence[IODescription], outputs: Sequence[IODescription]) -> None:
+        self.inputs_ = list(inputs)
+        self.outputs_ = list(outputs)
+
+
+class LossScaler(DynamicLossScaler):
+    """Scales the loss; the name is that of the input that once held the scale.
+
+    Args:
+      loss_scale_input_name: Kept, not used.
+      is_dynamic_scale: Whether the scale follows overflows.
+      loss_scale: The first one.
+      up_scale_window: Steps without overflow after which it is doubled.
+      min_loss_scale: Lower bound.
+      max_loss_scale: Upper bound.
+    """
+
+    def __init__(
+        self,
+        loss_scale_input_name: str,
+        is_dynamic_scale: bool,
+        loss_scale: float = float(1 << 16),
+        up_scale_window: int = 2000,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float = float(1 << 24),
+    ) -> None:
+        super().__init__(
+            is_dynamic_scale, loss_scale, up_scale_window, min_loss_scale, max_loss_scale
+        )
+        self.loss_scale_input_name = loss_scale_input_name
+
+
+class ORTTrainer:
+    """Trains a model with its loss and optimizer in one graph.
+
+    Args:
+      model: A module or an onnx.ModelProto.
+      loss_fn: Called with the module's results and the last input; None where it computes the loss.
+      model_desc: Inputs and outputs, the loss first.
+      training_optimizer_name: ``"SGDOptimizer"``, ``"AdamOptimizer"``, ``"LambOptimizer"`` or
+        ``"AdagradOptimizer"``; None trains nothing and allows ``eval_step`` alone.
+      map_optimizer_attributes: Returns the numbers of the optimizer for the name of a parameter:
+        alpha, beta, lambda, epsilon, ratio_min, ratio_max.
+      learning_rate_description: Of the input that once took the rate; train_step may be given it as
+        its last argument.
+      device: The CPU.
+      gradient_accumulation_steps: Batches whose gradients are averaged.
+      world_rank: 0.
+      world_size: 1.
+      use_mixed_precision: Compute in bfloat16.
+      allreduce_post_accumulation: False.
+      global_step: The step to count from.
+      get_lr_this_step: Returns the rate of a step by its number, in place of an argument.
+      loss_scaler: Scales the loss in mixed precision.
+      deepspeed_zero_stage: 0.
+      enable_grad_norm_clip: Clip the norm of all gradients to 1, or the attribute max_norm_clip.
+      frozen_weights: Names of parameters that stay.
+      _opset_version: Of files.
+      _enable_internal_postprocess: True.
+      _extra_postprocess: Takes and returns the onnx.ModelProto that is written.
+      _use_deterministic_compute: Steps are deterministic in any case.
+      use_memory_efficient_gradient: Gradients are given up as soon as they are used in any case.
+      run_symbolic_shape_infer: Shapes are inferred with symbols in any case.
+      enable_adasum: False.
+      optimized_model_filepath: Where to write the graph of the whole step.
+
+    Raises:
+      UnsupportedError: An argument asks for something that there is not, by its name.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Any,
+        model_desc: ModelDescription,
+        training_optimizer_name: str | None,
+        map_optimizer_attributes: Attributes | None,
+        learning_rate_description: IODescription | None,
+        device: torch.device | str = "cpu",
+        gradient_accumulation_steps: int = 1,
+        world_rank: int = 0,
+        world_size: int = 1,
+        use_mixed_precision: bool = False,
+        allreduce_post_accumulation: bool = False,
+        global_step: int = 0,
+        get_lr_this_step: Callable[[int], float] | None = None,
+        loss_scaler: _LossScaler | None = None,
+        deepspeed_zero_stage: int = 0,
+        enable_grad_norm_clip: bool = True,
+        frozen_weights: Sequence[str] = (),
+        _opset_version: int = 23,
+        _enable_internal_postprocess: bool = True,
+        _extra_postprocess: Callable[[Any], Any] | None = None,
+        _use_deterministic_compute: bool = False,
+        use_memory_efficient_gradient: bool = False,
+        run_symbolic_shape_infer: bool = False,
+        enable_adasum: bool = False,
+        optimized_model_filepath: str = "",
+    ) -> None:
+        if training_optimizer_name is not None and training_optimizer_name not in _CONFIGS:
+            raise UnsupportedError(
+                f"training_optimizer_name is '{training_optimizer_name}'; there are "
+                f"{', '.join(_CONFIGS)}"
+            )
+        self.model_desc_ = model_desc
+        self._learns = training_optimizer_name is not None
+        self._learning_rate_description = learning_rate_description
+        self._get_lr = get_lr_this_step
+        options = ORTTrainerOptions(
+            {
+                "batch": {"gradient_accumulation_steps": gradient_accumulation_steps},
+                "device": {"id": str(device)},
+                "distributed": {
+                    "world_rank": world_rank,
+                    "world_size": world_size,
+                    "allreduce_post_accumulation": allreduce_post_accumulation,
+                    "deepspeed_zero_optimization": {"stage": deepspeed_zero_stage},
+                    "enable_adasum": enable_adasum,
+                },
+                "mixed_precision": {"enabled": use_mixed_precision, "loss_scaler": loss_scaler},
+                "utils": {
+                    "frozen_weights": list(frozen_weights),
+                    "grad_norm_clip": enable_grad_norm_clip,
+                    "memory_efficient_gradient": use_memory_efficient_gradient,
+                    "run_symbolic_shape_infer": run_symbolic_shape_infer,
+                },
+                "debug": {
+                    "deterministic_compute": _use_deterministic_compute,
+                    "graph_save_paths": {
+                        "model_with_training_graph_after_optimization_path": (
+                            optimized_model_filepath
+                        )
+                    },
+                },
+                "_internal_use": {
+                    "enable_internal_postprocess": _enable_internal_postprocess,
+                    "extra_postprocess": _extra_postprocess,
+                    "onnx_opset_version": _opset_version,
+                },
+            }
+        )
+        config = _config_of(
+            model, training_optimizer_name or "SGDOptimizer", map_optimizer_attributes
+        )
+        self.trainer = _Trainer(model, _described(model_desc), config, loss_fn, options)
+        self.trainer.train_step_info.optimization_step = global_step
+
+    @property
+    def global_step_(self) -> int:
+        """Optimizer steps so far."""
+        return self.trainer.train_step_info.optimization_step
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch.
+
+        Args:
+          *args: The inputs in order; then the learning rate, unless get_lr_this_step gives it.
+          **kwargs: Inputs by name; ``fetches``; the rate under the name of its description.
+        """
+        if not self._learns:
+            raise UnsupportedError("train_step: training_optimizer_name is None")
+        arguments = list(args)
+        described = self._learning_rate_description
+        if described is not None and described.name_ in kwargs:
+            self.trainer.optim_config.lr = float(kwargs.pop(described.name_))
+        elif len(arguments) == len(self.model_desc_.inputs_) + 1:
+            self.trainer.optim_config.lr = float(arguments.pop())
+        elif self._get_lr is not None:
+            self.trainer.optim_config.lr = float(self._get_lr(self.global_step_))
+        return self.trainer.train_step(*arguments, **kwargs)
+
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model without training."""
+        return self.trainer.eval_step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return copies of parameters and buffers by name."""
+        return self.trainer.state_dict(pytorch_format=True)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
+        """Take over parameters and buffers."""
+        self.trainer.load_state_dict(state_dict, strict)
+
+    def save_as_onnx(self, path: str | Path) -> None:
+        """Write the model with its present weights as an ONNX file."""
+        self.trainer.save_as_onnx(path)
+
+
+def save_checkpoint(
+    model: ORTTrainer, checkpoint_dir: str | Path, checkpoint_prefix: str = "ORT_checkpoint"
+) -> None:
+    """Write a checkpoint into the folder ``checkpoint_dir/checkpoint_prefix``."""
+    model.trainer.save_checkpoint(Path(checkpoint_dir) / checkpoint_prefix)
+
+
+def load_checkpoint(
+    model: ORTTrainer,
+    checkpoint_dir: str | Path,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    strict: bool = False,
+) -> None:
+    """Go on from the newest complete checkpoint of ``checkpoint_dir/checkpoint_prefix``."""
+    model.trainer.load_checkpoint(Path(checkpoint_dir) / checkpoint_prefix, strict)
+
+
+def _described(given: ModelDescription) -> _Description:
+    inputs = [InputDescription(d.name_, tuple(d.shape_), d.dtype_) for d in given.inputs_]
+    outputs = [
+        OutputDescription(d.name_, tuple(d.shape_), position == 0)
+        for position, d in enumerate(given.outputs_)
+    ]
+    return _Description.of(inputs, outputs)
+
+
+def _config_of(model: Any, name: str, attributes: Attributes | None) -> Any:
+    """Return the configuration that gives each parameter the numbers that are asked for."""
+    if isinstance(model, torch.nn.Module):
+        names = [n for n, _ in model.named_parameters()]
+    else:
+        names = [tensor.name for tensor in model.graph.initializer]
+    groups: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for parameter in names if attributes is not None else ():
+        given = attributes(parameter) or {}
+        numbers = {_ATTRIBUTES.get(key, key): value for key, value in given.items()}
+        groups.setdefault(tuple(sorted(numbers.items())), []).append(parameter)
+    # Numbers that all share are the common ones; max_norm_clip can be nothing else.
+    shared = [dict(key) for key in groups]
+    common = {
+        key: value
+        for key, value in (shared[0].items() if shared else ())
+        if all(key in other and other[key] == value for other in shared)
+    }
+    own = [
+        {"params": members, **{k: v for k, v in key if k not in common}}
+        for key, members in groups.items()
+    ]
+    config: Any = _CONFIGS[name]
+    if not isinstance(model, torch.nn.Module):
+        own = [group for group in own if len(group) > 1]
+    return config([group for group in own if len(group) > 1], **common)

@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""``ortrain``: what can be done without writing a program.
+
+Examples:
+  ortrain artifacts model.onnx --loss cross_entropy --optimizer adamw -o dir/
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ortrain import optim
+from ortrain.artifacts import LossType, generate_artifacts
+from ortrain.errors import OrtrainError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+class LossName(str, enum.Enum):
+    """Losses by name."""
+
+    CROSS_ENTROPY = "cross_entropy"
+    MSE = "mse"
+    L1 = "l1"
+    BCE_WITH_LOGITS = "bce_with_logits"
+
+
+class OptimizerName(str, enum.Enum):
+    """Optimizers by name."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+    LAMB = "lamb"
+    ADAGRAD = "adagrad"
+
+
+_LOSSES = {
+    LossName.CROSS_ENTROPY: LossType.CrossEntropyLoss,
+    LossName.MSE: LossType.MSELoss,
+    LossName.L1: LossType.L1Loss,
+    LossName.BCE_WITH_LOGITS: LossType.BCEWithLogitsLoss,
+}
+
+
+@app.callback()
+def _main() -> None:
+    """Prepare models for training."""
+
+
+@app.command()
+def artifacts(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.")],
+    loss: Annotated[
+        LossName | None, typer.Option(help="Added; without it the first output.")
+    ] = None,
+    optimizer: Annotated[OptimizerName, typer.Option()] = OptimizerName.ADAMW,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option()] = 0.01,
+    momentum: Annotated[float, typer.Option(help="Of sgd.")] = 0.0,
+    max_grad_norm: Annotated[float, typer.Option(help="0 does not clip.")] = 1.0,
+    train: Annotated[list[str] | None, typer.Option(help="Only these initializers.")] = None,
+    freeze: Annotated[list[str] | None, typer.Option(help="Not these.")] = None,
+    output_name: Annotated[str | None, typer.Option(help="The output that the loss takes.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("artifacts"),
+) -> None:
+    """Write training, evaluation and optimizer models and a checkpoint."""
+    if optimizer is OptimizerName.SGD:
+        config = optim.SGDConfig(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    elif optimizer is OptimizerName.ADAGRAD:
+        config = optim.AdagradConfig(lr=lr, weight_decay=weight_decay)
+    elif optimizer is OptimizerName.LAMB:
+        config = optim.LambConfig(lr=lr, lambda_coef=weight_decay, do_bias_correction=True)
+    else:
+        mode = optim.AdamConfig.DecayMode
+        plain = optimizer is OptimizerName.ADAM
+        config = optim.AdamConfig(
+            lr=lr,
+            lambda_coef=weight_decay,
+            weight_decay_mode=mode.L2_PENALTY if plain else mode.BEFORE_WEIGHT_UPDATE,
+        )
+    console = Console()
+    try:
+        generate_artifacts(
+            model,
+            requires_grad=train,
+            frozen_params=freeze,
+            loss=_LOSSES[loss] if loss is not None else None,
+            optimizer=config,
+            artifact_directory=output,
+            loss_input_names=[output_name] if output_name else None,
+            max_grad_norm=max_grad_norm,
+        )
+    except (OrtrainError, ValueError) as error:
+        console.print(f"[red]{error}[/red]")
+        raise typer.Exit(1) from error
+    console.print(f"wrote training, eval and optimizer models and a checkpoint to {output}")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The first form of ORTTrainer, its checkpoint functions, FusedAdam."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ortrain
+from ortrain import checkpoint, optim, orttrainer
+from ortrain.errors import UnsupportedError
+from ortrain.ort_trainer import (
+    IODescription,
+    LossScaler,
+    ModelDescription,
+    ORTTrainer,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+
+def description() -> ModelDescription:
+    x = IODescription("x", ["batch", 6], torch.float32)
+    label = IODescription("label", ["batch"], torch.int64, num_classes=4)
+    loss, scores = IODescription("loss", []), IODescription("scores", ["batch", 4])
+    return ModelDescription([x, label], [loss, scores])
+
+
+def attributes(name: str) -> dict[str, Any]:
+    decay = 0.0 if "bias" in name else 0.1
+    return {
+        "alpha": 0.8,
+        "beta": 0.95,
+        "lambda": decay,
+        "epsilon": 1e-6,
+        "do_bias_correction": True,
+    }
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(step)
+    return torch.randn(5, 6, generator=g), torch.randint(0, 4, (5,), generator=g)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def make(name: str = "LambOptimizer", **arguments: Any) -> ORTTrainer:
+    rate = IODescription("Learning_Rate", [1], torch.float32)
+    loss = nn.CrossEntropyLoss()
+    return ORTTrainer(net(), loss, description(), name, attributes, rate, "cpu", **arguments)
+
+
+def test_lamb_by_attributes_of_names_and_a_rate_per_step() -> None:
+    trainer, other = make(enable_grad_norm_clip=False), net()
+    weights = [p for n, p in other.named_parameters() if "bias" not in n]
+    biases = [p for n, p in other.named_parameters() if "bias" in n]
+    optimizer = optim.FusedLAMB(
+        [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}],
+        betas=(0.8, 0.95),
+        eps=1e-6,
+    )
+    for step in range(5):
+        x, label = batch(step)
+        rate = 0.01 * (step + 1)
+        loss, _ = trainer.train_step(x, label, torch.tensor([rate]))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        expected = nn.functional.cross_entropy(other(x), label)
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach())
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(trainer.state_dict()[name], value)
+    assert trainer.global_step_ == 5
+    x, label = batch(9)
+    assert len(trainer.train_step(x, label, Learning_Rate=0.5)) == 2
+    assert trainer.trainer.optim_config.lr == 0.5
+
+
+def test_rate_by_function_and_scaler() -> None:
+    scaler = LossScaler("loss_scale", True, 256.0, up_scale_window=2)
+    trainer = make(
+        "AdamOptimizer",
+        get_lr_this_step=lambda step: 0.1 / (step + 1),
+        use_mixed_precision=True,
+        loss_scaler=scaler,
+    )
+    for step in range(3):
+        trainer.train_step(*batch(step))
+    assert trainer.trainer.optim_config.lr == pytest.approx(0.1 / 3)
+    assert scaler.loss_scale == 512.0
+
+
+def test_checkpoints_of_the_first_form(tmp_path: Path) -> None:
+    trainer = make()
+    trainer.train_step(*batch(0), 0.1)
+    save_checkpoint(trainer, tmp_path)
+    assert (tmp_path / "ORT_checkpoint" / "checkpoint-00000001").is_dir()
+    expected = trainer.train_step(*batch(1), 0.1)[0]
+    other = make()
+    load_checkpoint(other, tmp_path)
+    assert torch.equal(other.train_step(*batch(1), 0.1)[0], expected)
+
+
+def test_evaluation_alone_and_files(tmp_path: Path) -> None:
+    trainer = ORTTrainer(net(), nn.CrossEntropyLoss(), description(), None, None, None)
+    loss, scores = trainer.eval_step(*batch(0))
+    torch.testing.assert_close(scores, net()(batch(0)[0]).detach())
+    trainer.save_as_onnx(tmp_path / "m.onnx")
+    trainer.load_state_dict({n: torch.zeros_like(p) for n, p in net().state_dict().items()})
+    assert trainer.eval_step(*batch(0))[1].abs().max() == 0
+    with pytest.raises(UnsupportedError, match="training_optimizer_name is None"):
+        trainer.train_step(*batch(0), 0.1)
+
+
+def test_what_there_is_not_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="'Other'; there are SGDOptimizer"):
+        make("Other")
+    with pytest.raises(UnsupportedError, match="world_size"):
+        make(world_size=2)
+    with pytest.raises(UnsupportedError, match="stage"):
+        make(deepspeed_zero_stage=1)
+
+
+def test_functions_for_checkpoints(tmp_path: Path) -> None:
+    def trainer() -> orttrainer.ORTTrainer:
+        given = {
+            "inputs": [("x", ["b", 6]), ("label", ["b"])],
+            "outputs": [("loss", [], True), ("scores", ["b", 4])],
+        }
+        return orttrainer.ORTTrainer(net(), given, optim.AdamConfig(), nn.CrossEntropyLoss())
+
+    first, second = trainer(), trainer()
+    first.train_step(*batch(0))
+    checkpoint.experimental_save_checkpoint(first, tmp_path)
+    checkpoint.experimental_load_checkpoint(second, tmp_path)
+    third = trainer()
+    checkpoint.experimental_load_state_dict(third, checkpoint.experimental_state_dict(first))
+    expected = first.train_step(*batch(1))[0]
+    assert torch.equal(second.train_step(*batch(1))[0], expected)
+    assert torch.equal(third.train_step(*batch(1))[0], expected)
+    joined = checkpoint.aggregate_checkpoints([tmp_path / "ORT_checkpoint"])
+    assert joined.keys() == net().state_dict().keys()
+    whole = checkpoint.aggregate_checkpoints([tmp_path / "ORT_checkpoint"], pytorch_format=False)
+    fourth = trainer()
+    fourth.load_state_dict(whole)
+    assert torch.equal(fourth.train_step(*batch(1))[0], expected)
+    with pytest.raises(UnsupportedError, match="paths has 2 entries"):
+        checkpoint.aggregate_checkpoints(["a", "b"])
+
+
+def test_names_of_2020_are_there() -> None:
+    for name in ("ORTTrainer", "ORTTrainerOptions", "TrainStepInfo", "amp", "checkpoint", "optim"):
+        assert getattr(ortrain, name) is not None
+    assert ortrain.api.Module and ortrain.artifacts.generate_artifacts
+
+
+@pytest.mark.parametrize("mode", list(optim.AdamWMode))
+@pytest.mark.parametrize("corrected", [True, False])
+def test_fused_adam(mode: optim.AdamWMode, corrected: bool) -> None:
+    ours, theirs = net(), net()
+    options = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-6, "betas": (0.8, 0.95)}
+    fused = optim.FusedAdam(
+        ours.parameters(), adam_w_mode=mode, bias_correction=corrected, **options
+    )
+    means = {n: torch.zeros_like(p) for n, p in theirs.named_parameters()}
+    squares = copy.deepcopy(means)
+    for step in range(1, 5):
+        x, label = batch(step)
+        for module in (ours, theirs):
+            module.zero_grad()
+            nn.functional.cross_entropy(module(x), label).backward()
+        fused.step()
+        fused.zero_grad()
+        assert ours[0].weight.grad is None
+        bias1 = 1 - 0.8**step if corrected else 1.0
+        bias2 = 1 - 0.95**step if corrected else 1.0
+        with torch.no_grad():
+            for name, p in theirs.named_parameters():
+                g = p.grad + 0.1 * p if mode == 0 else p.grad
+                means[name] = 0.8 * means[name] + 0.2 * g
+                squares[name] = 0.95 * squares[name] + 0.05 * g * g
+                if mode == 2:
+                    p.mul_(1 - 0.01 * 0.1)
+                if mode == 1:
+                    p.sub_(0.01 * bias2**0.5 / bias1 * means[name] / (squares[name].sqrt() + 1e-6))
+                    p.sub_(0.01 * 0.1 * p)
+                else:
+                    divisor = (squares[name] / bias2).sqrt() + 1e-6
+                    p.sub_(0.01 / bias1 * means[name] / divisor)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"lr": -1}, "learning rate"), ({"betas": (1, 0)}, "beta"), ({"eps": -1}, "epsilon")],
+)
+def test_fused_adam_refuses(arguments: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        optim.FusedAdam(net().parameters(), **arguments)
