@@ -115,8 +115,11 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     sides, trainer = make_sides(*made)
     times: dict[str, list[float]] = {side: [] for side in sides}
     losses: dict[str, float] = {}
+    names = list(sides)
     for turn in range(turns + 2):
-        for side, step in sides.items():
+        # Who comes behind whom changes: a side leaves caches and clocks behind.
+        for side in (names[turn % 3 :] + names[: turn % 3])[:: 1 if turn % 2 else -1]:
+            step = sides[side]
             start = time.perf_counter()
             for _ in range(together):
                 loss = step()
