@@ -57,7 +57,7 @@ def generate_artifacts(
     model: Any,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
-    loss: LossType | None = None,
+    loss: Any = None,
     optimizer: Any = OptimType.AdamW,
     artifact_directory: str | Path | None = None,
     prefix: str = "",
@@ -76,7 +76,9 @@ def generate_artifacts(
       requires_grad: Names of the initializers to train; None: floats that look trained, those in
         ``frozen_params`` aside.
       frozen_params: Names of initializers that are parameters and stay as they are.
-      loss: The loss to add, with an input ``target``; None: the first output is the loss.
+      loss: A LossType, which adds an input ``target``; or an onnx.ModelProto with one output, whose
+        inputs are outputs of the model, by name or by ``loss_input_names``, and targets; None: the
+        first output is the loss.
       optimizer: An OptimType, or a configuration of ``ortrain.optim`` with numbers of one's own.
       artifact_directory: Where to; None: the current folder.
       prefix: Of the names of the files.
@@ -84,7 +86,8 @@ def generate_artifacts(
       custom_op_library: A library of operators that the model has.
       additional_output_names: Values of the model that become outputs of the training model too.
       nominal_checkpoint: Not supported: checkpoints have contents.
-      loss_input_names: The output that the loss takes; None: the only one.
+      loss_input_names: The outputs that the loss takes, in the order of its inputs; None: the only
+        one, or those of the same names.
       max_grad_norm: Norm that all gradients together are clipped to; 0 does not. Of AdamW and LAMB.
 
     Raises:
@@ -101,6 +104,8 @@ def generate_artifacts(
 
         load_library(custom_op_library)
     frozen = list(frozen_params or [])
+    if hasattr(loss, "SerializeToString"):
+        model, loss = _joined(model, loss, list(loss_input_names or [])), None
     source = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
     if requires_grad is None:
         graph, values = _core.load_onnx_model(source, initializers="weights")
@@ -130,13 +135,42 @@ def generate_artifacts(
     _core.write_artifacts(folder, graph, values, options, config.lr, prefix)
 
 
+def _joined(model: Any, loss: Any, inputs: list[str]) -> Any:
+    """Return a model with a graph of one's own as its loss, which is the first output."""
+    import onnx
+    import onnx.compose
+
+    model = onnx.load(model) if isinstance(model, (str, Path)) else model
+    if len(loss.graph.output) != 1:
+        raise InvalidModelError(f"the graph of the loss has {len(loss.graph.output)} outputs")
+    outputs = [value.name for value in model.graph.output]
+    taken = [value.name for value in loss.graph.input]
+    names = inputs or [name for name in taken if name in outputs] or outputs[:1]
+    for name in names:
+        if name not in outputs:
+            raise InvalidModelError(f"there is no output '{name}' for the loss")
+    by_name = all(name in taken for name in names)
+    pairs = [(n, n) for n in names] if by_name else list(zip(names, taken, strict=False))
+    loss_name = loss.graph.output[0].name
+    try:
+        joined = onnx.compose.merge_models(model, loss, io_map=pairs, outputs=[loss_name, *outputs])
+    except ValueError as error:
+        raise InvalidModelError(f"the graph of the loss does not fit the model: {error}") from error
+    first = [v for v in joined.graph.output if v.name == loss_name]
+    others = [v for v in joined.graph.output if v.name != loss_name]
+    del joined.graph.output[:]
+    joined.graph.output.extend([*first, *others])
+    return joined
+
+
 def _add_loss(graph: Any, loss: LossType | None, inputs: list[str]) -> str:
     outputs = [o["name"] for o in graph.outputs if o["role"] == "user"]
     if loss is None:
         return outputs[0]
     if not isinstance(loss, LossType):
         raise TypeError(
-            f"loss is {loss!r}, expected a LossType, or None for a model that computes its loss"
+            f"loss is {loss!r}, expected a LossType, an onnx.ModelProto, or None for a model that "
+            "computes its loss"
         )
     if len(inputs) > 1:
         raise UnsupportedError("loss_input_names: a loss takes one output")

@@ -27,10 +27,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import onnx
+import onnx.helper
+import onnx.numpy_helper
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from ortrain import optim
 from ortrain.errors import FileError
@@ -46,18 +48,42 @@ _DESCRIPTION = {
 _FILES = ("manifest.json", "parameters.safetensors", "optimizer.safetensors")
 
 
+def _model() -> onnx.ModelProto:
+    """Return a network with dropout and its loss. An ONNX model: nothing has to be captured."""
+    helper, generator = onnx.helper, torch.Generator().manual_seed(1)
+    nodes, tensors, value = [], [], "x"
+    for layer in range(_LAYERS):
+        weight = torch.randn(_SIZE, _SIZE, generator=generator) / _SIZE**0.5
+        tensors.append(onnx.numpy_helper.from_array(weight.numpy(), f"w{layer}"))
+        tensors.append(onnx.numpy_helper.from_array(torch.zeros(_SIZE).numpy(), f"b{layer}"))
+        names = [f"{kind}{layer}" for kind in ("product", "tanh", "kept")]
+        nodes.append(helper.make_node("Gemm", [value, f"w{layer}", f"b{layer}"], names[:1]))
+        nodes.append(helper.make_node("Tanh", names[:1], names[1:2]))
+        nodes.append(helper.make_node("Dropout", [names[1], "ratio", "training"], names[2:]))
+        value = names[2]
+    tensors.append(helper.make_tensor("ratio", onnx.TensorProto.FLOAT, [], [0.1]))
+    tensors.append(helper.make_tensor("training", onnx.TensorProto.BOOL, [], [True]))
+    nodes.append(helper.make_node("Sub", [value, "target"], ["difference"]))
+    nodes.append(helper.make_node("Mul", ["difference", "difference"], ["square"]))
+    nodes.append(helper.make_node("ReduceMean", ["square"], ["loss"], keepdims=0))
+    float_ = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info(n, float_, ["batch", _SIZE]) for n in ("x", "target")],
+        [helper.make_tensor_value_info("loss", float_, [])],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
 def _trainer() -> ORTTrainer:
     torch.manual_seed(1)
-    layers: list[nn.Module] = []
-    for _ in range(_LAYERS):
-        layers += [nn.Linear(_SIZE, _SIZE), nn.Tanh(), nn.Dropout(0.1)]
     schedule = optim.lr_scheduler.LinearWarmupLRScheduler(10_000, warmup=0.1)
     options = ORTTrainerOptions(
         {"lr_scheduler": schedule, "batch": {"gradient_accumulation_steps": 2}}
     )
-    return ORTTrainer(
-        nn.Sequential(*layers), _DESCRIPTION, optim.AdamConfig(lr=1e-3), nn.MSELoss(), options
-    )
+    return ORTTrainer(_model(), _DESCRIPTION, optim.AdamConfig(lr=1e-3), options=options)
 
 
 def _train(trainer: ORTTrainer, batches: int) -> None:

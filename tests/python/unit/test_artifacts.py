@@ -231,6 +231,52 @@ def test_dropout_draws_anew_and_is_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(module.eval()(x, x)[1], x)
 
 
+def huber() -> onnx.ModelProto:
+    """Return mean(|d| - 0.5 where |d| > 1, else 0.5 d^2) of d = scores - wanted."""
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Sub", ["scores", "wanted"], ["d"]),
+        helper.make_node("Abs", ["d"], ["a"]),
+        helper.make_node("Mul", ["d", "d"], ["s"]),
+        helper.make_node("Mul", ["s", "half"], ["small"]),
+        helper.make_node("Sub", ["a", "half"], ["large"]),
+        helper.make_node("Greater", ["a", "one"], ["far"]),
+        helper.make_node("Where", ["far", "large", "small"], ["each"]),
+        helper.make_node("ReduceMean", ["each"], ["huber"], keepdims=0),
+    ]
+    values = [helper.make_tensor_value_info(n, 1, ["n", 3]) for n in ("scores", "wanted")]
+    constants = [helper.make_tensor("half", 1, [], [0.5]), helper.make_tensor("one", 1, [], [1.0])]
+    result = helper.make_tensor_value_info("huber", 1, [])
+    graph = helper.make_graph(nodes, "huber", values, [result], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+def test_graph_of_ones_own_as_the_loss(model: tuple[Net, Path], tmp_path: Path) -> None:
+    net, path = model
+    artifacts.generate_artifacts(
+        path,
+        loss=huber(),
+        optimizer=optim.SGDConfig(lr=0.1),
+        artifact_directory=tmp_path,
+    )
+    _, module, optimizer = load(tmp_path)
+    assert module.input_names() == ["x", "wanted"]
+    assert module.output_names() == ["huber", "scores"]
+    theirs = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(3):
+        x, target = batch(step, artifacts.LossType.MSELoss)
+        got = module(x, target * 4)[0]
+        value = nn.functional.huber_loss(net(x)["scores"], target * 4)
+        np.testing.assert_allclose(got, value.detach(), atol=1e-6)
+        theirs.zero_grad()
+        value.backward()
+        theirs.step()
+        optimizer.step()
+        module.lazy_reset_grad()
+    with pytest.raises(InvalidModelError, match="no output 'z' for the loss"):
+        artifacts.generate_artifacts(path, loss=huber(), loss_input_names=["z"])
+
+
 def test_wrong_arguments(model: tuple[Net, Path], tmp_path: Path) -> None:
     _, path = model
     generate = artifacts.generate_artifacts
