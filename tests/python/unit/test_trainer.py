@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from ortrain import optim
@@ -498,6 +499,48 @@ def test_replaced_parameters_and_flags_are_followed() -> None:
     model.double()
     loss = trainer.train_step(x.double(), y.double())
     assert loss.dtype == torch.float64
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3 * ctx.saved_tensors[0] ** 2
+
+
+class WithFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(Cube.apply(torch.tanh(self.a(x))))
+
+
+class WithCheckpoint(WithFunction):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = nn.Sequential(self.a, nn.GELU())
+        return self.b(torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("kind", [WithFunction, WithCheckpoint])
+def test_functions_and_checkpoints_inside(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    other = copy.deepcopy(model)
+    trainer = _sgd(model)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    for _ in range(3):
+        x, y = torch.randn(5, 6), torch.randn(5, 6)
+        trainer.train_step(x, y)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(other(x), y).backward()
+        optimizer.step()
+    assert_same_parameters(model, other)
 
 
 def test_memory_that_is_shared_is_refused() -> None:
