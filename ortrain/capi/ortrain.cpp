@@ -21,7 +21,7 @@ struct ortrain_trainer {
   std::unique_ptr<ortrain::TrainingProgram> program;
   std::unique_ptr<ortrain::TrainingState> state;
   // Linear schedule; no rate is set without one.
-  int64_t warmup = 0, total = 0, scheduled = 0;
+  int64_t warmup = 0, total = 0;
   double initial_rate = 0;
 };
 
@@ -194,6 +194,16 @@ void give_name(const std::vector<const std::string*>& names, size_t index, const
   *name = names[index]->c_str();
 }
 
+// The rate of the step that comes next, by how many were made: also those before a checkpoint.
+void set_scheduled_rate(ortrain_trainer& trainer) {
+  const auto step = static_cast<double>(trainer.state->steps);
+  const auto warmup = static_cast<double>(trainer.warmup);
+  const auto total = static_cast<double>(trainer.total);
+  const double factor =
+      step < warmup ? step / warmup : std::max(0.0, (total - step) / std::max(1.0, total - warmup));
+  trainer.state->learning_rate = trainer.initial_rate * factor;
+}
+
 // Parameters in the order of their names.
 std::vector<const MutableTensor*> parameters_of(const ortrain_trainer& trainer, bool trained_only) {
   std::vector<std::string> names = trainer.program->trained();
@@ -262,12 +272,14 @@ void ortrain_default_options(ortrain_options* options) {
 }
 
 void ortrain_set_log_callback(ortrain_log_callback callback, void* context) {
-  if (callback == nullptr) {
-    set_log_sink(nullptr);
-    return;
-  }
-  set_log_sink([callback, context](std::string_view category, std::string_view line) {
-    callback(std::string(category).c_str(), std::string(line).c_str(), context);
+  guarded([&] {
+    if (callback == nullptr) {
+      set_log_sink(nullptr);
+      return;
+    }
+    set_log_sink([callback, context](std::string_view category, std::string_view line) {
+      callback(std::string(category).c_str(), std::string(line).c_str(), context);
+    });
   });
 }
 
@@ -376,11 +388,15 @@ ortrain_status ortrain_output(const ortrain_outputs* outputs, size_t index,
 void ortrain_destroy_outputs(ortrain_outputs* outputs) { delete outputs; }
 
 size_t ortrain_model_input_count(const ortrain_trainer* trainer, int evaluation) {
-  return trainer == nullptr ? 0 : input_names(model_of(*trainer, evaluation)).size();
+  if (trainer == nullptr) return 0;
+  return static_cast<size_t>(std::ranges::count(model_of(*trainer, evaluation).inputs(),
+                                                InputRole::user, &GraphInput::role));
 }
 
 size_t ortrain_model_output_count(const ortrain_trainer* trainer, int evaluation) {
-  return trainer == nullptr ? 0 : output_names(model_of(*trainer, evaluation)).size();
+  if (trainer == nullptr) return 0;
+  return static_cast<size_t>(std::ranges::count(model_of(*trainer, evaluation).outputs(),
+                                                OutputRole::user, &GraphOutput::role));
 }
 
 ortrain_status ortrain_model_input_name(const ortrain_trainer* trainer, int evaluation,
@@ -426,8 +442,7 @@ ortrain_status ortrain_register_linear_lr_scheduler(ortrain_trainer* trainer, in
     trainer->warmup = warmup;
     trainer->total = total;
     trainer->initial_rate = rate;
-    trainer->scheduled = 0;
-    trainer->state->learning_rate = warmup > 0 ? 0.0 : rate;
+    set_scheduled_rate(*trainer);
   });
 }
 
@@ -435,13 +450,7 @@ ortrain_status ortrain_scheduler_step(ortrain_trainer* trainer) {
   return guarded([&] {
     require(trainer != nullptr, "trainer");
     if (trainer->total == 0) throw ArgumentError("no scheduler is registered");
-    const auto step = static_cast<double>(++trainer->scheduled);
-    const auto warmup = static_cast<double>(trainer->warmup);
-    const auto total = static_cast<double>(trainer->total);
-    const double factor = step < warmup
-                              ? step / warmup
-                              : std::max(0.0, (total - step) / std::max(1.0, total - warmup));
-    trainer->state->learning_rate = trainer->initial_rate * factor;
+    set_scheduled_rate(*trainer);
   });
 }
 

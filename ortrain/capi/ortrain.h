@@ -140,8 +140,9 @@ ORTRAIN_API ortrain_status ortrain_model_output_name(const ortrain_trainer* trai
 /* --- learning rate and random numbers */
 ORTRAIN_API ortrain_status ortrain_get_learning_rate(const ortrain_trainer* trainer, double* rate);
 ORTRAIN_API ortrain_status ortrain_set_learning_rate(ortrain_trainer* trainer, double rate);
-/* From 0 to `rate` in `warmup` steps, then to 0 at step `total`. ortrain_scheduler_step sets the
- * rate of the next optimizer step. */
+/* From 0 to `rate` in `warmup` steps, then to 0 at step `total`, by the number of optimizer steps
+ * so far, those before a checkpoint among them. ortrain_scheduler_step sets the rate of the next
+ * one. */
 ORTRAIN_API ortrain_status ortrain_register_linear_lr_scheduler(ortrain_trainer* trainer,
                                                                 int64_t warmup, int64_t total,
                                                                 double rate);

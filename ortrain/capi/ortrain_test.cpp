@@ -111,6 +111,8 @@ TEST_F(CInterface, SchedulesTheRate) {
   trainer.register_linear_lr_scheduler(2, 6, 1.0);
   std::vector<double> rates{trainer.learning_rate()};
   for (int i = 0; i < 7; ++i) {
+    step(trainer);
+    trainer.optimizer_step();
     trainer.scheduler_step();
     rates.push_back(trainer.learning_rate());
   }

@@ -157,18 +157,27 @@ bool is_ours(const fs::path& path) {
   return text.find(str('"', kFormat, '"')) != std::string::npos;
 }
 
-// One saver at a time in a folder, of all threads and processes.
-FileHandle lock_folder(const fs::path& folder) {
-  FileHandle handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  int result = -1;
-  if (handle.valid()) {
-    do {
-      result = ::flock(handle.get(), LOCK_EX);
-    } while (result != 0 && errno == EINTR);
+// One saver at a time in a folder, of all threads and processes. Given back explicitly: a process
+// that was forked meanwhile has a copy of the descriptor.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& folder)
+      : handle_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    int result = -1;
+    if (handle_.valid()) {
+      do {
+        result = ::flock(handle_.get(), LOCK_EX);
+      } while (result != 0 && errno == EINTR);
+    }
+    if (result != 0) fail("lock the folder", folder, {errno, std::generic_category()});
   }
-  if (result != 0) fail("lock the folder", folder, {errno, std::generic_category()});
-  return handle;
-}
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock() { ::flock(handle_.get(), LOCK_UN); }
+
+ private:
+  FileHandle handle_;
+};
 
 // A folder that is being filled, removed unless it gets its name. Made under the lock.
 class UnfinishedFolder {
@@ -270,7 +279,11 @@ fs::path save_checkpoint(const fs::path& folder, const TrainingState& state,
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) fail("create the folder", folder, code);
-  const FileHandle lock = lock_folder(folder);
+  if (fs::exists(folder / kManifest, code)) {
+    throw FileError(
+        str("'", folder.string(), "' is a checkpoint itself; give the folder that it lies in"));
+  }
+  const FolderLock lock(folder);
   UnfinishedFolder::remove_abandoned(folder);
 
   Json manifest = {{"format", kFormat},

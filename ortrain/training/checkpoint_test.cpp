@@ -90,6 +90,7 @@ TEST_F(Checkpoints, KeepEverything) {
   EXPECT_EQ(std::get<double>(checkpoint.properties.at("loss")), odd);
   EXPECT_EQ(std::get<std::string>(checkpoint.properties.at("name")), "ä\"\n");
   EXPECT_EQ(load_checkpoint(path).steps, 3) << "by its own folder";
+  EXPECT_THROW(save_checkpoint(path, state), FileError) << "no checkpoint inside of another";
 }
 
 TEST_F(Checkpoints, LeaveOutWhatIsNotNeeded) {

@@ -338,15 +338,16 @@ class LinearLRScheduler:
         self._optimizer = optimizer
         self._rate = initial_learning_rate
         self._warmup, self._total = warmup_step_count, total_step_count
-        self._steps = 0
-        optimizer.set_learning_rate(0.0 if warmup_step_count else initial_learning_rate)
+        self.step()
 
     def step(self) -> None:
-        """Set the rate of the next optimizer step."""
-        self._steps += 1
-        if self._steps < self._warmup:
-            factor = self._steps / self._warmup
+        """Set the rate of the next optimizer step, by the number of those so far.
+
+        Steps before a checkpoint count.
+        """
+        steps = self._optimizer._module._state._state.steps
+        if steps < self._warmup:
+            factor = steps / self._warmup
         else:
-            left = self._total - self._steps
-            factor = max(0.0, left / max(1, self._total - self._warmup))
+            factor = max(0.0, (self._total - steps) / max(1, self._total - self._warmup))
         self._optimizer.set_learning_rate(self._rate * factor)

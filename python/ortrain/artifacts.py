@@ -45,11 +45,12 @@ def _config_of(optimizer: Any) -> Any:
     if optimizer == OptimType.SGD:
         return optim.SGDConfig()
     if optimizer == OptimType.Lamb:
-        return optim.LambConfig(do_bias_correction=True)
+        return optim.LambConfig(do_bias_correction=True, max_norm_clip=0.0)
     if optimizer == OptimType.Adagrad:
         return optim.AdagradConfig()
     if optimizer == OptimType.AdamW:
-        return optim.AdamConfig(lambda_coef=0.01)
+        mode = optim.AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
+        return optim.AdamConfig(epsilon=1e-6, max_norm_clip=0.0, weight_decay_mode=mode)
     raise TypeError(f"optimizer is {optimizer!r}, expected an OptimType or a configuration")
 
 
@@ -67,7 +68,7 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     *,
-    max_grad_norm: float = 1.0,
+    max_grad_norm: float | None = None,
 ) -> None:
     """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and a checkpoint.
 
@@ -79,7 +80,8 @@ def generate_artifacts(
       loss: A LossType, which adds an input ``target``; or an onnx.ModelProto with one output, whose
         inputs are outputs of the model, by name or by ``loss_input_names``, and targets; None: the
         first output is the loss.
-      optimizer: An OptimType, or a configuration of ``ortrain.optim`` with numbers of one's own.
+      optimizer: An OptimType (AdamW is Hugging Face's former one, with eps 1e-6 and no decay), or a
+        configuration of ``ortrain.optim`` with numbers of one's own.
       artifact_directory: Where to; None: the current folder.
       prefix: Of the names of the files.
       ort_format: Not supported: there are ONNX files only.
@@ -88,7 +90,8 @@ def generate_artifacts(
       nominal_checkpoint: Not supported: checkpoints have contents.
       loss_input_names: The outputs that the loss takes, in the order of its inputs; None: the only
         one, or those of the same names.
-      max_grad_norm: Norm that all gradients together are clipped to; 0 does not. Of AdamW and LAMB.
+      max_grad_norm: Norm that all gradients together are clipped to; 0 does not. None: that of the
+        configuration, which an OptimType does not have.
 
     Raises:
       InvalidModelError: A name does not exist, or the loss does not fit.
@@ -128,7 +131,7 @@ def generate_artifacts(
         graph.expose_value(value)
     config = _config_of(optimizer)
     options = config.engine_options()
-    if options["max_norm"]:
+    if max_grad_norm is not None:
         options["max_norm"] = float(max_grad_norm)
     options |= {"loss": name, "accumulation": 1, "scales_loss": False, "memory_limit": 0}
     folder = Path(artifact_directory) if artifact_directory is not None else Path()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortrain import optim
+from ortrain import _core, optim
 from ortrain.amp import DynamicLossScaler
 from ortrain.amp import LossScaler as _LossScaler
 from ortrain.errors import UnsupportedError
@@ -290,7 +290,7 @@ def _config_of(model: Any, name: str, attributes: Attributes | None) -> Any:
     if isinstance(model, torch.nn.Module):
         names = [n for n, _ in model.named_parameters()]
     else:
-        names = [tensor.name for tensor in model.graph.initializer]
+        names = list(_core.load_onnx_model(model.SerializeToString(), initializers="weights")[1])
     groups: dict[tuple[tuple[str, Any], ...], list[str]] = {}
     for parameter in names if attributes is not None else ():
         given = attributes(parameter) or {}
@@ -308,6 +308,4 @@ def _config_of(model: Any, name: str, attributes: Attributes | None) -> Any:
         for key, members in groups.items()
     ]
     config: Any = _CONFIGS[name]
-    if not isinstance(model, torch.nn.Module):
-        own = [group for group in own if len(group) > 1]
     return config([group for group in own if len(group) > 1], **common)

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <set>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/op_registry.h"
@@ -55,6 +56,10 @@ void set_optimizer_state(TrainingState& state, const std::string& target, nb::ha
     return;
   }
   const TensorSpec given{data.dtype(), data.dims()};
+  if (found->second.spec.dims == given.dims && found->second.spec.dtype != given.dtype) {
+    found->second = MutableTensor::copy_of(data);
+    return;
+  }
   if (found->second.spec != given) {
     throw ShapeError(str("the state '", target, "' is ", tensor_spec_str(given), ", expected ",
                          tensor_spec_str(found->second.spec)));
@@ -172,6 +177,17 @@ void init_training(nb::module_& module) {
       .def_prop_ro("tensors", [](const TrainingState& s) { return to_dict(s.tensors); })
       .def_prop_ro("optimizer", [](const TrainingState& s) { return to_dict(s.optimizer); })
       .def("set_optimizer_state", &set_optimizer_state, nb::arg("target"), nb::arg("tensor"))
+      .def(
+          "keep",
+          [](TrainingState& s, const std::vector<std::string>& targets) {
+            const std::set<std::string> kept(targets.begin(), targets.end());
+            std::erase_if(s.tensors,
+                          [&](const auto& entry) { return !kept.contains(entry.first); });
+            std::erase_if(s.optimizer, [&](const auto& entry) {
+              return !kept.contains(entry.first.substr(0, entry.first.rfind(':')));
+            });
+          },
+          nb::arg("targets"), "Forget all other tensors, and their states.")
       .def("clear_optimizer", [](TrainingState& s) { s.optimizer.clear(); });
 
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))

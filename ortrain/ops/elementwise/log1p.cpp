@@ -27,12 +27,12 @@ void register_log1p(OpRegistry& registry) {
   log1p.domain = kOrtrainDomain;
   expm1.domain = kOrtrainDomain;
   log1p.standard_form = [](ExpandContext& e) {
-    // log(u) x / (u - 1) with u = 1 + x keeps the digits (Goldberg 1991, theorem 4).
+    // log(u) (x / (u - 1)) with u = 1 + x keeps the digits (Goldberg 1991, theorem 4).
     const ValueId x = e.input(0), u = e.add(x, 1.0), one = e.scalar(e.dtype(x), 1.0);
     const ValueId infinite =
         e.op("IsInf", {e.cast(u, e.dtype(x) == DType::f64 ? DType::f64 : DType::f32)});
     const ValueId plain = e.unary("Log", u);
-    const ValueId exact = e.div(e.mul(plain, x), e.sub(u, 1.0));
+    const ValueId exact = e.mul(plain, e.div(x, e.sub(u, 1.0)));
     return std::vector{e.where(e.op("Equal", {u, one}), x, e.where(infinite, plain, exact))};
   };
   expm1.standard_form = [](ExpandContext& e) {

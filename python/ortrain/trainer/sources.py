@@ -22,6 +22,7 @@ from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.module_states import ModuleStates
 from ortrain.trainer.model_description import ModelDescription
 
 Tensors = dict[str, torch.Tensor]
@@ -58,7 +59,10 @@ class StepSource(Protocol):
         """Return whether each parameter is to be trained, by name."""
 
     def changed(self) -> bool:
-        """Tell whether tensors, or what is trained, are others than ``tensors`` saw last."""
+        """Tell whether tensors, or what graphs depend on, are others than at the last ``settle``."""
+
+    def settle(self) -> None:
+        """Take what is there now, also what a capture has added, as what graphs are for."""
 
 
 class ModuleSource:
@@ -81,7 +85,8 @@ class ModuleSource:
         self.module = module
         self._joined = _JoinedModule(module, loss_fn, description)
         self._autocast = autocast
-        self._seen: list[tuple[Any, ...]] = []
+        self._states = ModuleStates(self._joined)
+        self._seen: tuple[int, list[tuple[int, int] | None]] = (0, [])
 
     def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
         """Capture the module for a call.
@@ -119,7 +124,7 @@ class ModuleSource:
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
             result[name] = tensor.detach()
-        self._seen = self._look()
+        self.settle()
         return result
 
     def parameters(self) -> dict[str, bool]:
@@ -128,16 +133,16 @@ class ModuleSource:
     def changed(self) -> bool:
         return self._look() != self._seen
 
-    def _look(self) -> list[tuple[Any, ...]]:
-        """Return what a step depends on: modes of layers, where tensors lie, which are trained."""
-        seen: list[tuple[Any, ...]] = []
-        for part in self._joined.modules():
-            seen.append((part.training,))
-            for kind in (part._parameters, part._buffers):
-                for name, tensor in kind.items():
-                    if tensor is not None:
-                        seen.append((name, id(tensor), tensor.data_ptr(), tensor.requires_grad))
-        return seen
+    def settle(self) -> None:
+        self._seen = self._look()
+
+    def _look(self) -> tuple[int, list[tuple[int, int] | None]]:
+        """Return what a step depends on: the state of all layers, and where their tensors lie."""
+        self._joined.follow_layers()
+        tensors, _ = self._states.look()
+        self._states.keep(())
+        places = [None if t is None else (id(t), t.data_ptr()) for t in tensors]
+        return self._states.present, places
 
     @contextlib.contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
@@ -209,12 +214,10 @@ class _JoinedModule(nn.Module):
         state = self.__dict__
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[name] = module.__dict__[name]
-        if isinstance(loss_fn, nn.Module):
-            name = "loss_fn"
-            while hasattr(module, name):
-                name += "_"
-            state["_modules"] = {**module._modules, name: loss_fn}
         state["_target"] = module
+        state["_loss_layer"] = loss_fn if isinstance(loss_fn, nn.Module) else None
+        state["_layers"] = None
+        self.follow_layers()
         state["training"] = module.training
         names = [entry.name for entry in description.inputs]
         label = names[-1] if loss_fn is not None else None
@@ -244,6 +247,20 @@ class _JoinedModule(nn.Module):
             [inspect.Parameter(name, kind) for name in names]
         )
         self.forward = forward
+
+    def follow_layers(self) -> None:
+        """See the layers that the module has now, beside the loss function."""
+        state = self.__dict__
+        if state["_loss_layer"] is None:
+            return
+        layers = list(state["_target"]._modules.items())
+        if layers == state["_layers"]:
+            return
+        name = "loss_fn"
+        while hasattr(state["_target"], name):
+            name += "_"
+        state["_layers"] = layers
+        state["_modules"] = {**dict(layers), name: state["_loss_layer"]}
 
 
 class OnnxSource:
@@ -285,6 +302,9 @@ class OnnxSource:
 
     def changed(self) -> bool:
         return False
+
+    def settle(self) -> None:
+        """There is nothing that changes."""
 
     def parameters(self) -> dict[str, bool]:
         return {

@@ -76,8 +76,14 @@ class StepEngine:
     def share_tensors(self) -> None:
         """Take the model's tensors as they are now."""
         self._tensors = self.source.tensors()
+        self.state.keep(list(self._tensors))
         for name, tensor in self._tensors.items():
             self.state.share(name, tensor)
+        for target, held in self.state.optimizer.items():
+            of = self._tensors[target.rpartition(":")[0]].dtype
+            wide = torch.float64 if of == torch.float64 else torch.float32
+            if held.dtype != wide:
+                self.state.set_optimizer_state(target, held.to(wide))
         trains = self.source.parameters()
         self._requires_grad = {n: yes and n not in self._frozen for n, yes in trains.items()}
         self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
@@ -199,3 +205,4 @@ class StepEngine:
         targets = [i["target"] for i in source.graph.inputs if i["role"] in ("parameter", "buffer")]
         if any(target not in self._tensors for target in targets):
             self.share_tensors()
+        self.source.settle()

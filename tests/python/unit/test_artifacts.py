@@ -193,13 +193,21 @@ def test_checkpoints_go_on(model: tuple[Net, Path], tmp_path: Path) -> None:
 def test_linear_schedule(model: tuple[Net, Path], tmp_path: Path) -> None:
     _, path = model
     artifacts.generate_artifacts(path, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
-    _, _, optimizer = load(tmp_path)
+    state, module, optimizer = load(tmp_path)
     scheduler = api.LinearLRScheduler(optimizer, 1.0, 2, 4)
     rates = [optimizer.get_learning_rate()]
-    for _ in range(5):
+    for step in range(5):
+        module(*batch(step, artifacts.LossType.MSELoss))
+        optimizer.step()
         scheduler.step()
         rates.append(optimizer.get_learning_rate())
     assert rates == [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+    api.CheckpointState.save_checkpoint(state, tmp_path / "later", include_optimizer_state=True)
+    again = api.CheckpointState.load_checkpoint(tmp_path / "later")
+    other = api.Module(tmp_path / "training_model.onnx", again)
+    later = api.Optimizer(tmp_path / "optimizer_model.onnx", other)
+    api.LinearLRScheduler(later, 1.0, 2, 10)
+    assert later.get_learning_rate() == (10 - 5) / (10 - 2)
     with pytest.raises(ValueError, match="warmup_step_count is 5"):
         api.LinearLRScheduler(optimizer, 1.0, 5, 4)
 
@@ -229,6 +237,33 @@ def test_dropout_draws_anew_and_is_left_out(tmp_path: Path) -> None:
     first, second = module(x, x)[1], module(x, x)[1]
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(module.eval()(x, x)[1], x)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "expected"),
+    [
+        (optim.AdamConfig(max_norm_clip=5.0), None, 5.0),
+        (optim.AdamConfig(max_norm_clip=5.0), 2.0, 2.0),
+        (optim.AdamConfig(max_norm_clip=0.0), 2.0, 2.0),
+        (optim.AdamConfig(max_norm_clip=5.0), 0.0, None),
+        (artifacts.OptimType.AdamW, None, None),
+        (artifacts.OptimType.SGD, None, None),
+    ],
+)
+def test_norm_that_is_clipped_to(
+    model: tuple[Net, Path], tmp_path: Path, optimizer: Any, given: Any, expected: Any
+) -> None:
+    _, path = model
+    artifacts.generate_artifacts(
+        path,
+        loss=artifacts.LossType.MSELoss,
+        optimizer=optimizer,
+        artifact_directory=tmp_path,
+        max_grad_norm=given,
+    )
+    nodes = onnx.load(tmp_path / "optimizer_model.onnx").graph.node
+    clips = [a.f for n in nodes if n.op_type == "ClipFactor" for a in n.attribute]
+    assert clips == ([] if expected is None else [expected])
 
 
 def huber() -> onnx.ModelProto:

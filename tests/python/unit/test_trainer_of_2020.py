@@ -8,6 +8,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -121,6 +122,44 @@ def test_evaluation_alone_and_files(tmp_path: Path) -> None:
     assert trainer.eval_step(*batch(0))[1].abs().max() == 0
     with pytest.raises(UnsupportedError, match="training_optimizer_name is None"):
         trainer.train_step(*batch(0), 0.1)
+
+
+def test_onnx_models_by_attributes_of_names() -> None:
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Reshape", ["x", "sizes"], ["r"]),
+        helper.make_node("Gemm", ["r", "weight", "bias"], ["scores"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "label"], ["loss"]),
+    ]
+    weight = torch.randn(6, 4).numpy()
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", 1, ["batch", 6]),
+            helper.make_tensor_value_info("label", 7, ["batch"]),
+        ],
+        [
+            helper.make_tensor_value_info("loss", 1, []),
+            helper.make_tensor_value_info("scores", 1, ["batch", 4]),
+        ],
+        [
+            onnx.numpy_helper.from_array(weight, "weight"),
+            onnx.numpy_helper.from_array(weight[0] * 0, "bias"),
+            helper.make_tensor("sizes", 7, [2], [-1, 6]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    asked: list[str] = []
+
+    def of_name(name: str) -> dict[str, Any]:
+        asked.append(name)
+        return attributes(name)
+
+    trainer = ORTTrainer(model, None, description(), "LambOptimizer", of_name, None)
+    losses = [trainer.train_step(*batch(0))[0].item() for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert sorted(asked) == ["bias", "weight"]
 
 
 def test_what_there_is_not_is_named() -> None:
