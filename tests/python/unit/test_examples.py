@@ -51,13 +51,13 @@ def test_getting_started_learns(tmp_path):
 @pytest.mark.slow
 def test_bert_pretraining_learns_and_resumes(tmp_path):
     options = ["--layers", "2", "--hidden", "64", "--vocabulary", "1000", "--text", "0.3"]
-    options += ["--length", "48", "--checkpoint-every", "5", "--output", tmp_path]
+    options += ["--length", "48", "--checkpoint-every", "5", "--lr", "0.01", "--output", tmp_path]
     command = [sys.executable, EXAMPLES / "bert_pretraining/train.py", *options]
     done = subprocess.run(
         [*command, "--steps", "20"], capture_output=True, text=True, check=True
     ).stdout
     before, after = re.search(r"([\d.]+) before, ([\d.]+) now", done).groups()
-    assert float(after) < float(before) - 0.2
+    assert float(after) < float(before) - 0.1
     assert (tmp_path / "bert.onnx").stat().st_size > 0
     more = subprocess.run(
         [*command, "--steps", "25", "--resume"], capture_output=True, text=True, check=True
