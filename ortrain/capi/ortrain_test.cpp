@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "ortrain/ir/onnx_io.h"
@@ -174,6 +175,41 @@ TEST_F(CInterface, HasTheLosses) {
         trainer.train_step({Tensor(x.data(), {2, 2}), Tensor(target.data(), {2, 3})});
     EXPECT_NEAR(loss_of(outputs), value, 1e-5) << loss;
   }
+}
+
+TEST_F(CInterface, HandsLogLinesToTheProgram) {
+  ::setenv("ORTRAIN_LOG", "plan", 1);
+  std::vector<std::string> lines;
+  ortrain_set_log_callback(
+      [](const char* category, const char* line, void* context) {
+        static_cast<std::vector<std::string>*>(context)->push_back(std::string(category) + line);
+      },
+      &lines);
+  Trainer trainer = Trainer::from_onnx(model, options);
+  step(trainer);
+  ortrain_set_log_callback(nullptr, nullptr);
+  trainer.optimizer_step();
+  ::unsetenv("ORTRAIN_LOG");
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_THAT(lines[0], HasSubstr("steps"));
+}
+
+TEST_F(CInterface, RepeatsRunsFromASeed) {
+  const Graph graph = parse_graph(
+      "graph g (float32[n, 2] x) => (y) {\n"
+      "  const w = float32[2, 64] {1, ...}\n  p = MatMul(x, w)\n"
+      "  y, _ = Dropout(p, float32 0.5, bool true)\n}");
+  save_onnx(graph, model);
+  const auto losses = [&](uint64_t seed) {
+    Trainer trainer = Trainer::from_onnx(model, options);
+    trainer.set_seed(seed);
+    const double first = loss_of(step(trainer));
+    return std::pair(first, loss_of(step(trainer)));
+  };
+  const auto [first, second] = losses(1);
+  EXPECT_EQ(losses(1), std::pair(first, second));
+  EXPECT_NE(first, second);
+  EXPECT_NE(losses(2).first, first);
 }
 
 TEST_F(CInterface, RefusesWithAStatusAndAMessage) {
