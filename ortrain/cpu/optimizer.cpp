@@ -184,14 +184,50 @@ void TensorBlocks::assign(std::span<const OptimizerTensor> tensors) {
   if (starts_.back() != pieces_.size()) starts_.push_back(pieces_.size());
 }
 
-AdamCoefficients adamw_coefficients(double lr, double beta1, double beta2, double epsilon,
-                                    double weight_decay, double step) {
-  return {.beta1 = beta1,
-          .beta2 = beta2,
-          .epsilon = epsilon,
-          .step_size = lr / (1 - std::pow(beta1, step)),
-          .root_scale = 1 / std::sqrt(1 - std::pow(beta2, step)),
-          .keep_before = 1 - lr * weight_decay};
+AdamCoefficients adam_coefficients(const StepRule& rule, double step) {
+  const double bias1 = rule.bias_correction ? 1 - std::pow(rule.beta1, step) : 1;
+  const double root2 = rule.bias_correction ? std::sqrt(1 - std::pow(rule.beta2, step)) : 1;
+  AdamCoefficients c{.beta1 = rule.beta1,
+                     .beta2 = rule.beta2,
+                     .epsilon = rule.epsilon,
+                     .step_size = rule.lr / bias1};
+  if (rule.decay_mode == DecayMode::after) {
+    c.step_size *= root2;
+    c.keep_after = 1 - rule.lr * rule.weight_decay;
+  } else {
+    c.root_scale = 1 / root2;
+    if (rule.decay_mode == DecayMode::l2) c.l2 = rule.weight_decay;
+    if (rule.decay_mode == DecayMode::decoupled) c.keep_before = 1 - rule.lr * rule.weight_decay;
+  }
+  return c;
+}
+
+LambCoefficients lamb_coefficients(const StepRule& rule, double step) {
+  const bool correct = rule.bias_correction;
+  return {.beta1 = rule.beta1,
+          .beta2 = rule.beta2,
+          .epsilon = rule.epsilon,
+          .lr = rule.lr,
+          .mean_scale = correct ? 1 / (1 - std::pow(rule.beta1, step)) : 1,
+          .root_scale = correct ? 1 / std::sqrt(1 - std::pow(rule.beta2, step)) : 1,
+          .weight_decay = rule.weight_decay,
+          .ratio_min = rule.ratio_min,
+          .ratio_max = rule.ratio_max};
+}
+
+SgdCoefficients sgd_coefficients(const StepRule& rule, bool first) {
+  return {.lr = rule.lr,
+          .momentum = rule.momentum,
+          .buffer_keep = first ? 0 : rule.momentum,
+          .buffer_gain = first ? 1 : 1 - rule.dampening,
+          .l2 = rule.weight_decay,
+          .nesterov = rule.nesterov};
+}
+
+AdagradCoefficients adagrad_coefficients(const StepRule& rule, double step) {
+  return {.lr = rule.lr / (1 + (step - 1) * rule.rate_decay),
+          .epsilon = rule.epsilon,
+          .l2 = rule.weight_decay};
 }
 
 double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks) {

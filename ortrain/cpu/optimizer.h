@@ -61,9 +61,29 @@ class TensorBlocks {
   std::vector<size_t> starts_ = {0};  // of the blocks in pieces_, and their end
 };
 
-// The bias-corrected coefficients of PyTorch's AdamW at its step number `step` >= 1.
-AdamCoefficients adamw_coefficients(double lr, double beta1, double beta2, double epsilon,
-                                    double weight_decay, double step);
+// How Adam decays weights; the numbers are those of FusedAdam's adam_w_mode.
+enum class DecayMode {
+  l2 = 0,         // torch.optim.Adam: part of the gradient
+  after = 1,      // the former AdamW of Hugging Face: of the updated weight
+  decoupled = 2,  // torch.optim.AdamW: of the weight before the update
+};
+
+// What a rule says about a tensor, without the rate's schedule; each rule reads its own.
+struct StepRule {
+  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  double momentum = 0, dampening = 0;
+  double ratio_min = 0, ratio_max = 0;
+  double rate_decay = 0;
+  bool nesterov = false, bias_correction = true;
+  DecayMode decay_mode = DecayMode::decoupled;
+};
+
+// The coefficients of the step with number `step` >= 1, for gradients that are taken as they are.
+AdamCoefficients adam_coefficients(const StepRule& rule, double step);
+LambCoefficients lamb_coefficients(const StepRule& rule, double step);
+// `first`: the buffer is made in this step.
+SgdCoefficients sgd_coefficients(const StepRule& rule, bool first);
+AdagradCoefficients adagrad_coefficients(const StepRule& rule, double step);
 
 // The 2-norm of all gradients together, added up in double. NaN and infinity show.
 double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks);

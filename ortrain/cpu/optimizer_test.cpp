@@ -172,7 +172,9 @@ TEST(Optimizer, AdamIsItsFormula) {
         for (double l2 : {0.0, 0.1}) {
           List list(formats.param, formats.state, amsgrad ? 3 : 2);
           for (int step = 1; step <= kSteps; ++step) {
-            AdamCoefficients c = adamw_coefficients(0.05, 0.8, 0.9, 1e-4, 0.1, step);
+            AdamCoefficients c = adam_coefficients(
+                {.lr = 0.05, .beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-4, .weight_decay = 0.1},
+                step);
             c.l2 = l2;
             c.keep_after = 0.99;
             c.gradient_factor = -0.7;
@@ -188,7 +190,8 @@ TEST(Optimizer, AdamIsItsFormula) {
 }
 
 TEST(Optimizer, AdamwCoefficients) {
-  const AdamCoefficients c = adamw_coefficients(0.1, 0.9, 0.99, 1e-8, 0.2, 3);
+  const AdamCoefficients c = adam_coefficients(
+      {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.2}, 3);
   EXPECT_NEAR(c.step_size, 0.1 / (1 - 0.9 * 0.9 * 0.9), 1e-14);
   EXPECT_NEAR(c.root_scale, 1 / std::sqrt(1 - 0.99 * 0.99 * 0.99), 1e-12);
   EXPECT_DOUBLE_EQ(c.keep_before, 0.98);

@@ -77,11 +77,7 @@ struct Group {
   nb::object dict;
   nb::object params;  // a list
   size_t state_count = 0;
-  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  double momentum = 0, dampening = 0;
-  double ratio_min = 0, ratio_max = 0;
-  bool nesterov = false, bias_correction = true;
-  int adam_w_mode = 2;
+  cpu::StepRule rule;
   double sign = 1;
 };
 
@@ -208,30 +204,31 @@ class MultiTensorStep {
       group.dict = nb::borrow(dict);
       group.params = dict["params"];
       if (!PyList_Check(group.params.ptr())) throw nb::type_error("params of a group is no list");
-      group.lr = number(dict, "lr");
-      group.weight_decay = number(dict, "weight_decay");
+      group.rule.lr = number(dict, "lr");
+      group.rule.weight_decay = number(dict, "weight_decay");
       group.sign = truth(dict, "maximize") ? -1 : 1;
       if (kind_ == Kind::sgd) {
-        group.momentum = number(dict, "momentum");
-        group.dampening = number(dict, "dampening");
-        group.nesterov = truth(dict, "nesterov");
-        group.state_count = group.momentum != 0 ? 1 : 0;
+        group.rule.momentum = number(dict, "momentum");
+        group.rule.dampening = number(dict, "dampening");
+        group.rule.nesterov = truth(dict, "nesterov");
+        group.state_count = group.rule.momentum != 0 ? 1 : 0;
       } else {
         nb::object betas = dict["betas"];
-        group.beta1 = nb::cast<double>(nb::float_(betas[0]));
-        group.beta2 = nb::cast<double>(nb::float_(betas[1]));
-        group.epsilon = number(dict, "eps");
+        group.rule.beta1 = nb::cast<double>(nb::float_(betas[0]));
+        group.rule.beta2 = nb::cast<double>(nb::float_(betas[1]));
+        group.rule.epsilon = number(dict, "eps");
         group.state_count = 2;
       }
       if (kind_ == Kind::adamw && truth(dict, "amsgrad")) group.state_count = 3;
       if (kind_ == Kind::adam) {
-        group.adam_w_mode = nb::cast<int>(nb::int_(dict["adam_w_mode"]));
-        group.bias_correction = truth(dict, "bias_correction");
+        group.rule.decay_mode =
+            static_cast<cpu::DecayMode>(nb::cast<int>(nb::int_(dict["adam_w_mode"])));
+        group.rule.bias_correction = truth(dict, "bias_correction");
       }
       if (kind_ == Kind::lamb) {
-        group.ratio_min = number(dict, "ratio_min");
-        group.ratio_max = number(dict, "ratio_max");
-        group.bias_correction = truth(dict, "bias_correction");
+        group.rule.ratio_min = number(dict, "ratio_min");
+        group.rule.ratio_max = number(dict, "ratio_max");
+        group.rule.bias_correction = truth(dict, "bias_correction");
       }
       groups_.push_back(std::move(group));
     }
@@ -432,7 +429,7 @@ class MultiTensorStep {
   // Increments all step numbers. Calls make(group, step number) where one of them is not that of
   // the parameter before.
   template <class Coefficients, class Make>
-  std::vector<Coefficients> coefficients(Make make) {
+  std::vector<Coefficients> coefficients(double factor, Make make) {
     std::vector<Coefficients> all;
     all.reserve(items_.size());
     size_t group = 0;
@@ -443,6 +440,7 @@ class MultiTensorStep {
         group = item.group;
         step = next;
         all.push_back(make(groups_[group], step));
+        all.back().gradient_factor = factor * groups_[group].sign;
       } else {
         all.push_back(all.back());
       }
@@ -452,32 +450,17 @@ class MultiTensorStep {
 
   void run(double factor) {
     switch (kind_) {
-      case Kind::adamw: {
-        const auto make = [&](const Group& g, double step) {
-          cpu::AdamCoefficients c =
-              cpu::adamw_coefficients(g.lr, g.beta1, g.beta2, g.epsilon, g.weight_decay, step);
-          c.gradient_factor = factor * g.sign;
-          return c;
-        };
-        const auto all = coefficients<cpu::AdamCoefficients>(make);
-        nb::gil_scoped_release release;
-        cpu::adam_step(tensors_, blocks_, all);
-        return;
-      }
+      case Kind::adamw:
       case Kind::adam: {
-        const auto make = [&](const Group& g, double step) {
-          return adam_coefficients(g, step, factor);
-        };
-        const auto all = coefficients<cpu::AdamCoefficients>(make);
+        const auto all = coefficients<cpu::AdamCoefficients>(
+            factor, [](const Group& g, double step) { return adam_coefficients(g.rule, step); });
         nb::gil_scoped_release release;
         cpu::adam_step(tensors_, blocks_, all);
         return;
       }
       case Kind::lamb: {
-        const auto make = [&](const Group& g, double step) {
-          return lamb_coefficients(g, step, factor);
-        };
-        const auto all = coefficients<cpu::LambCoefficients>(make);
+        const auto all = coefficients<cpu::LambCoefficients>(
+            factor, [](const Group& g, double step) { return lamb_coefficients(g.rule, step); });
         nb::gil_scoped_release release;
         cpu::lamb_step(tensors_, blocks_, all);
         return;
@@ -485,57 +468,16 @@ class MultiTensorStep {
       case Kind::sgd: {
         std::vector<cpu::SgdCoefficients> all;
         all.reserve(items_.size());
-        for (const Item& item : items_) all.push_back(sgd_coefficients(item, factor));
+        for (const Item& item : items_) {
+          const Group& group = groups_[item.group];
+          all.push_back(sgd_coefficients(group.rule, item.first));
+          all.back().gradient_factor = factor * group.sign;
+        }
         nb::gil_scoped_release release;
         cpu::sgd_step(tensors_, blocks_, all);
         return;
       }
     }
-  }
-
-  // Modes as in FusedAdam: L2 penalty, AdamW of Hugging Face, AdamW of PyTorch.
-  static cpu::AdamCoefficients adam_coefficients(const Group& g, double step, double factor) {
-    const double bias1 = g.bias_correction ? 1 - std::pow(g.beta1, step) : 1;
-    const double root2 = g.bias_correction ? std::sqrt(1 - std::pow(g.beta2, step)) : 1;
-    cpu::AdamCoefficients c{.beta1 = g.beta1,
-                            .beta2 = g.beta2,
-                            .epsilon = g.epsilon,
-                            .step_size = g.lr / bias1,
-                            .gradient_factor = factor * g.sign};
-    if (g.adam_w_mode == 1) {
-      c.step_size *= root2;
-      c.keep_after = 1 - g.lr * g.weight_decay;
-    } else {
-      c.root_scale = 1 / root2;
-      if (g.adam_w_mode == 0) c.l2 = g.weight_decay;
-      if (g.adam_w_mode == 2) c.keep_before = 1 - g.lr * g.weight_decay;
-    }
-    return c;
-  }
-
-  static cpu::LambCoefficients lamb_coefficients(const Group& g, double step, double factor) {
-    const bool correct = g.bias_correction;
-    return {.beta1 = g.beta1,
-            .beta2 = g.beta2,
-            .epsilon = g.epsilon,
-            .lr = g.lr,
-            .mean_scale = correct ? 1 / (1 - std::pow(g.beta1, step)) : 1,
-            .root_scale = correct ? 1 / std::sqrt(1 - std::pow(g.beta2, step)) : 1,
-            .weight_decay = g.weight_decay,
-            .ratio_min = g.ratio_min,
-            .ratio_max = g.ratio_max,
-            .gradient_factor = factor * g.sign};
-  }
-
-  cpu::SgdCoefficients sgd_coefficients(const Item& item, double factor) const {
-    const Group& g = groups_[item.group];
-    return {.lr = g.lr,
-            .momentum = g.momentum,
-            .buffer_keep = item.first ? 0 : g.momentum,
-            .buffer_gain = item.first ? 1 : 1 - g.dampening,
-            .l2 = g.weight_decay,
-            .gradient_factor = factor * g.sign,
-            .nesterov = g.nesterov};
   }
 
   Kind kind_;

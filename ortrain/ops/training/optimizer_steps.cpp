@@ -22,9 +22,7 @@ void infer_step(InferContext& context) {
   require_scalar(context, 1, "step number");
   require_scalar(context, 2, "factor");
   require_scalar(context, 3, "skip flag");
-  const std::string& op = context.node().op;
-  const bool momentum = op == "SgdStep" && context.attrs().float_("momentum") != 0.0;
-  const StepLayout at(context.num_inputs(), num_states(op, momentum));
+  const StepLayout at(context.num_inputs(), num_states(context.node().op, context.attrs()));
   if (context.num_outputs() != at.count * (1 + at.states)) {
     throw InvalidModelError(str("has ", context.num_outputs(), " outputs, needs ",
                                 at.count * (1 + at.states), ", the next of all but gradients"));

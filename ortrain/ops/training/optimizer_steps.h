@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/attribute_reader.h"
 
 namespace ortrain::ops {
 
@@ -14,8 +15,8 @@ namespace ortrain::ops {
 inline constexpr size_t kStepScalars = 4;
 
 // How many kinds of state an optimizer step has.
-inline size_t num_states(std::string_view op, bool has_momentum) {
-  if (op == "SgdStep") return has_momentum ? 1 : 0;
+inline size_t num_states(std::string_view op, const AttributeReader& attrs) {
+  if (op == "SgdStep") return attrs.float_("momentum") != 0.0 ? 1 : 0;
   return op == "AdagradStep" ? 1 : 2;
 }
 

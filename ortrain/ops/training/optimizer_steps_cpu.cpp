@@ -19,8 +19,6 @@ namespace {
 
 using ops::StepLayout;
 
-enum class DecayMode { decoupled, after, l2 };
-
 DecayMode decay_mode(const std::string& name) {
   if (name == "decoupled") return DecayMode::decoupled;
   if (name == "after") return DecayMode::after;
@@ -28,86 +26,58 @@ DecayMode decay_mode(const std::string& name) {
   throw InvalidModelError(str("decay_mode '", name, "' is none of decoupled, after, l2"));
 }
 
-// What a step reads from its scalars.
-struct StepScalars {
-  double rate, step, factor;
+// What a node's attributes say; those that its operator does not have stay as they are.
+StepRule rule_of(const NodeSpec& spec) {
+  const AttributeReader attrs = spec.attrs();
+  const auto has = [&](const char* name) { return spec.def().find_attribute(name) != nullptr; };
+  const auto read = [&](const char* name, double& number) {
+    if (has(name)) number = attrs.float_(name);
+  };
+  StepRule rule;
+  read("beta1", rule.beta1);
+  read("beta2", rule.beta2);
+  read("epsilon", rule.epsilon);
+  read("weight_decay", rule.weight_decay);
+  read("momentum", rule.momentum);
+  read("dampening", rule.dampening);
+  read("ratio_min", rule.ratio_min);
+  read("ratio_max", rule.ratio_max);
+  read("rate_decay", rule.rate_decay);
+  if (has("nesterov")) rule.nesterov = attrs.int_("nesterov") != 0;
+  if (has("bias_correction")) rule.bias_correction = attrs.int_("bias_correction") != 0;
+  if (has("decay_mode")) rule.decay_mode = decay_mode(attrs.string_("decay_mode"));
+  return rule;
+}
 
-  explicit StepScalars(const KernelArgs& args)
-      : rate(*args.input<double>(0)),
-        step(static_cast<double>(*args.input<int64_t>(1))),
-        factor(args.in[2] == nullptr ? 1.0 : *args.input<double>(2)) {}
-};
+// The coefficients of a step: `rule` with the rate of now, for gradients times their factor.
+template <class Rule>
+typename Rule::Coefficients coefficients_now(StepRule rule, const KernelArgs& args) {
+  rule.lr = *args.input<double>(0);
+  auto coefficients = Rule::coefficients(rule, static_cast<double>(*args.input<int64_t>(1)));
+  if (args.in[2] != nullptr) coefficients.gradient_factor = *args.input<double>(2);
+  return coefficients;
+}
 
+// Of each operator the multi-tensor step, and one element in double: the truth in tests.
 struct AdamRule {
   using Coefficients = AdamCoefficients;
   static constexpr auto kStep = adam_step;
-  double beta1, beta2, epsilon, weight_decay;
-  DecayMode mode;
-  bool bias_correction;
+  static constexpr auto coefficients = adam_coefficients;
 
-  explicit AdamRule(const AttributeReader& attrs)
-      : beta1(attrs.float_("beta1")),
-        beta2(attrs.float_("beta2")),
-        epsilon(attrs.float_("epsilon")),
-        weight_decay(attrs.float_("weight_decay")),
-        mode(decay_mode(attrs.string_("decay_mode"))),
-        bias_correction(attrs.int_("bias_correction") != 0) {}
-  static size_t num_states(const AttributeReader&) { return 2; }
-
-  AdamCoefficients operator()(const StepScalars& now) const {
-    AdamCoefficients c{.beta1 = beta1,
-                       .beta2 = beta2,
-                       .epsilon = epsilon,
-                       .step_size = now.rate,
-                       .gradient_factor = now.factor};
-    const double root2 = bias_correction ? std::sqrt(1 - std::pow(beta2, now.step)) : 1.0;
-    if (bias_correction) c.step_size /= 1 - std::pow(beta1, now.step);
-    if (mode == DecayMode::after) {
-      c.step_size *= root2;
-      c.keep_after = 1 - now.rate * weight_decay;
-    } else {
-      c.root_scale = 1 / root2;
-      if (mode == DecayMode::decoupled) c.keep_before = 1 - now.rate * weight_decay;
-      if (mode == DecayMode::l2) c.l2 = weight_decay;
-    }
-    return c;
-  }
-
-  // One element in double: the truth in tests.
   static double reference(const AdamCoefficients& c, double g, double p, double* state, double) {
     g = g * c.gradient_factor + c.l2 * p;
     state[0] += (1 - c.beta1) * (g - state[0]);
     state[1] = c.beta2 * state[1] + (1 - c.beta2) * g * g;
-    return c.keep_after *
-           (c.keep_before * p -
-            c.step_size * state[0] / (std::sqrt(state[1]) * c.root_scale + c.epsilon));
+    const double divisor = std::sqrt(state[1]) * c.root_scale + c.epsilon;
+    return c.keep_after * (c.keep_before * p - c.step_size * state[0] / divisor);
   }
 };
 
 struct SgdRule {
   using Coefficients = SgdCoefficients;
   static constexpr auto kStep = sgd_step;
-  double momentum, dampening, weight_decay;
-  bool nesterov;
-
-  explicit SgdRule(const AttributeReader& attrs)
-      : momentum(attrs.float_("momentum")),
-        dampening(attrs.float_("dampening")),
-        weight_decay(attrs.float_("weight_decay")),
-        nesterov(attrs.int_("nesterov") != 0) {}
-  static size_t num_states(const AttributeReader& attrs) {
-    return attrs.float_("momentum") != 0.0 ? 1 : 0;
-  }
-
-  SgdCoefficients operator()(const StepScalars& now) const {
-    const bool first = now.step <= 1;
-    return {.lr = now.rate,
-            .momentum = momentum,
-            .buffer_keep = first ? 0.0 : momentum,
-            .buffer_gain = first ? 1.0 : 1 - dampening,
-            .l2 = weight_decay,
-            .gradient_factor = now.factor,
-            .nesterov = nesterov};
+  static SgdCoefficients coefficients(const StepRule& rule, double step) {
+    return sgd_coefficients(rule, step <= 1);
   }
 
   static double reference(const SgdCoefficients& c, double g, double p, double* state, double) {
@@ -123,20 +93,7 @@ struct SgdRule {
 struct AdagradRule {
   using Coefficients = AdagradCoefficients;
   static constexpr auto kStep = adagrad_step;
-  double epsilon, weight_decay, rate_decay;
-
-  explicit AdagradRule(const AttributeReader& attrs)
-      : epsilon(attrs.float_("epsilon")),
-        weight_decay(attrs.float_("weight_decay")),
-        rate_decay(attrs.float_("rate_decay")) {}
-  static size_t num_states(const AttributeReader&) { return 1; }
-
-  AdagradCoefficients operator()(const StepScalars& now) const {
-    return {.lr = now.rate / (1 + (now.step - 1) * rate_decay),
-            .epsilon = epsilon,
-            .l2 = weight_decay,
-            .gradient_factor = now.factor};
-  }
+  static constexpr auto coefficients = adagrad_coefficients;
 
   static double reference(const AdagradCoefficients& c, double g, double p, double* state, double) {
     g = g * c.gradient_factor + c.l2 * p;
@@ -148,34 +105,7 @@ struct AdagradRule {
 struct LambRule {
   using Coefficients = LambCoefficients;
   static constexpr auto kStep = lamb_step;
-  double beta1, beta2, epsilon, weight_decay, ratio_min, ratio_max;
-  bool bias_correction;
-
-  explicit LambRule(const AttributeReader& attrs)
-      : beta1(attrs.float_("beta1")),
-        beta2(attrs.float_("beta2")),
-        epsilon(attrs.float_("epsilon")),
-        weight_decay(attrs.float_("weight_decay")),
-        ratio_min(attrs.float_("ratio_min")),
-        ratio_max(attrs.float_("ratio_max")),
-        bias_correction(attrs.int_("bias_correction") != 0) {}
-  static size_t num_states(const AttributeReader&) { return 2; }
-
-  LambCoefficients operator()(const StepScalars& now) const {
-    const auto correction = [&](double beta) {
-      return bias_correction ? 1 / (1 - std::pow(beta, now.step)) : 1.0;
-    };
-    return {.beta1 = beta1,
-            .beta2 = beta2,
-            .epsilon = epsilon,
-            .lr = now.rate,
-            .mean_scale = correction(beta1),
-            .root_scale = std::sqrt(correction(beta2)),
-            .weight_decay = weight_decay,
-            .ratio_min = ratio_min,
-            .ratio_max = ratio_max,
-            .gradient_factor = now.factor};
-  }
+  static constexpr auto coefficients = lamb_coefficients;
 
   static double update(const LambCoefficients& c, double p, const double* state) {
     return c.mean_scale * state[0] / (std::sqrt(state[1]) * c.root_scale + c.epsilon) +
@@ -192,6 +122,10 @@ struct LambRule {
     state[1] = c.beta2 * state[1] + (1 - c.beta2) * g * g;
   }
 };
+
+StepLayout layout_of(const NodeSpec& spec) {
+  return StepLayout(spec.num_inputs(), ops::num_states(spec.node().op, spec.attrs()));
+}
 
 struct TensorPlan {
   int64_t size = 0;
@@ -224,8 +158,8 @@ bool begin_step(const StepLayout& at, const std::vector<TensorPlan>& plans,
   return args.in[3] == nullptr || !*args.input<bool>(3);
 }
 
-std::vector<std::pair<int, int>> step_pairs(const NodeSpec& spec, size_t states) {
-  const StepLayout at(spec.num_inputs(), states);
+std::vector<std::pair<int, int>> step_pairs(const NodeSpec& spec) {
+  const StepLayout at = layout_of(spec);
   std::vector<std::pair<int, int>> pairs;
   for (size_t i = 0; i < at.count; ++i) {
     pairs.emplace_back(at.parameter(i), at.new_parameter(i));
@@ -246,7 +180,7 @@ std::optional<std::string> refuse_absent_outputs(const NodeSpec& spec) {
 template <class Rule>
 KernelFn make_step(NodeSpec& spec) {
   using Coefficients = typename Rule::Coefficients;
-  const StepLayout at(spec.num_inputs(), Rule::num_states(spec.attrs()));
+  const StepLayout at = layout_of(spec);
   std::vector<TensorPlan> plans = tensor_plans(spec);
   std::vector<OptimizerTensor> tensors(at.count);
   for (size_t i = 0; i < at.count; ++i) {
@@ -262,12 +196,12 @@ KernelFn make_step(NodeSpec& spec) {
   static_assert(std::is_trivially_copyable_v<OptimizerTensor> &&
                 std::is_trivially_copyable_v<Coefficients>);
   spec.request_workspace(at.count * (sizeof(OptimizerTensor) + sizeof(Coefficients)));
-  return [rule = Rule(spec.attrs()), at, plans = std::move(plans), tensors = std::move(tensors),
+  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
           blocks = std::move(blocks)](const KernelArgs& args) {
     if (!begin_step(at, plans, args) || at.count == 0) return;
     auto* const now = static_cast<OptimizerTensor*>(args.workspace);
     auto* const coefficients = reinterpret_cast<Coefficients*>(now + at.count);
-    std::uninitialized_fill_n(coefficients, at.count, rule(StepScalars(args)));
+    std::uninitialized_fill_n(coefficients, at.count, coefficients_now<Rule>(rule, args));
     std::uninitialized_copy(tensors.begin(), tensors.end(), now);
     for (size_t i = 0; i < at.count; ++i) {
       now[i].param.data = args.out[at.new_parameter(i)];
@@ -301,10 +235,10 @@ double lamb_ratio(const LambCoefficients& c, double param, double update) {
 
 template <class Rule>
 KernelFn make_reference(NodeSpec& spec) {
-  const StepLayout at(spec.num_inputs(), Rule::num_states(spec.attrs()));
-  return [rule = Rule(spec.attrs()), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  const StepLayout at = layout_of(spec);
+  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
     if (!begin_step(at, plans, args)) return;
-    const auto c = rule(StepScalars(args));
+    const auto c = coefficients_now<Rule>(rule, args);
     for (size_t i = 0; i < at.count; ++i) {
       const DType type = plans[at.parameter(i)].dtype;
       void* const param = args.out[at.new_parameter(i)];
@@ -346,17 +280,14 @@ KernelFn make_reference(NodeSpec& spec) {
 
 template <class Rule>
 std::vector<Kernel> step_kernels() {
-  const auto pairs = [](const NodeSpec& spec) {
-    return step_pairs(spec, Rule::num_states(spec.attrs()));
-  };
   return {{.name = "multi_tensor",
            .why_not = refuse_absent_outputs,
            .make = make_step<Rule>,
-           .inplace_of = pairs},
+           .inplace_of = step_pairs},
           {.name = "ref",
            .why_not = refuse_absent_outputs,
            .make = make_reference<Rule>,
-           .inplace_of = pairs}};
+           .inplace_of = step_pairs}};
 }
 
 KernelFn make_norm(NodeSpec& spec) {
