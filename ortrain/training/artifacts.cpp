@@ -4,7 +4,6 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/onnx_io.h"
-#include "ortrain/ir/standard_form.h"
 #include "ortrain/training/checkpoint.h"
 #include "ortrain/training/prepare_model.h"
 
@@ -61,10 +60,7 @@ LoadedArtifacts load_artifacts(const fs::path& folder, const KernelRegistry& ker
 void export_for_inference(const Graph& evaluation, const TrainingState& state,
                           const std::vector<std::string>& outputs, const fs::path& path) {
   Graph graph = evaluation;
-  leave_out_training(graph);
-  if (!outputs.empty()) select_outputs(graph, outputs);
-  to_standard_operators(graph);
-  drop_unused_inputs(graph);
+  prepare_for_others(graph, outputs);
   SaveOptions options{.lists_initializers = false};
   size_t bytes = 0;
   for (const GraphInput& input : graph.inputs()) {

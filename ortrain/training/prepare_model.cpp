@@ -8,6 +8,7 @@
 #include "ortrain/ir/attribute_reader.h"
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/standard_form.h"
 
 namespace ortrain {
 namespace {
@@ -162,6 +163,13 @@ void leave_out_training(Graph& graph) {
   }
   use_running_statistics(graph);
   finish(graph);
+}
+
+void prepare_for_others(Graph& graph, const std::vector<std::string>& outputs) {
+  drop_updates(graph);
+  if (!outputs.empty()) select_outputs(graph, outputs);
+  to_standard_operators(graph);
+  drop_unused_inputs(graph);
 }
 
 }  // namespace ortrain

@@ -31,4 +31,9 @@ void draw_dropout_per_run(Graph& graph);
 // drops nothing, BatchNormalization uses its running statistics and updates them no more.
 void leave_out_training(Graph& graph);
 
+// Turns a graph for evaluation into one for other programs: these of its user outputs (empty: all),
+// standard operators, the inputs that are needed. Throws what to_standard_operators and
+// select_outputs throw.
+void prepare_for_others(Graph& graph, const std::vector<std::string>& outputs);
+
 }  // namespace ortrain

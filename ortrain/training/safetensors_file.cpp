@@ -207,7 +207,7 @@ SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
 }
 
 MutableTensor SafetensorsFile::read(const Entry& entry) const {
-  MutableTensor tensor = MutableTensor::zeros(entry.spec);
+  MutableTensor tensor = MutableTensor::allocate(entry.spec);
   if (entry.spec.bytes() > 0) file_.read(entry.offset, tensor.data, entry.spec.bytes());
   if (entry.spec.dtype == DType::boolean) {
     // Any byte may stand in a file, a bool is 0 or 1.

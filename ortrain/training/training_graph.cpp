@@ -11,6 +11,7 @@
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
+#include "ortrain/training/prepare_model.h"
 
 namespace ortrain {
 namespace {
@@ -307,13 +308,11 @@ class TrainingGraphMaker {
   void use_gradients_early() {
     const std::set<NodeId> steps(steps_.begin(), steps_.end());
     std::vector<NodeId> others;
-    std::vector<size_t> place(graph_.num_node_slots(), 0);  // from 1
-    std::vector<size_t> last_use(graph_.num_values(), 0);
+    std::vector<size_t> last_use(graph_.num_values(), 0);  // among the others, from 1
     for (NodeId id : graph_.order()) {
       if (steps.contains(id)) continue;
       others.push_back(id);
       const Node& node = graph_.node(id);
-      place[static_cast<size_t>(id)] = others.size();
       for (const std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
         for (ValueId value : *values) {
           if (value != kNoValue) last_use[index_of(value)] = others.size();
@@ -384,10 +383,8 @@ Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, b
 
 Graph make_evaluation_graph(const Graph& model) {
   Graph graph = model;
-  std::erase_if(graph.outputs(),
-                [](const GraphOutput& output) { return output.role != OutputRole::user; });
+  drop_updates(graph);
   for (GraphInput& input : graph.inputs()) input.requires_grad = false;
-  graph.remove_dead_nodes();
   graph.sort();
   run_pipeline(graph, "fuse");
   verify(graph);

@@ -42,6 +42,19 @@ Dims concrete(const Shape& shape, const std::string& what) {
   return dims;
 }
 
+// A parameter, buffer or state of the graph; a state is made, as zeros, where there is none.
+const MutableTensor& kept_tensor(TrainingState& state, const GraphInput& input,
+                                 const Value& value) {
+  auto& tensors = input.role == InputRole::state ? state.optimizer : state.tensors;
+  const auto found = tensors.find(input.target);
+  if (found != tensors.end()) return found->second;
+  if (input.role != InputRole::state) {
+    throw InvalidModelError(str("there is no value for '", input.target, "'"));
+  }
+  const Dims shape = concrete(value.shape, "state '" + input.target + "'");
+  return tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape})).first->second;
+}
+
 // Inputs that lie in memory that the step writes to would change while they are read.
 void refuse_shared_memory(const Graph& graph, const TrainingState& state,
                           std::span<const InputTensor> inputs) {
@@ -139,16 +152,8 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     } else if (input.target == kAllFinite) {
       given = {{DType::boolean, {}}, &result.all_finite};
     } else if (is_kept(input.role)) {
-      auto& tensors = input.role == InputRole::state ? state.optimizer : state.tensors;
-      auto found = tensors.find(input.target);
-      if (found == tensors.end()) {
-        if (input.role != InputRole::state) {
-          throw InvalidModelError(str("there is no value for '", input.target, "'"));
-        }
-        const Dims shape = concrete(value.shape, "state '" + input.target + "'");
-        found = tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape})).first;
-      }
-      given = {found->second.spec, found->second.data};
+      const MutableTensor& tensor = kept_tensor(state, input, value);
+      given = {tensor.spec, tensor.data};
       require_fit(value, given.spec, "'" + input.target + "'");
     } else {
       throw InternalError(str("input '", value.name, "' has the role ", name_of(input.role)));
@@ -237,12 +242,10 @@ std::vector<RunOutput> TrainingProgram::evaluate(TrainingState& state,
 }
 
 void TrainingProgram::make_states(TrainingState& state) const {
-  for (const GraphInput& input : graph(StepKind::whole).inputs()) {
+  const Graph& whole = graph(StepKind::whole);
+  for (const GraphInput& input : whole.inputs()) {
     if (input.role != InputRole::state || input.target.starts_with("optimizer:")) continue;
-    const Value& value = graph(StepKind::whole).value(input.value);
-    if (state.optimizer.contains(input.target)) continue;
-    const Dims shape = concrete(value.shape, "state '" + input.target + "'");
-    state.optimizer.emplace(input.target, MutableTensor::zeros({value.dtype, shape}));
+    kept_tensor(state, input, whole.value(input.value));
   }
 }
 

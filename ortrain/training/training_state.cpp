@@ -13,13 +13,13 @@ namespace {
 // No operator draws from this stream.
 constexpr uint64_t kSeedStream = ~uint64_t{0};
 
-MutableTensor allocate(TensorSpec spec) {
+}  // namespace
+
+MutableTensor MutableTensor::allocate(TensorSpec spec) {
   std::shared_ptr<Block> block = BlockPool::host()->tensor(spec.bytes());
   void* data = block->data();
   return {std::move(spec), data, std::move(block)};
 }
-
-}  // namespace
 
 MutableTensor MutableTensor::zeros(TensorSpec spec) {
   MutableTensor tensor = allocate(std::move(spec));

@@ -19,7 +19,8 @@ struct MutableTensor {
   void* data = nullptr;
   std::shared_ptr<void> owner;  // keeps `data` alive
 
-  // Zeros, 64-byte aligned.
+  // 64-byte aligned, contents undefined.
+  static MutableTensor allocate(TensorSpec spec);
   static MutableTensor zeros(TensorSpec spec);
   static MutableTensor copy_of(const TensorData& data);
   // The same contents in memory of its own.

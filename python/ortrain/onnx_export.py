@@ -17,6 +17,7 @@ from torch import nn
 
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
+from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare
 from ortrain.capture.signature import CallSignature
 from ortrain.errors import UnsupportedError
@@ -57,17 +58,12 @@ def export_module(
       FileError: The file cannot be written.
     """
     kwargs = kwargs or {}
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad(), tracing_alone() as alone:
-            if not alone:
-                raise CaptureError("another thread captures for long")
-            call = CallSignature(module.forward).flatten(args, kwargs)
-            graph = prepare(module, call, args, kwargs, {}).graph
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with modes_kept(module), torch.no_grad(), tracing_alone() as alone:
+        if not alone:
+            raise CaptureError("another thread captures for long")
+        module.eval()
+        call = CallSignature(module.forward).flatten(args, kwargs)
+        graph = prepare(module, call, args, kwargs, {}).graph
     named = (*module.named_parameters(), *module.named_buffers())
     save_model(graph, {name: t.detach() for name, t in named}, Path(path), opset=opset)
 
@@ -87,16 +83,12 @@ def save_model(
       graph: The graph of a model in eval mode; not changed.
       tensors: Contents of its parameters and buffers by name.
       path: The file.
-      outputs: Names of the outputs that are kept, in order; None for all.
+      outputs: Names of the outputs that are kept, in order; none for all.
       opset: Opset of the standard operators.
       post_process: Takes the onnx.ModelProto and returns the one that is written.
     """
     graph = graph.copy()
-    names = [o["name"] for o in graph.outputs if o["role"] == "user"]
-    graph.drop_updates()
-    graph.select_outputs(list(outputs) if outputs is not None else names)
-    graph.to_standard_operators()
-    graph.drop_unused_inputs()
+    graph.prepare_for_others(list(outputs or ()))
     if opset == _OPSET and post_process is None:
         save_graph(graph, tensors, path, lists_initializers=False)
         return

@@ -37,7 +37,7 @@ _CONFIGS = {
     "AdagradOptimizer": optim.AdagradConfig,
 }
 # Names of the operators' attributes, by those of the configurations.
-_ATTRIBUTES = {"lambda": "lambda_coef", "do_bias_correction": "do_bias_correction"}
+_ATTRIBUTES = {"lambda": "lambda_coef"}
 
 
 class IODescription:

@@ -36,21 +36,13 @@ CheckpointProperties properties_from(const nb::dict& given) {
   return result;
 }
 
-nb::dict tensors_of(const std::map<std::string, MutableTensor>& tensors) {
-  nb::dict result;
-  for (const auto& [name, tensor] : tensors) {
-    result[name.c_str()] = to_torch(tensor.data, tensor.spec, tensor.owner);
-  }
-  return result;
-}
-
 }  // namespace
 
 void init_checkpoint(nb::module_& module) {
   nb::class_<Checkpoint>(module, "Checkpoint")
       .def_ro("path", &Checkpoint::path)
-      .def_prop_ro("tensors", [](const Checkpoint& c) { return tensors_of(c.tensors); })
-      .def_prop_ro("optimizer", [](const Checkpoint& c) { return tensors_of(c.optimizer); })
+      .def_prop_ro("tensors", [](const Checkpoint& c) { return to_torch(c.tensors); })
+      .def_prop_ro("optimizer", [](const Checkpoint& c) { return to_torch(c.optimizer); })
       .def_ro("has_optimizer", &Checkpoint::has_optimizer)
       .def_ro("steps", &Checkpoint::steps)
       .def_ro("learning_rate", &Checkpoint::learning_rate)

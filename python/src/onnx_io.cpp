@@ -82,20 +82,11 @@ nb::tuple load(nb::handle source, const std::string& initializers,
   return to_python(std::move(model));
 }
 
-std::map<std::string, TensorData> values_from(const nb::dict& values) {
-  std::map<std::string, TensorData> result;
-  for (auto [key, value] : values) {
-    const std::string target = nb::cast<std::string>(key);
-    result.emplace(target, copy_to_tensor_data(value, str("the value of '", target, "'")));
-  }
-  return result;
-}
-
 void save(const Graph& graph, const std::filesystem::path& path, const nb::dict& values,
           std::optional<size_t> external_data_threshold, std::string external_data_file,
           bool lists_initializers) {
   SaveOptions options;
-  options.values = values_from(values);
+  options.values = copy_to_tensor_data(values);
   options.external_data_threshold = external_data_threshold;
   options.external_data_file = std::move(external_data_file);
   options.lists_initializers = lists_initializers;
@@ -105,7 +96,7 @@ void save(const Graph& graph, const std::filesystem::path& path, const nb::dict&
 
 nb::bytes to_bytes(const Graph& graph, const nb::dict& values) {
   SaveOptions options;
-  options.values = values_from(values);
+  options.values = copy_to_tensor_data(values);
   std::string bytes;
   {
     nb::gil_scoped_release release;

@@ -10,6 +10,7 @@
 
 #include "ortrain/base/error.h"
 #include "python/src/init.h"
+#include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
 
 namespace nb = nanobind;
@@ -22,9 +23,9 @@ std::string describe(const Graph& graph, const GraphInput& input) {
   if (input.role == InputRole::parameter) kind = "parameter";
   if (input.role == InputRole::buffer) kind = "buffer";
   if (input.role == InputRole::gradient) kind = "gradient of output";
-  const std::string& name =
-      input.role == InputRole::user || input.target.empty() ? graph.value(input.value).name
-                                                            : input.target;
+  const std::string& name = input.role == InputRole::user || input.target.empty()
+                                ? graph.value(input.value).name
+                                : input.target;
   return str(kind, " '", name, "'");
 }
 
@@ -92,19 +93,7 @@ class Run {
   bool can_run_backward() const { return context_ && context_->can_run_backward(); }
   bool planned() const { return planned_; }
 
-  nb::dict memory_plan() const {
-    nb::dict result;
-    if (!context_) return result;
-    const ExecutionPlan& plan = context_->plan();
-    result["arena_bytes"] = plan.arena_bytes;
-    result["arena_lower_bound"] = plan.arena_lower_bound;
-    result["constant_bytes"] = plan.constant_bytes;
-    result["forward_output_bytes"] = plan.forward_output_bytes;
-    result["gradient_bytes"] = plan.gradient_bytes;
-    result["total_bytes"] = plan.total_bytes();
-    result["steps"] = plan.steps.size();
-    return result;
-  }
+  nb::dict memory_plan() const { return context_ ? plan_sizes(context_->plan()) : nb::dict(); }
 
  private:
   BorrowedTensor borrow_input(const GraphInput& input, nb::handle tensor) const {
@@ -161,38 +150,34 @@ nb::dict to_dict(const SessionProfile::Snapshot& snapshot) {
 
 void init_session(nb::module_& module) {
   nb::class_<Session>(module, "Session")
-      .def("__init__",
-           [](Session* self, const Graph& graph, size_t max_plans) {
-             new (self) Session(graph, cpu_kernels(), {.max_plans = max_plans});
-           },
-           nb::arg("graph"), nb::arg("max_plans") = 64)
+      .def(
+          "__init__",
+          [](Session* self, const Graph& graph, size_t max_plans) {
+            new (self) Session(graph, cpu_kernels(), {.max_plans = max_plans});
+          },
+          nb::arg("graph"), nb::arg("max_plans") = 64)
       .def_prop_ro("num_plans", &Session::num_plans)
-      .def("plan",
-           [](Session& session, const std::vector<Dims>& dims) {
-             std::shared_ptr<const ExecutionPlan> plan;
-             {
-               nb::gil_scoped_release release;
-               plan = session.plan(dims);
-             }
-             nb::dict result;
-             result["arena_bytes"] = plan->arena_bytes;
-             result["arena_lower_bound"] = plan->arena_lower_bound;
-             result["constant_bytes"] = plan->constant_bytes;
-             result["forward_output_bytes"] = plan->forward_output_bytes;
-             result["gradient_bytes"] = plan->gradient_bytes;
-             result["total_bytes"] = plan->total_bytes();
-             nb::list steps;
-             for (const PlanStep& step : plan->steps) {
-               const std::string op =
-                   step.node == kNoNode ? "copy" : session.graph().node(step.node).op;
-               const std::string layer =
-                   step.node == kNoNode ? "" : session.graph().node(step.node).name;
-               steps.append(nb::make_tuple(op, step.kernel, layer));
-             }
-             result["steps"] = steps;
-             return result;
-           },
-           nb::arg("input_dims"))
+      .def(
+          "plan",
+          [](Session& session, const std::vector<Dims>& dims) {
+            std::shared_ptr<const ExecutionPlan> plan;
+            {
+              nb::gil_scoped_release release;
+              plan = session.plan(dims);
+            }
+            nb::dict result = plan_sizes(*plan);
+            nb::list steps;
+            for (const PlanStep& step : plan->steps) {
+              const std::string op =
+                  step.node == kNoNode ? "copy" : session.graph().node(step.node).op;
+              const std::string layer =
+                  step.node == kNoNode ? "" : session.graph().node(step.node).name;
+              steps.append(nb::make_tuple(op, step.kernel, layer));
+            }
+            result["steps"] = steps;
+            return result;
+          },
+          nb::arg("input_dims"))
       .def("profile", [](const Session& session) { return to_dict(session.profile().snapshot()); })
       .def("clear_profile", [](const Session& session) { session.profile().clear(); });
 

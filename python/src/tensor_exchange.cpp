@@ -253,4 +253,21 @@ TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
   return result;
 }
 
+nb::dict to_torch(const std::map<std::string, MutableTensor>& tensors) {
+  nb::dict result;
+  for (const auto& [name, tensor] : tensors) {
+    result[name.c_str()] = to_torch(tensor.data, tensor.spec, tensor.owner);
+  }
+  return result;
+}
+
+std::map<std::string, TensorData> copy_to_tensor_data(const nb::dict& values) {
+  std::map<std::string, TensorData> result;
+  for (auto [key, value] : values) {
+    const std::string name = nb::cast<std::string>(key);
+    result.emplace(name, copy_to_tensor_data(value, str("the value of '", name, "'")));
+  }
+  return result;
+}
+
 }  // namespace ortrain::python

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "ortrain/base/dtype.h"
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/runtime/session.h"
+#include "ortrain/training/training_state.h"
 
 namespace ortrain::python {
 
@@ -54,7 +56,12 @@ nanobind::object to_torch(const RunOutput& output);
 // A torch tensor over dense row-major memory, which `owner` keeps alive; null: the caller does.
 nanobind::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> owner);
 
+// Torch tensors over the memory of each, by name.
+nanobind::dict to_torch(const std::map<std::string, MutableTensor>& tensors);
+
 // Copies a numpy array or CPU torch tensor.
 TensorData copy_to_tensor_data(nanobind::handle array, const std::string& what);
+// Copies the values of a dict of such, by their names.
+std::map<std::string, TensorData> copy_to_tensor_data(const nanobind::dict& values);
 
 }  // namespace ortrain::python

@@ -8,7 +8,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <set>
 
 #include "ortrain/base/error.h"
@@ -19,6 +18,7 @@
 #include "ortrain/training/training_program.h"
 #include "python/src/attribute_conversion.h"
 #include "python/src/init.h"
+#include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
 
 namespace nb = nanobind;
@@ -40,14 +40,6 @@ MutableTensor shared_with(nb::object tensor, const std::string& what) {
           })};
 }
 
-nb::dict to_dict(const std::map<std::string, MutableTensor>& tensors) {
-  nb::dict result;
-  for (const auto& [target, tensor] : tensors) {
-    result[target.c_str()] = to_torch(tensor.data, tensor.spec, tensor.owner);
-  }
-  return result;
-}
-
 void set_optimizer_state(TrainingState& state, const std::string& target, nb::handle tensor) {
   const TensorData data = copy_to_tensor_data(tensor, str("the state '", target, "'"));
   const auto found = state.optimizer.find(target);
@@ -56,15 +48,11 @@ void set_optimizer_state(TrainingState& state, const std::string& target, nb::ha
     return;
   }
   const TensorSpec given{data.dtype(), data.dims()};
-  if (found->second.spec.dims == given.dims && found->second.spec.dtype != given.dtype) {
-    found->second = MutableTensor::copy_of(data);
-    return;
-  }
-  if (found->second.spec != given) {
+  if (found->second.spec.dims != given.dims) {
     throw ShapeError(str("the state '", target, "' is ", tensor_spec_str(given), ", expected ",
                          tensor_spec_str(found->second.spec)));
   }
-  if (data.bytes() > 0) std::memcpy(found->second.data, data.data(), data.bytes());
+  found->second = MutableTensor::copy_of(data);
 }
 
 TrainingOptions options_from(const nb::dict& options) {
@@ -124,20 +112,6 @@ nb::tuple to_tuple(const StepResult& result) {
       result.gradient_norm ? nb::cast(*result.gradient_norm) : nb::object(nb::none()));
 }
 
-nb::dict describe_plan(const TrainingProgram& program) {
-  nb::dict result;
-  const std::shared_ptr<const ExecutionPlan> plan = program.last_plan();
-  if (plan == nullptr) return result;
-  result["arena_bytes"] = plan->arena_bytes;
-  result["arena_lower_bound"] = plan->arena_lower_bound;
-  result["constant_bytes"] = plan->constant_bytes;
-  result["forward_output_bytes"] = plan->forward_output_bytes;
-  result["gradient_bytes"] = plan->gradient_bytes;
-  result["total_bytes"] = plan->total_bytes();
-  result["steps"] = plan->steps.size();
-  return result;
-}
-
 StepKind step_kind(const std::string& name) {
   if (name == "whole") return StepKind::whole;
   if (name == "first") return StepKind::first;
@@ -146,14 +120,16 @@ StepKind step_kind(const std::string& name) {
   throw InvalidModelError(str("'", name, "' is none of whole, first, next, last"));
 }
 
-// The contents of torch tensors, by name.
-std::map<std::string, TensorData> values_from(const nb::dict& values) {
-  std::map<std::string, TensorData> result;
-  for (auto [key, value] : values) {
-    const std::string name = nb::cast<std::string>(key);
-    result.emplace(name, copy_to_tensor_data(value, str("the value of '", name, "'")));
+// Runs a step of a program on the tensors of a call, without the interpreter's lock.
+template <class Step>
+nb::tuple run_step(const TrainingProgram& program, const nb::list& tensors, const Step& step) {
+  const Inputs inputs(program.model(), tensors);
+  StepResult result;
+  {
+    nb::gil_scoped_release release;
+    result = step(inputs.tensors);
   }
-  return result;
+  return to_tuple(result);
 }
 
 }  // namespace
@@ -174,8 +150,8 @@ void init_training(nb::module_& module) {
           },
           nb::arg("target"), nb::arg("tensor"),
           "Make a torch tensor a parameter or buffer, in its own memory.")
-      .def_prop_ro("tensors", [](const TrainingState& s) { return to_dict(s.tensors); })
-      .def_prop_ro("optimizer", [](const TrainingState& s) { return to_dict(s.optimizer); })
+      .def_prop_ro("tensors", [](const TrainingState& s) { return to_torch(s.tensors); })
+      .def_prop_ro("optimizer", [](const TrainingState& s) { return to_torch(s.optimizer); })
       .def("set_optimizer_state", &set_optimizer_state, nb::arg("target"), nb::arg("tensor"))
       .def(
           "keep",
@@ -201,21 +177,17 @@ void init_training(nb::module_& module) {
           },
           nb::arg("loss"), nb::arg("output") = "", nb::arg("target") = "target",
           nb::arg("name") = "loss")
-      .def("drop_updates", &drop_updates)
-      .def("drop_unused_inputs", &drop_unused_inputs)
+      .def("prepare_for_others", &prepare_for_others, nb::arg("outputs"))
       .def("draw_dropout_per_run", &draw_dropout_per_run)
       .def("leave_out_training", &leave_out_training);
 
   nb::class_<TrainingProgram>(module, "TrainingProgram")
       .def(
           "__init__",
-          [](TrainingProgram* self, const Graph& model, const nb::dict& options,
-             const Graph* evaluation) {
-            new (self) TrainingProgram(
-                model, options_from(options), cpu_kernels(),
-                evaluation == nullptr ? std::nullopt : std::optional<Graph>(*evaluation));
+          [](TrainingProgram* self, const Graph& model, const nb::dict& options) {
+            new (self) TrainingProgram(model, options_from(options), cpu_kernels());
           },
-          nb::arg("model"), nb::arg("options"), nb::arg("evaluation") = nb::none())
+          nb::arg("model"), nb::arg("options"))
       .def_static(
           "from_graphs",
           [](const Graph& training, const Graph& optimizer, const Graph& evaluation) {
@@ -225,32 +197,19 @@ void init_training(nb::module_& module) {
       .def_prop_ro("trained", &TrainingProgram::trained)
       .def("train_step",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             const Inputs inputs(program.model(), tensors);
-             StepResult result;
-             {
-               nb::gil_scoped_release release;
-               result = program.train_step(state, inputs.tensors);
-             }
-             return to_tuple(result);
+             return run_step(program, tensors,
+                             [&](const auto& inputs) { return program.train_step(state, inputs); });
            })
       .def("add_gradients",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             const Inputs inputs(program.model(), tensors);
-             StepResult result;
-             {
-               nb::gil_scoped_release release;
-               result = program.add_gradients(state, inputs.tensors);
-             }
-             return to_tuple(result);
+             return run_step(program, tensors, [&](const auto& inputs) {
+               return program.add_gradients(state, inputs);
+             });
            })
       .def("optimizer_step",
            [](const TrainingProgram& program, TrainingState& state) {
-             StepResult result;
-             {
-               nb::gil_scoped_release release;
-               result = program.optimizer_step(state);
-             }
-             return to_tuple(result);
+             return run_step(program, nb::list(),
+                             [&](const auto&) { return program.optimizer_step(state); });
            })
       .def("evaluate",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
@@ -272,13 +231,24 @@ void init_training(nb::module_& module) {
              return std::make_shared<Graph>(
                  make_training_graph(program.model(), program.options(), step_kind(kind), false));
            })
-      .def_prop_ro("memory_plan", &describe_plan)
+      .def_prop_ro("memory_plan",
+                   [](const TrainingProgram& program) {
+                     const std::shared_ptr<const ExecutionPlan> plan = program.last_plan();
+                     return plan == nullptr ? nb::dict() : plan_sizes(*plan);
+                   })
       .def_static("reset_gradients", &TrainingProgram::reset_gradients);
+  module.def(
+      "optimizer_states",
+      [](const std::string& step, nb::handle attributes) {
+        return optimizer_states(
+            step, attributes_from(attributes, op_registry().get(kOrtrainDomain, step)));
+      },
+      nb::arg("step"), nb::arg("attributes"), "Names of the states that a step operator keeps.");
   module.def(
       "write_artifacts",
       [](const std::filesystem::path& folder, const Graph& model, const nb::dict& values,
          const nb::dict& options, double learning_rate, const std::string& prefix) {
-        const std::map<std::string, TensorData> contents = values_from(values);
+        const std::map<std::string, TensorData> contents = copy_to_tensor_data(values);
         const TrainingOptions chosen = options_from(options);
         nb::gil_scoped_release release;
         write_artifacts(folder, model, contents, chosen, learning_rate, prefix);

@@ -145,6 +145,16 @@ class SGDConfig(_OptimizerConfig):
         super().__init__("SGDOptimizer", params, defaults)
 
 
+# What Adam and LAMB share.
+_MOMENTS = {
+    "alpha": "beta1",
+    "beta": "beta2",
+    "lambda_coef": "weight_decay",
+    "epsilon": "epsilon",
+    "do_bias_correction": "bias_correction",
+}
+
+
 class AdamConfig(_OptimizerConfig):
     """Adam and AdamW.
 
@@ -171,11 +181,7 @@ class AdamConfig(_OptimizerConfig):
 
     _step = "AdamStep"
     _attributes = {
-        "alpha": "beta1",
-        "beta": "beta2",
-        "lambda_coef": "weight_decay",
-        "epsilon": "epsilon",
-        "do_bias_correction": "bias_correction",
+        **_MOMENTS,
         "weight_decay_mode": "decay_mode",
     }
     _MODES = ("decoupled", "after", "l2")
@@ -228,13 +234,9 @@ class LambConfig(_OptimizerConfig):
 
     _step = "LambStep"
     _attributes = {
-        "alpha": "beta1",
-        "beta": "beta2",
-        "lambda_coef": "weight_decay",
+        **_MOMENTS,
         "ratio_min": "ratio_min",
         "ratio_max": "ratio_max",
-        "epsilon": "epsilon",
-        "do_bias_correction": "bias_correction",
     }
 
     def __init__(

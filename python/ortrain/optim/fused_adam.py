@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from ortrain.optim.multi_tensor import MultiTensorOptimizer, init_moments
+from ortrain.optim.multi_tensor import MultiTensorOptimizer, check_adam_numbers, init_moments
 
 
 class AdamWMode(enum.IntEnum):
@@ -52,15 +52,7 @@ class FusedAdam(MultiTensorOptimizer):
         *,
         max_grad_norm: float | None = None,
     ) -> None:
-        if not lr >= 0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        for index, beta in enumerate(betas):
-            if not 0 <= beta < 1:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-        if not eps >= 0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        if not weight_decay >= 0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        check_adam_numbers(lr, betas, eps, weight_decay)
         self._set_max_grad_norm(max_grad_norm)
         self._set_grad_none = set_grad_none
         defaults = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ortrain.optim.multi_tensor import MultiTensorOptimizer, init_moments
+from ortrain.optim.multi_tensor import MultiTensorOptimizer, check_adam_numbers, init_moments
 
 
 class FusedLAMB(MultiTensorOptimizer):
@@ -49,17 +49,7 @@ class FusedLAMB(MultiTensorOptimizer):
         maximize: bool = False,
         max_grad_norm: float | None = None,
     ) -> None:
-        if isinstance(lr, torch.Tensor) and lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        if not lr >= 0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        for index, beta in enumerate(betas):
-            if not 0 <= beta < 1:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-        if not eps >= 0:
-            raise ValueError(f"Invalid epsilon value: {eps}")
-        if not weight_decay >= 0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        check_adam_numbers(lr, betas, eps, weight_decay)
         if not ratio_min <= ratio_max:
             raise ValueError(f"ratio_min {ratio_min} is greater than ratio_max {ratio_max}")
         self._set_max_grad_norm(max_grad_norm)

@@ -7,23 +7,24 @@ The rate of a step is the configured rate times a factor of the step's number al
 
 from __future__ import annotations
 
+import abc
 import math
 from typing import Any
 
 
-class _LRScheduler:
+class _LRScheduler(abc.ABC):
     """Sets the learning rate of the optimizer before each of its steps."""
 
     def __init__(self) -> None:
         self._base: float | None = None
         self._last_lr: list[float] = []
 
+    @abc.abstractmethod
     def get_lr(self, train_step_info: Any) -> list[float]:
         """Return the rate of the step that comes after ``optimization_step`` steps.
 
         ``optimizer_config.lr`` holds the configured rate while this is called.
         """
-        raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of the latest step; empty before the first."""
@@ -82,8 +83,9 @@ class _WarmupLRScheduler(_LRScheduler):
         lr = train_step_info.optimizer_config.lr
         return [lr * (step / warmup if step < warmup else self._factor(step, warmup, lr))]
 
+    @abc.abstractmethod
     def _factor(self, step: int, warmup: int, lr: float) -> float:
-        raise NotImplementedError
+        """Return the factor of a step behind the warm-up; both count from 1."""
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):

@@ -41,6 +41,23 @@ def init_buffer(param: torch.Tensor, group: Group, state: State) -> None:
     state["momentum_buffer"] = zeros_like(param)
 
 
+def check_adam_numbers(
+    lr: float | torch.Tensor, betas: tuple[float, float], eps: float, weight_decay: float
+) -> None:
+    """Raise ValueError where a number of Adam's family is out of range, in PyTorch's words."""
+    if isinstance(lr, torch.Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not lr >= 0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    for index, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+    if not eps >= 0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    if not weight_decay >= 0:
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+
+
 class MultiTensorOptimizer(ClosureStep):
     """One native pass over all parameters in place of a kernel per parameter.
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from ortrain.trainer.options import ORTTrainerOptions
 from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, StepSource, Tensors
 from ortrain.trainer.step_engine import StepEngine
 from ortrain.trainer.train_step_info import TrainStepInfo
-
-_log = logging.getLogger("ortrain.trainer")
 
 # How far outputs of the graph and of PyTorch may be apart where the export is checked.
 _CHECK_TOLERANCE = 1e-3

@@ -18,6 +18,7 @@ from ortrain import _core
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
@@ -146,22 +147,17 @@ class ModuleSource:
 
     @contextlib.contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
-        modes = {part: part.training for part in self._joined.modules()}
-        before = self.module.training
-        # Layers that were put into eval mode by themselves stay there.
-        if not (training and before):
-            self.module.train(training)
-            self._joined.train(training)
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(training))
-                if self._autocast is not None:
-                    stack.enter_context(torch.autocast("cpu", self._autocast))
-                yield
-        finally:
-            self.module.training = before
-            for part, mode in modes.items():
-                part.training = mode
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(modes_kept(self.module))
+            stack.enter_context(modes_kept(self._joined))
+            # Layers that were put into eval mode by themselves stay there.
+            if not (training and self.module.training):
+                self.module.train(training)
+                self._joined.train(training)
+            stack.enter_context(torch.set_grad_enabled(training))
+            if self._autocast is not None:
+                stack.enter_context(torch.autocast("cpu", self._autocast))
+            yield
 
 
 def _refuse_shared_memory(named: list[tuple[str, torch.Tensor]]) -> None:

@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core
 from ortrain.errors import InvalidModelError
+from ortrain.trainer.step_engine import state_dtype
 
 if TYPE_CHECKING:
     from ortrain.trainer.orttrainer import ORTTrainer
@@ -52,12 +53,17 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
         "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
     }
     if optimizer:
-        by_parameter: StateDict = {}
-        for target, tensor in state.optimizer.items():
-            name, _, kind = target.rpartition(":")
-            by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
-        result["optimizer"] = {"shared_optimizer_state": {_STEP: state.steps}, **by_parameter}
+        result["optimizer"] = _optimizer_states(state)
     return result
+
+
+def _optimizer_states(held: Any) -> StateDict:
+    """Return copies of the states of an engine's state or a checkpoint, by parameter."""
+    by_parameter: StateDict = {"shared_optimizer_state": {_STEP: held.steps}}
+    for target, tensor in held.optimizer.items():
+        name, _, kind = target.rpartition(":")
+        by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
+    return by_parameter
 
 
 def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
@@ -77,8 +83,7 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     own = _own_tensors(trainer)
     _check_tensors(own, tensors, strict)
     shared = states.pop("shared_optimizer_state", {})
-    kinds_of_optimizer = _kinds(trainer)
-    states = _checked_states(own, states, kinds_of_optimizer)
+    states = _checked_states(own, states, _kinds(trainer))
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in own:
@@ -125,12 +130,10 @@ def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], st
 
 def _kinds(trainer: ORTTrainer) -> set[str]:
     """Return the names of the states that the trainer's optimizer keeps."""
-    momentum = bool(trainer.optim_config.defaults.get("momentum"))
-    kinds = {
-        "SGDOptimizer": {"momentum_buffer"} if momentum else set(),
-        "AdagradOptimizer": {"sum"},
-    }.get(trainer.optim_config.name, {"exp_avg", "exp_avg_sq"})
-    return {_NAMES[kind] for kind in kinds} | {_NAMES["grad"]}
+    rule = trainer.optim_config.engine_options()
+    rules = (rule["attributes"], *(group["attributes"] for group in rule["groups"]))
+    kinds = {kind for given in rules for kind in _core.optimizer_states(rule["step"], given)}
+    return {_NAMES[kind] for kind in (*kinds, "grad")}
 
 
 def _checked_states(
@@ -141,7 +144,7 @@ def _checked_states(
     for name, given in states.items():
         if name not in own:
             raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
-        wide = torch.float64 if own[name].dtype == torch.float64 else torch.float32
+        wide = state_dtype(own[name])
         for kind, tensor in given.items():
             if kind not in kinds:
                 raise InvalidModelError(
@@ -241,12 +244,8 @@ def read_state_dict(folder: Path, *, pytorch_format: bool) -> StateDict:
     if pytorch_format:
         return tensors
     kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
-    by_parameter: StateDict = {}
-    for target, tensor in checkpoint.optimizer.items():
-        name, _, kind = target.rpartition(":")
-        by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
     return {
         "model": {"full_precision": tensors},
-        "optimizer": {"shared_optimizer_state": {_STEP: checkpoint.steps}, **by_parameter},
+        "optimizer": _optimizer_states(checkpoint),
         "train_step_info": {k: kept.get(k, 0) for k in ("optimization_step", "step")},
     }

@@ -13,10 +13,16 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core, progress
 from ortrain.errors import InvalidModelError
+from ortrain.program import Program
 from ortrain.trainer.sources import StepGraph, StepSource, Tensors
 
 # Graphs that are kept for calls of different kinds, the least recently used goes first.
 _MOST_GRAPHS = 16
+
+
+def state_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the type in which an optimizer keeps its states of a parameter."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,8 +86,7 @@ class StepEngine:
         for name, tensor in self._tensors.items():
             self.state.share(name, tensor)
         for target, held in self.state.optimizer.items():
-            of = self._tensors[target.rpartition(":")[0]].dtype
-            wide = torch.float64 if of == torch.float64 else torch.float32
+            wide = state_dtype(self._tensors[target.rpartition(":")[0]])
             if held.dtype != wide:
                 self.state.set_optimizer_state(target, held.to(wide))
         trains = self.source.parameters()
@@ -195,10 +200,8 @@ class StepEngine:
     def _make_evaluation(self, inputs: Tensors) -> _Made:
         source = self.source.graph(inputs, training=False)
         self._adopt_new_tensors(source)
-        graph = source.graph.copy()
-        with progress.stage("passes"):
-            graph.run_passes("fuse")
-        return self._keep(self._evaluation, _Made(source, _core.Session(graph)))
+        session = Program(source.graph, (), None).session
+        return self._keep(self._evaluation, _Made(source, session))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
         """Take in buffers that a layer made while it was traced."""
