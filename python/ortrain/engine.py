@@ -8,6 +8,7 @@ import collections
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -180,6 +181,22 @@ class Engine:
             yield from entry.programs.values()
         for engine in self._piece_engines():
             yield from engine._programs()
+
+    def save_graphs(self, folder: Path, prefix: str) -> list[Path]:
+        """Write the first graph of each kind as ONNX files, as captured and as it runs."""
+        written: dict[str, Path] = {}
+        for entry in self._captured():
+            kind = "training" if entry.preferred else "inference"
+            for stage, graph in (
+                ("torch_exported", entry.captured.graph),
+                ("execution_model", entry.program(entry.preferred).graph),
+            ):
+                name = f"{prefix}_{stage}_{kind}.onnx"
+                if name not in written:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    written[name] = folder / name
+                    graph.save(folder / name)
+        return list(written.values())
 
     def _remember_plan(self, run: Any) -> None:
         self.last_plan = MemoryPlan(**run.memory_plan)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -21,7 +22,11 @@ __all__ = ["ORTModule"]
 # What nn.Module keeps in an instance, shared by reference with the wrapped module.
 # (Flags are no references: reads and writes of those go to the wrapped module.)
 _MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backward_hook"}
-_OWN = frozenset({"_ortrain_module", "_ortrain_engine", "forward"})
+# The latter two are accelerate's marks of a module whose forward it has replaced.
+_OWN = frozenset(
+    {"_ortrain_module", "_ortrain_engine", "forward", "_original_forward"}
+    | {"_is_accelerate_prepared"}
+)
 
 
 class ORTModule(nn.Module):
@@ -86,6 +91,22 @@ class ORTModule(nn.Module):
 
         return Profile(self.__dict__["_ortrain_engine"].profiles()).nodes
 
+    def save_graphs(self, folder: str | Path, prefix: str = "model") -> list[Path]:
+        """Write the first graph of each kind that was captured as ONNX files, without weights.
+
+        Args:
+          folder: Where to; made where there is none.
+          prefix: How the names begin.
+
+        Returns:
+          The files: ``<prefix>_torch_exported_<training or inference>.onnx`` as it was captured, and
+          ``<prefix>_execution_model_...`` with the backward, rewritten and fused.
+
+        Raises:
+          FileError: A file cannot be written.
+        """
+        return self.__dict__["_ortrain_engine"].save_graphs(Path(folder), prefix)
+
     # --- being the wrapped module
 
     @property
@@ -102,7 +123,7 @@ class ORTModule(nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
             if table in state and name in state[table]:
                 return state[table][name]
-        if "_ortrain_module" in state:
+        if "_ortrain_module" in state and name not in _OWN:
             return getattr(state["_ortrain_module"], name)
         raise AttributeError(name)
 

@@ -19,6 +19,7 @@ from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare
+from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature
 from ortrain.errors import UnsupportedError
 
@@ -39,7 +40,7 @@ def export_module(
     kwargs: Mapping[str, Any] | None = None,
     *,
     opset: int = _OPSET,
-) -> None:
+) -> PreparedGraph:
     """Write a module, as it computes in eval mode, as an ONNX model with its weights.
 
     Parameters and buffers are initializers under their names in the module. Sizes that the module
@@ -52,6 +53,10 @@ def export_module(
       kwargs: Keyword arguments of it.
       opset: Opset of the standard operators.
 
+    Returns:
+      What was captured: which tensors of a call are inputs, for which sizes it holds, and how the
+      outputs make up the module's result.
+
     Raises:
       CaptureError: The module cannot be captured whole.
       UnsupportedError: An operator has no form in standard operators, or not in this opset.
@@ -63,9 +68,11 @@ def export_module(
             raise CaptureError("another thread captures for long")
         module.eval()
         call = CallSignature(module.forward).flatten(args, kwargs)
-        graph = prepare(module, call, args, kwargs, {}).graph
+        prepared = prepare(module, call, args, kwargs, {})
     named = (*module.named_parameters(), *module.named_buffers())
-    save_model(graph, {name: t.detach() for name, t in named}, Path(path), opset=opset)
+    tensors = {name: t.detach() for name, t in named}
+    save_model(prepared.graph, tensors, Path(path), opset=opset)
+    return prepared
 
 
 def save_model(

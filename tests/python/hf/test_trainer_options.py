@@ -1,0 +1,278 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What ORTTrainer has beside Trainer: its options, ONNX files, what it refuses."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from differential import Outcome, Side, compare, on_engine, outcome, sides
+from torch import nn
+from trainer_models import (
+    classification_data,
+    classifier,
+    language_data,
+    language_model,
+    regression,
+    regression_data,
+    summarizer,
+    summary_data,
+    token_classifier,
+    token_data,
+)
+from transformers import TrainingArguments
+
+from ortrain import ORTModule
+from ortrain.hf import (
+    ModuleWithLoss,
+    ORTOptimizerNames,
+    ORTTrainer,
+    ORTTrainingArguments,
+    get_ort_optimizer_cls_and_kwargs,
+)
+from ortrain.optim import FusedAdamW
+
+_TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., list[Any]], bool]] = {
+    "sequence classification": (classifier, classification_data, False),
+    "token classification": (token_classifier, token_data, False),
+    "language modelling": (language_model, language_data, False),
+    "summarization": (summarizer, summary_data, True),
+}
+_FORMS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "label smoothing": {"label_smoothing_factor": 0.1},
+    "bfloat16": {"bf16": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("task", _TASKS)
+def test_tasks(tmp_path: Path, task: str, form: str) -> None:
+    """Trains with the fused optimizer, saves, evaluates and predicts as Trainer does."""
+    model, data, seq2seq = _TASKS[task]
+
+    def scenario(side: Side) -> Outcome:
+        options = dict(_FORMS[form])
+        if side.ours:
+            options |= {"optim": "adamw_ort_fused", "use_module_with_loss": True}
+        trainer = side.make(
+            model(), data(), eval_dataset=data(9), save_strategy="steps", save_steps=6, **options
+        )
+        trainer.train()
+        if side.ours:
+            on_engine(trainer)
+        metrics = trainer.evaluate()
+        predicted = trainer.predict(data(5))
+        predictions = predicted.predictions
+        first = predictions[0] if isinstance(predictions, tuple) else predictions
+        return outcome(trainer, loss=metrics["eval_loss"], first=first)
+
+    theirs, ours = (scenario(side) for side in sides(tmp_path, seq2seq=seq2seq))
+    if form == "bfloat16":
+        compare(theirs, ours, rtol=3e-2, atol=2e-2)
+    else:
+        compare(theirs, ours, rtol=2e-5, atol=2e-5)
+
+
+def test_fused_optimizer_stands_in_groups_as_trainers_does(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(
+        classifier(),
+        classification_data(),
+        optim=ORTOptimizerNames.ADAMW_ORT_FUSED,
+        weight_decay=0.3,
+        adam_beta1=0.8,
+    )
+    optimizer = trainer.create_optimizer()
+    assert isinstance(optimizer, FusedAdamW)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.3, 0.0]
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.999)
+    assert trainer.args.optim == "adamw_ort_fused"
+    assert "adamw_ort_fused" in trainer.args.to_json_string()
+
+
+def test_fused_optimizer_class() -> None:
+    args = ORTTrainingArguments(output_dir="x", optim="adamw_ort_fused", learning_rate=0.5)
+    kind, options = get_ort_optimizer_cls_and_kwargs(args)
+    assert kind is FusedAdamW
+    assert options["lr"] == 0.5
+    with pytest.raises(ValueError, match="adamw_ort_fused"):
+        get_ort_optimizer_cls_and_kwargs(TrainingArguments(output_dir="x"))
+
+
+def test_checkpoints_of_the_fused_optimizer_resume(tmp_path: Path) -> None:
+    side = sides(tmp_path)[1]
+    options = {"save_strategy": "steps", "save_steps": 4, "optim": "adamw_ort_fused"}
+    whole = side.make(regression("dict")(), regression_data(), **options)
+    whole.train()
+    again = side.make(regression("dict")(), regression_data(), name="again", **options)
+    again.train(resume_from_checkpoint=str(side.folder / "run" / "checkpoint-8"))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="adam_of_mine"):
+        ORTTrainingArguments(output_dir="x", optim="adam_of_mine")
+    with pytest.raises(ValueError, match="onnx_log_level is 'LOUD'"):
+        ORTTrainingArguments(output_dir="x", onnx_log_level="LOUD")
+    with pytest.raises(ValueError, match="torch_compile"):
+        ORTTrainingArguments(output_dir="x", torch_compile=True)
+
+
+def test_model_of_the_trainer_stays_the_users(tmp_path: Path) -> None:
+    model = regression("dict")()
+    trainer = sides(tmp_path)[1].make(model, regression_data(), max_steps=2)
+    trainer.train()
+    assert trainer.model is model
+    assert isinstance(trainer.model_wrapped, ORTModule)
+    assert trainer.model_wrapped.module is model
+
+
+def test_second_training_keeps_the_graphs(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(regression("dict")(), regression_data(), max_steps=2)
+    trainer.train()
+    first = on_engine(trainer)
+    trainer.train()
+    assert on_engine(trainer) is first
+    assert len(first.report().captures) == 1
+
+
+def test_evaluation_before_training_runs_on_the_engine(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(
+        regression("dict")(), regression_data(), eval_dataset=regression_data(16), max_steps=2
+    )
+    trainer.evaluate()
+    assert len(on_engine(trainer).report().captures) == 1
+    trainer.train()
+    trainer.evaluate()
+    assert len(on_engine(trainer).report().captures) == 2
+
+
+def test_two_trainers_of_one_model_under_bf16(tmp_path: Path) -> None:
+    """The second one must not take the first one's preparation for its own."""
+    model, rows = regression("dict")(), regression_data()
+    side = sides(tmp_path)[1]
+    for name in ("first", "second"):
+        trainer = side.make(model, rows, bf16=True, max_steps=2, name=name)
+        trainer.train()
+        graph = next(iter(on_engine(trainer).__dict__["_ortrain_engine"]._captured()))
+        casts = [n for n in graph.captured.graph.nodes() if n["op"] == "Cast"]
+        assert casts, name
+
+
+def test_loss_behind_the_model_is_part_of_the_graph(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(
+        classifier(),
+        classification_data(),
+        label_smoothing_factor=0.2,
+        use_module_with_loss=True,
+        max_steps=2,
+    )
+    trainer.train()
+    module = on_engine(trainer)
+    assert isinstance(module.module, ModuleWithLoss)
+    entry = next(iter(module.__dict__["_ortrain_engine"]._captured()))
+    assert any("oft" in n["op"] for n in entry.captured.graph.nodes())  # LogSoftmax
+    assert list(trainer.model.state_dict()) == list(module.state_dict())
+
+
+def test_graphs_are_written(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(
+        regression("dict")(), regression_data(), save_onnx=True, onnx_prefix="net", max_steps=2
+    )
+    trainer.train()
+    names = sorted(p.name for p in Path(trainer.args.output_dir).glob("*.onnx"))
+    assert names == ["net_execution_model_training.onnx", "net_torch_exported_training.onnx"]
+    for name in names:
+        onnx.load(Path(trainer.args.output_dir) / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sequence classification", "language modelling"])
+def test_evaluation_of_the_onnx_file(tmp_path: Path, task: str) -> None:
+    model, data, _ = _TASKS[task]
+    trainer = sides(tmp_path)[1].make(model(), data(), eval_dataset=data(19), max_steps=4)
+    trainer.train()
+    own = trainer.evaluate()
+    files = Path(trainer.args.output_dir) / "onnx"
+    assert not files.exists()
+    exported = trainer.evaluate(inference_with_ort=True)
+    np.testing.assert_allclose(exported["eval_loss"], own["eval_loss"], rtol=1e-5)
+    onnx.checker.check_model(onnx.load(files / "model.onnx"), full_check=True)
+    a, b = trainer.predict(data(5)), trainer.predict(data(5), inference_with_ort=True)
+    np.testing.assert_allclose(b.predictions, a.predictions, rtol=1e-4, atol=1e-5)
+
+
+def test_export_of_the_trained_model(tmp_path: Path) -> None:
+    import onnxruntime
+
+    trainer = sides(tmp_path)[1].make(regression("dict")(), regression_data(), max_steps=4)
+    trainer.train()
+    trainer.export_onnx(tmp_path / "out" / "m.onnx")
+    x = torch.stack([row["x"] for row in regression_data(7)])
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "m.onnx"))
+    (given,) = session.get_inputs()
+    found = session.run(None, {given.name: x.numpy()})
+    expected = trainer.model.eval()(x)
+    np.testing.assert_allclose(found[0], expected["y"].detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_hyperparameter_search(tmp_path: Path) -> None:
+    def search(side: Side) -> Any:
+        trainer = side.make(
+            None,
+            regression_data(),
+            model_init=lambda trial: regression("dict")(),
+            eval_dataset=regression_data(9),
+            eval_strategy="steps",
+            eval_steps=6,
+        )
+        best = trainer.hyperparameter_search(
+            direction="minimize",
+            backend="optuna",
+            n_trials=3,
+            hp_space=lambda trial: {
+                "learning_rate": trial.suggest_categorical("learning_rate", [1e-4, 1e-3, 1e-2])
+            },
+            sampler=_seeded_sampler(),
+        )
+        return best
+
+    theirs, ours = (search(side) for side in sides(tmp_path))
+    assert theirs.hyperparameters == ours.hyperparameters
+    np.testing.assert_allclose(ours.objective, theirs.objective, rtol=1e-5)
+
+
+def _seeded_sampler() -> Any:
+    import optuna
+
+    return optuna.samplers.RandomSampler(seed=1)
+
+
+def test_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    before = Accelerator.__init__
+
+    def with_fsdp(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        self.state.__dict__["fsdp_plugin"] = types.SimpleNamespace(activation_checkpointing=False)
+
+    monkeypatch.setattr(Accelerator, "__init__", with_fsdp)
+    args = ORTTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(Exception, match="FSDP keeps pieces of parameters"):
+        try:
+            ORTTrainer(model=regression("dict")(), args=args)
+        finally:
+            from accelerate.state import AcceleratorState
+
+            AcceleratorState._reset_state(reset_partial_state=True)
