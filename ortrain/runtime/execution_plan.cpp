@@ -556,6 +556,22 @@ class PlanMaker {
       plan_.num_forward_steps = plan_.steps.size();
     }
     emit_copies(true);
+    find_output_steps();
+  }
+
+  void find_output_steps() {
+    plan_.output_steps.assign(graph_.outputs().size(), {});
+    for (size_t s = 0; s < plan_.steps.size(); ++s) {
+      const size_t begin = plan_.steps[s].first_arg;
+      const size_t end =
+          s + 1 < plan_.steps.size() ? plan_.steps[s + 1].first_arg : plan_.args.size();
+      for (size_t a = begin; a < end; ++a) {
+        if (plan_.args[a].kind != Location::Kind::output) continue;
+        StepRange& range = plan_.output_steps[plan_.args[a].index];
+        if (range.end == 0) range.begin = s;
+        range.end = s + 1;
+      }
+    }
   }
 
   void emit_copies(bool backward) {

@@ -35,6 +35,12 @@ struct PlanStep {
   double flops = 0;
 };
 
+// Steps from `begin` to before `end`.
+struct StepRange {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
 // Everything about running a graph with one set of input shapes: order, kernels, addresses. Made
 // once, read by any number of RunContexts at a time.
 struct ExecutionPlan {
@@ -47,6 +53,9 @@ struct ExecutionPlan {
   size_t num_forward_steps = 0;
   std::vector<Location> args;
   std::vector<TensorData> constants;
+  // Per graph output: from the first step that touches its block to behind the last; empty where it
+  // has none.
+  std::vector<StepRange> output_steps;
 
   size_t arena_bytes = 0;
   size_t arena_lower_bound = 0;  // bytes alive at the worst step

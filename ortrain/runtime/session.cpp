@@ -47,14 +47,13 @@ size_t Session::num_plans() const {
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
     : session_(std::move(session)), plan_(std::move(plan)) {}
 
-std::vector<RunOutput> RunContext::make_outputs(bool backward) {
+std::vector<RunOutput> RunContext::make_outputs() {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
-  output_blocks_.resize(outputs.size());
+  output_blocks_.assign(outputs.size(), nullptr);
   std::vector<RunOutput> result(outputs.size());
   for (size_t k = 0; k < outputs.size(); ++k) {
     result[k].spec = plan_->outputs[k];
-    if ((outputs[k].role == OutputRole::gradient) != backward) continue;
-    if (plan_->updated_input[k] >= 0) continue;
+    if (outputs[k].role == OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
     output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
     result[k].block = output_blocks_[k];
   }
@@ -66,7 +65,7 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) 
   release();
   inputs_.assign(inputs.begin(), inputs.end());
   arena_ = BlockPool::host()->arena(std::max<size_t>(plan_->arena_bytes, 64));
-  std::vector<RunOutput> result = make_outputs(false);
+  std::vector<RunOutput> result = make_outputs();
   nan_check_ = {};
   look_for_nan_in_inputs(false);
   try {
@@ -86,21 +85,48 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) 
 }
 
 std::vector<RunOutput> RunContext::backward(std::span<const void* const> gradients) {
-  check(can_run_backward(), "backward needs a forward first");
+  begin_backward(gradients);
+  return continue_backward(plan_->steps.size());
+}
+
+void RunContext::begin_backward(std::span<const void* const> gradients) {
+  check(can_run_backward() && !in_backward(), "backward needs a forward first");
   check(gradients.size() == plan_->inputs.size(), "one address per graph input is needed");
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
   }
-  std::vector<RunOutput> result = make_outputs(true);
   look_for_nan_in_inputs(true);
+  next_step_ = plan_->num_forward_steps;
+}
+
+std::vector<RunOutput> RunContext::continue_backward(size_t end) {
+  check(in_backward(), "continue_backward needs begin_backward first");
+  const size_t begin = *next_step_;
+  end = std::min(std::max(end, begin), plan_->steps.size());
+  const std::vector<GraphOutput>& outputs = session_->graph().outputs();
+  std::vector<RunOutput> result(outputs.size());
+  const bool last = end == plan_->steps.size();
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    result[k].spec = plan_->outputs[k];
+    if (outputs[k].role != OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
+    const StepRange touched = plan_->output_steps[k];
+    if (touched.begin < end && touched.end > begin && output_blocks_[k] == nullptr) {
+      output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
+    }
+    if (touched.end > begin && touched.end <= end) result[k].block = output_blocks_[k];
+  }
   try {
-    run_steps(plan_->num_forward_steps, plan_->steps.size());
+    run_steps(begin, end);
     refuse_nan(result);
   } catch (...) {
     release();
     throw;
   }
-  release();
+  next_step_ = end;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    if (result[k].block != nullptr) output_blocks_[k].reset();
+  }
+  if (last) release();
   return result;
 }
 
@@ -128,6 +154,7 @@ void RunContext::release() {
   output_blocks_.clear();
   inputs_.clear();
   state_.kept.clear();
+  next_step_.reset();
 }
 
 void RunContext::run_steps(size_t begin, size_t end) {

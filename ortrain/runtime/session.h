@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -78,6 +79,14 @@ class RunContext {
   // `gradient`. Returns one entry per graph output; only gradients have blocks. Afterwards the
   // context holds no memory; a second backward needs a forward first.
   std::vector<RunOutput> backward(std::span<const void* const> gradients);
+  // The same in parts, for gradients that are wanted as soon as they are final. `begin_backward`
+  // takes the addresses, `continue_backward` runs the steps before step `end` of the plan that have
+  // not run, and returns the gradients that no later step touches and that were not returned yet.
+  // The part with the plan's last step ends the backward.
+  void begin_backward(std::span<const void* const> gradients);
+  std::vector<RunOutput> continue_backward(size_t end);
+  // Between the two, or between parts.
+  bool in_backward() const { return next_step_.has_value(); }
   // Values between forward and backward are held.
   bool can_run_backward() const { return arena_ != nullptr; }
   // Drops them.
@@ -87,7 +96,7 @@ class RunContext {
   void run_steps(size_t begin, size_t end);
   void look_for_nan_in_inputs(bool backward);
   void refuse_nan(const std::vector<RunOutput>& outputs) const;
-  std::vector<RunOutput> make_outputs(bool backward);
+  std::vector<RunOutput> make_outputs();
 
   std::shared_ptr<Session> session_;
   std::shared_ptr<const ExecutionPlan> plan_;
@@ -96,6 +105,7 @@ class RunContext {
   RunState state_;
   NanCheck nan_check_;
   std::vector<std::shared_ptr<Block>> output_blocks_;
+  std::optional<size_t> next_step_;  // of a backward that has begun
 };
 
 }  // namespace ortrain

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ortrain.engine import Engine
+from ortrain.errors import UnsupportedError
 from ortrain.pieces import Pieces
 from ortrain.report import MemoryPlan, ModuleReport
 
@@ -132,6 +133,12 @@ class ORTModule(nn.Module):
             self.__dict__[name] = value
         elif name == "training":
             self.__dict__["_ortrain_module"].training = value
+        elif name == "__class__":
+            raise UnsupportedError(
+                f"an ORTModule cannot become a {value.__name__}: FSDP's fully_shard keeps pieces of "
+                "parameters, and graphs need them whole; use DistributedDataParallel or DeepSpeed "
+                "ZeRO 1 or 2"
+            )
         else:
             setattr(self.__dict__["_ortrain_module"], name, value)
 

@@ -20,6 +20,11 @@ _VIEWS = frozenset(
 # Operators that run outside of the engine.
 _ESCAPES = frozenset({"External", "ExternalGrad"})
 
+# Bytes of gradients that a part of a backward makes at least, parts at most, plans remembered.
+_LEAST_PART = 1 << 20
+_MOST_PARTS = 64
+_MOST_PLANS = 64
+
 # Which rows a program computes: None for all, else the packed ones with or without causal masks.
 Form = bool | None
 
@@ -71,6 +76,23 @@ class Program:
         self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
         user = [o["value"] for o in graph.outputs if o["role"] == "user"]
         self.late_outputs = [i for i, name in enumerate(user) if name in late]
+        self._parts: dict[int, list[tuple[int, list[int]]]] = {}
+
+    def parts(self, run: Any) -> list[tuple[int, list[int]]]:
+        """Return the parts of the backward of a run whose forward has run.
+
+        Each is the step of the plan behind its last one, and the inputs whose gradients it ends.
+        """
+        found = self._parts.get(run.plan_id)
+        if found is None:
+            if len(self._parts) >= _MOST_PLANS:
+                self._parts.clear()
+            size = max(_LEAST_PART, run.memory_plan["gradient_bytes"] // _MOST_PARTS)
+            found = self._parts[run.plan_id] = [
+                (end, [self.outgoing[g] for g in gradients])
+                for end, gradients in run.backward_parts(size)
+            ]
+        return found
 
 
 def _values_read_by_backward(nodes: Sequence[Any]) -> set[str]:

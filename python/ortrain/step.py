@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ortrain import _core, progress
+from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import Form, Program, inputs_with_gradients
 
@@ -44,64 +46,76 @@ def execute(
             program.session.plan([list(t.shape) for t in inputs_with_gradients(program, inputs)])
         entry.record.stages["plan"] = timing.seconds
         entry.planned = True
-    if program.gradient_of:
-        outputs = _Step.apply(on_run, entry, program, targets, inputs, *inputs)
-    else:
+    if not program.gradient_of:
         run = _core.Run(program.session)
         outputs = run.forward(inputs)
         on_run(run)
         entry.apply_updates(targets, outputs)
+        return list(outputs[: entry.num_user_outputs])
+    step = _Pass(entry, program, inputs)
+    outputs = step.forward()
+    on_run(step.run)
+    entry.apply_updates(targets, outputs)
+    positions, token = range(len(inputs)), None
+    if _gradients_are_awaited(program, inputs):
+        positions, token = step.append_parts(inputs)
+    outputs = _Step.apply(step, outputs, positions, token, *(inputs[p] for p in positions))
     return list(outputs[: entry.num_user_outputs])
 
 
-class _Step(torch.autograd.Function):
-    """One forward and backward of a program as a node of PyTorch's autograd graph."""
+def _gradients_are_awaited(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
+    """Tell whether somebody acts on single gradients while the backward goes on."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return True
+    return any(has_accumulation_hooks(inputs[p]) for p in program.outgoing[:1])
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        on_run: Callable[[Any], None],
-        entry: Entry,
-        program: Program,
-        targets: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+
+class _Pass:
+    """One forward of a program and its backward, which may be asked for in parts.
+
+    Args:
+      entry: The captured graph.
+      program: The form of it that runs.
+      inputs: Its inputs.
+    """
+
+    def __init__(self, entry: Entry, program: Program, inputs: Sequence[torch.Tensor]) -> None:
+        self.entry, self.program = entry, program
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
-        inputs = [t.detach() for t in inputs]
+        self.inputs = [t.detach() for t in inputs]
         for position in entry.updated_inputs:  # backward may run the forward again
-            inputs[position] = inputs[position].clone()
-        run = _core.Run(program.session)
-        outputs = run.forward(inputs)
-        on_run(run)
-        entry.apply_updates(targets, outputs)
-        ctx.entry, ctx.program, ctx.run, ctx.inputs = entry, program, run, inputs
-        ctx.save_for_backward(_ANCHOR)  # PyTorch frees it, and refuses a second backward then
-        ctx.versions = [t._version for t in inputs]
-        user = outputs[: entry.num_user_outputs]
+            self.inputs[position] = self.inputs[position].clone()
+        self.run = _core.Run(program.session)
+        self.parts: list[tuple[int, list[int]]] = []
+        self._made: dict[int, torch.Tensor] = {}  # by position, not handed over yet
+
+    def forward(self) -> list[torch.Tensor]:
+        """Run the forward."""
+        outputs = self.run.forward(self.inputs)
+        self.versions = [t._version for t in self.inputs]
         # Aliases share the version counter but not the history: no reference cycle.
-        ctx.outputs = [t.detach() for t in user]
-        ctx.output_versions = [t._version for t in ctx.outputs]
-        ctx.set_materialize_grads(False)
-        fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
-        ctx.mark_non_differentiable(*fixed, *outputs[entry.num_user_outputs :])
-        return tuple(outputs)
+        self.outputs = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
+        self.output_versions = [t._version for t in self.outputs]
+        return outputs
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors
-        with torch.no_grad():
-            result = _Step._gradients(ctx, gradients)
-        if torch.is_grad_enabled():  # create_graph=True
-            present = [g for g in result if g is not None]
-            marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), *present))
-            result = [None if g is None else next(marked) for g in result]
-        return (None, None, None, None, None, *result)
+    def append_parts(self, inputs: Sequence[torch.Tensor]) -> tuple[list[int], Any]:
+        """Put a node for each part of the backward but the first into PyTorch's graph.
 
-    @staticmethod
-    def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
-        """Run the backward; one gradient, or None, per input."""
-        entry, program, run = ctx.entry, ctx.program, ctx.run
+        Returns:
+          The inputs whose gradients come with the first part, and what links it to the second.
+        """
+        program = self.program
+        self.parts = program.parts(self.run)
+        token = None
+        for index in range(len(self.parts) - 1, 0, -1):
+            positions = self.parts[index][1]
+            token = _Part.apply(self, index, token, *(inputs[p] for p in positions))
+        later = {p for _, positions in self.parts[1:] for p in positions}
+        return [p for p in range(len(inputs)) if p not in later], token
+
+    def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Take the gradients of the outputs; run the forward again where it must be."""
+        entry, program = self.entry, self.program
         given = tuple(
             i
             for i, gradient in enumerate(gradients[: entry.num_user_outputs])
@@ -115,16 +129,85 @@ class _Step(torch.autograd.Function):
             program = entry.program(given, program.form)
             run = _core.Run(program.session)
         else:
-            _check_versions(ctx, program.late_inputs)
-            _check_output_versions(ctx, program.late_outputs)
-        if not run.can_run_backward:
-            _check_versions(ctx, range(len(ctx.inputs)))
-            run.forward(ctx.inputs)
-        made = run.backward([gradients[i] for i in program.incoming])
-        result: list[torch.Tensor | None] = [None] * len(ctx.inputs)
-        for position, gradient in zip(program.outgoing, made, strict=True):
-            result[position] = gradient
-        return result
+            run = self.run
+            _check_versions(self, program.late_inputs)
+            _check_output_versions(self, program.late_outputs)
+        if not run.can_run_backward or run.in_backward:
+            _check_versions(self, range(len(self.inputs)))
+            run.forward(self.inputs)
+        self._made.clear()
+        incoming = [gradients[i] for i in program.incoming]
+        if run is self.run and len(self.parts) > 1:
+            run.begin_backward(incoming)
+            return
+        made = run.backward(incoming)
+        self._made.update(zip(program.outgoing, made, strict=True))
+
+    def gradients(self, index: int, positions: Iterable[int]) -> list[torch.Tensor | None]:
+        """Run a part where it has not run, and hand over what it made."""
+        if self.run.in_backward:
+            outgoing = self.program.outgoing
+            for place, gradient in self.run.continue_backward(self.parts[index][0]):
+                self._made[outgoing[place]] = gradient
+        return [self._made.pop(p, None) for p in positions]
+
+
+class _Step(torch.autograd.Function):
+    """A forward, and the backward or its first part, as a node of PyTorch's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        step: _Pass,
+        outputs: Sequence[torch.Tensor],
+        positions: Sequence[int],
+        token: torch.Tensor | None,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        entry = step.entry
+        ctx.step, ctx.positions, ctx.linked = step, positions, token is not None
+        ctx.save_for_backward(_ANCHOR)  # PyTorch frees it, and refuses a second backward then
+        ctx.set_materialize_grads(False)
+        user = outputs[: entry.num_user_outputs]
+        fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
+        ctx.mark_non_differentiable(*fixed, *outputs[entry.num_user_outputs :])
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        with torch.no_grad():
+            ctx.step.begin(gradients)
+            made = ctx.step.gradients(0, ctx.positions)
+        return (None, None, None, _ANCHOR if ctx.linked else None, *_marked(made))
+
+
+class _Part(torch.autograd.Function):
+    """A later part of a backward; its node comes after the one of the part before it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: _Pass, index: int, token: torch.Tensor | None, *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.step, ctx.index, ctx.linked = step, index, token is not None
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with torch.no_grad():
+            made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index][1])
+        return (None, None, _ANCHOR if ctx.linked else None, *_marked(made))
+
+
+def _marked(gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Return the gradients; under create_graph=True they refuse to be differentiated."""
+    if not torch.is_grad_enabled():
+        return gradients
+    present = [g for g in gradients if g is not None]
+    if not present:
+        return gradients
+    marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), *present))
+    return [None if g is None else next(marked) for g in gradients]
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -142,13 +225,13 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _check_versions(ctx: Any, positions: Iterable[int]) -> None:
+def _check_versions(step: _Pass, positions: Iterable[int]) -> None:
     """Refuse inputs that were written to since the forward read them."""
     for position in positions:
-        tensor, version = ctx.inputs[position], ctx.versions[position]
+        tensor, version = step.inputs[position], step.versions[position]
         if tensor._version != version:
             # Only here: describing the graph's inputs costs more than the whole check.
-            described = [i for i in ctx.program.graph.inputs if i["role"] != "gradient"]
+            described = [i for i in step.program.graph.inputs if i["role"] != "gradient"]
             name = described[position]["target"] or described[position]["name"]
             raise RuntimeError(
                 f"'{name}' is needed for the gradient and was modified by an inplace operation: "
@@ -156,10 +239,10 @@ def _check_versions(ctx: Any, positions: Iterable[int]) -> None:
             )
 
 
-def _check_output_versions(ctx: Any, positions: Iterable[int]) -> None:
+def _check_output_versions(step: _Pass, positions: Iterable[int]) -> None:
     """Refuse outputs that were written to: backward reads them where they are."""
     for i in positions:
-        tensor, version = ctx.outputs[i], ctx.output_versions[i]
+        tensor, version = step.outputs[i], step.output_versions[i]
         if tensor._version != version:
             raise RuntimeError(
                 f"output {i} is needed for the gradient and was modified by an inplace operation: "

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "ortrain/base/error.h"
+#include "ortrain/runtime/backward_parts.h"
 #include "python/src/init.h"
 #include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
@@ -63,11 +64,23 @@ class Run {
 
   // `tensors`: one per graph input with role `gradient`, in order.
   nb::list backward(nb::list tensors) {
+    begin_backward(std::move(tensors));
+    std::vector<RunOutput> outputs;
+    {
+      nb::gil_scoped_release release;
+      outputs = context_->continue_backward(context_->plan().steps.size());
+    }
+    kept_.clear();
+    kept_gradients_.clear();
+    return to_list(outputs);
+  }
+
+  void begin_backward(nb::list tensors) {
     if (!context_) throw InternalError("backward needs a forward first");
     const Graph& graph = session_->graph();
     const std::vector<GraphInput>& inputs = graph.inputs();
     std::vector<const void*> addresses(inputs.size(), nullptr);
-    std::vector<nb::object> kept;
+    kept_gradients_.clear();
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i].role != InputRole::gradient) continue;
@@ -79,18 +92,51 @@ class Run {
                              dims_str(context_->plan().inputs[i].dims)));
       }
       addresses[i] = tensor.data;
-      kept.push_back(std::move(tensor.keep_alive));
+      kept_gradients_.push_back(std::move(tensor.keep_alive));
     }
+    nb::gil_scoped_release release;
+    context_->begin_backward(addresses);
+  }
+
+  // Returns (position among the gradients, tensor) of those that are final since the last call.
+  nb::list continue_backward(size_t end) {
+    if (!context_) throw InternalError("continue_backward needs begin_backward first");
     std::vector<RunOutput> outputs;
     {
       nb::gil_scoped_release release;
-      outputs = context_->backward(addresses);
+      outputs = context_->continue_backward(end);
     }
-    kept_.clear();
-    return to_list(outputs);
+    if (!context_->in_backward()) {
+      kept_.clear();
+      kept_gradients_.clear();
+    }
+    nb::list result;
+    size_t position = 0;
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      if (session_->graph().outputs()[k].role != OutputRole::gradient) continue;
+      if (outputs[k].block) result.append(nb::make_tuple(position, to_torch(outputs[k])));
+      ++position;
+    }
+    return result;
+  }
+
+  // Parts of the backward that each make `bytes` of gradients or more: (step behind the last one,
+  // positions among the gradients).
+  nb::list backward_parts(size_t bytes) const {
+    if (!context_) throw InternalError("the parts of a backward are known after a forward");
+    nb::list result;
+    for (const BackwardPart& part :
+         ortrain::backward_parts(session_->graph(), context_->plan(), bytes)) {
+      nb::list positions;
+      for (size_t position : part.gradients) positions.append(position);
+      result.append(nb::make_tuple(part.end, positions));
+    }
+    return result;
   }
 
   bool can_run_backward() const { return context_ && context_->can_run_backward(); }
+  bool in_backward() const { return context_ && context_->in_backward(); }
+  uint64_t plan_id() const { return context_ ? context_->plan().id : 0; }
   bool planned() const { return planned_; }
 
   nb::dict memory_plan() const { return context_ ? plan_sizes(context_->plan()) : nb::dict(); }
@@ -118,6 +164,7 @@ class Run {
   std::shared_ptr<Session> session_;
   std::optional<RunContext> context_;
   std::vector<nb::object> kept_;
+  std::vector<nb::object> kept_gradients_;
   bool planned_ = false;
 };
 
@@ -185,7 +232,12 @@ void init_session(nb::module_& module) {
       .def(nb::init<std::shared_ptr<Session>>())
       .def("forward", &Run::forward)
       .def("backward", &Run::backward)
+      .def("begin_backward", &Run::begin_backward)
+      .def("continue_backward", &Run::continue_backward, nb::arg("end"))
+      .def("backward_parts", &Run::backward_parts, nb::arg("bytes"))
       .def_prop_ro("can_run_backward", &Run::can_run_backward)
+      .def_prop_ro("in_backward", &Run::in_backward)
+      .def_prop_ro("plan_id", &Run::plan_id)
       .def_prop_ro("planned", &Run::planned)
       .def_prop_ro("memory_plan", &Run::memory_plan);
 

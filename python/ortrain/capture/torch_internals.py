@@ -432,3 +432,8 @@ def autograd_functions_by(
                 del cls.apply  # type: ignore[attr-defined]
             else:
                 cls.apply = original  # type: ignore[attr-defined]
+
+
+def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
+    """Tell whether something runs when a gradient has been added to this tensor's ``grad``."""
+    return bool(tensor._post_accumulate_grad_hooks)
