@@ -159,11 +159,16 @@ def _close(a: Any, b: Any, path: str, rtol: float, atol: float) -> None:
 
 
 def on_engine(trainer: Any) -> ORTModule:
-    """Return the ORTModule that a trainer trained, after checking that nothing fell back."""
+    """Return the ORTModule that a trainer trained, after checking that it ran on the engine.
+
+    A model that branches on random numbers, as BART's dropping of layers did up to transformers
+    5.22, runs there in pieces.
+    """
     module = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     assert isinstance(module, ORTModule), type(module)
-    records = module.report().captures
-    assert records and all(not r.fallback for r in records), [r.fallback for r in records]
+    captures = module.report().captures
+    assert captures
+    assert all(r.pieces or not r.fallback for r in captures), [r.fallback for r in captures]
     return module
 
 
