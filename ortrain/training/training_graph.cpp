@@ -30,6 +30,18 @@ int64_t known_elements(const Shape& shape) {
   return count;
 }
 
+int64_t element_count(const Value& value) {
+  int64_t count = 1;
+  for (const Dim& extent : value.shape) {
+    if (!extent.is_constant()) {
+      throw InvalidModelError(
+          str("parameter '", value.name, "' has the open shape ", shape_str(value.shape)));
+    }
+    count *= extent.constant();
+  }
+  return count;
+}
+
 // The type in which gradients add up and moments are kept.
 DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
@@ -90,11 +102,14 @@ class TrainingGraphMaker {
     alone.name = graph_.name;
     const Graph whole = std::move(graph_);
     graph_ = std::move(alone);
-    for (Parameter& parameter : parameters_) {
-      const Value& value = whole.value(parameter.value);
-      parameter.value = graph_.add_input({.role = InputRole::parameter, .target = parameter.target},
-                                         value.name, value.dtype, value.shape);
-      parameter.gradient = kept_gradient(parameter);
+    if (options_.owned) {
+      take_owned(whole);
+    } else {
+      for (Parameter& parameter : parameters_) {
+        const Value& value = whole.value(parameter.value);
+        parameter.value = add_parameter(parameter.target, value, value.shape);
+        parameter.gradient = kept_gradient(parameter);
+      }
     }
     update();
     finish();
@@ -155,6 +170,43 @@ class TrainingGraphMaker {
       const Value value = graph_.value(output.value);
       graph_.add_input({.role = InputRole::buffer, .target = output.target},
                        output.target + ".written", value.dtype, value.shape);
+    }
+  }
+
+  ValueId add_parameter(const std::string& target, const Value& value, const Shape& shape) {
+    return graph_.add_input({.role = InputRole::parameter, .target = target}, value.name,
+                            value.dtype, shape);
+  }
+
+  // Puts the slices that are owned in place of the parameters; the norm stays that of all.
+  void take_owned(const Graph& whole) {
+    std::map<std::string, const Value*> trained;
+    for (const Parameter& parameter : parameters_) {
+      const Value& value = whole.value(parameter.value);
+      trained[parameter.target] = &value;
+      if (!needs_norm()) continue;
+      const std::string target = state_target(parameter.target, kAccumulatedGradient);
+      norm_of_.push_back(graph_.add_input({.role = InputRole::state, .target = target}, target,
+                                          wide_type(value.dtype), value.shape));
+    }
+    parameters_.clear();
+    std::set<std::string> seen;
+    for (const ParameterSlice& slice : *options_.owned) {
+      const auto found = trained.find(slice.parameter);
+      if (found == trained.end()) continue;  // another graph trains it
+      const Value& value = *found->second;
+      if (!seen.insert(slice.parameter).second) {
+        throw InvalidModelError(str("two slices of '", slice.parameter, "' are owned"));
+      }
+      const int64_t size = element_count(value);
+      if (slice.begin < 0 || slice.begin >= slice.end || slice.end > size) {
+        throw InvalidModelError(str("elements ", slice.begin, " to ", slice.end, " of '",
+                                    slice.parameter, "' are owned, it has ", size));
+      }
+      Parameter owned{.target = slice.parameter};
+      owned.value = add_parameter(slice.parameter, value, {Dim(slice.end - slice.begin)});
+      owned.gradient = state(owned, kOwnedGradient);
+      parameters_.push_back(owned);
     }
   }
 
@@ -237,8 +289,10 @@ class TrainingGraphMaker {
   void update() {
     ValueId factor = kNoValue, skip = kNoValue;
     if (needs_norm()) {
-      std::vector<ValueId> gradients;
-      for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+      std::vector<ValueId> gradients = norm_of_;
+      if (gradients.empty()) {
+        for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+      }
       const ValueId norm = builder_.own("GradientNorm", gradients);
       std::vector<ValueId> inputs{norm};
       if (options_.scales_loss) inputs.push_back(scalar_state(kLossScale, DType::f64));
@@ -345,6 +399,7 @@ class TrainingGraphMaker {
   std::set<std::string> all_parameters_ = names_of_parameters();
   std::vector<Parameter> parameters_;
   std::vector<NodeId> steps_;
+  std::vector<ValueId> norm_of_;  // the gradients, where they are others than those of parameters_
 
   std::set<std::string> names_of_parameters() const {
     std::set<std::string> names;
