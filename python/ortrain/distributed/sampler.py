@@ -30,8 +30,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
       shuffle: Draw in another order in each epoch; otherwise by rising cost.
       group_size: Sort within random groups of so many samples instead of all of them, so that other
         samples meet in each epoch; groups stay as they are without ``shuffle``.
-      drop_last: Leave out samples that would not give each process one; otherwise the last round is
-        filled with samples that others have too.
+      drop_last: Leave out samples that would not give each process one; otherwise samples of
+        the last round are drawn twice.
       seed: Of the order; the same in all processes.
       random_level: From 0 to 1: how far costs are changed at random before sorting, as a share of the
         range of all costs, so that neighbours change between epochs.
@@ -102,8 +102,9 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = self._sorted(generator)
         size, wanted = self.world_size, self._rounds * self.world_size
-        if len(order) < wanted:  # filled from the costliest, which the last round is made of
-            order += [order[-1 - i % len(order)] for i in range(wanted - len(order))]
+        if len(order) < wanted:
+            last = order[wanted - size :]
+            order += [last[i % len(last)] for i in range(wanted - len(order))]
         elif len(order) > wanted:
             # With `shuffle` others are left out in each epoch.
             left_out = len(order) - wanted

@@ -115,12 +115,12 @@ class ParallelStepEngine(StepEngine):
             outputs = made.runs.add_gradients(self.state, given)[0]
             if last:
                 self._reduce()
+        if made.buffers:
+            self.processes.broadcast([self._tensors[name] for name in made.buffers])
         if not last:
             return StepOutcome(outputs, False, True, None)
         updated, finite, norm = self._update(made)
         self.state.kept_batches = 0
-        if made.buffers:
-            self.processes.broadcast([self._tensors[name] for name in made.buffers])
         if updated:
             increment_version(self._trained)
         return StepOutcome(outputs, updated, finite, norm)

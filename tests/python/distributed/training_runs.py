@@ -12,13 +12,13 @@ from torch import nn
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
 
-FEATURES, CLASSES, ROWS = 6, 4, 8
+FEATURES, CLASSES, ROWS = 6, 4, 24
 
 OPTIMIZERS = {
     "sgd": lambda: optim.SGDConfig(lr=0.1),
     "momentum": lambda: optim.SGDConfig(lr=0.05, momentum=0.9),
     "adam": lambda: optim.AdamConfig(
-        [{"params": ["2.bias"], "lambda_coef": 0.0}], lr=0.01, lambda_coef=0.01
+        [{"params": ["0.bias"], "lambda_coef": 0.0}], lr=0.01, lambda_coef=0.01
     ),
     "adagrad": lambda: optim.AdagradConfig(lr=0.05),
     "lamb": lambda: optim.LambConfig(lr=0.01),
