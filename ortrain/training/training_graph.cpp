@@ -11,6 +11,7 @@
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
+#include "ortrain/training/lamb_slices.h"
 #include "ortrain/training/prepare_model.h"
 
 namespace ortrain {
@@ -308,10 +309,13 @@ class TrainingGraphMaker {
     }
     const ValueId rate = scalar_state(kLearningRate, DType::f64);
     const ValueId step = scalar_state(kStepNumber, DType::i64);
+    if (options_.owned && options_.optimizer.step == "LambStep") {
+      update_lamb_slices(rate, step, factor, skip);
+      return;
+    }
     for (const Group& group : groups()) {
       if (group.parameters.empty()) continue;
-      const ValueId group_rate =
-          group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
+      const ValueId group_rate = rate_of(group, rate);
       std::vector<Parameter> small;
       for (const Parameter& parameter : group.parameters) {
         if (needs_norm() || known_elements(builder_.shape(parameter.value)) < kLargeParameter) {
@@ -321,6 +325,48 @@ class TrainingGraphMaker {
         }
       }
       if (!small.empty()) add_step(group, small, {group_rate, step, factor, skip});
+    }
+  }
+
+  ValueId rate_of(const Group& group, ValueId rate) {
+    return group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
+  }
+
+  void update_lamb_slices(ValueId rate, ValueId step, ValueId factor, ValueId skip) {
+    if (options_.sum_norms.empty()) {
+      throw InvalidModelError("slices that LambStep updates need the function sum_norms");
+    }
+    if (parameters_.empty()) return;
+    const std::vector<std::string> names = optimizer_states(options_.optimizer.step, {});
+    std::vector<LambSliceGroup> made;
+    std::vector<std::string> targets;
+    for (const Group& group : groups()) {
+      if (group.parameters.empty()) continue;
+      LambSliceGroup& slices = made.emplace_back();
+      slices.attributes = group.attributes;
+      slices.rate = rate_of(group, rate);
+      for (const Parameter& parameter : group.parameters) {
+        const auto place =
+            std::ranges::find(*options_.owned, parameter.target, &ParameterSlice::parameter);
+        slices.slices.push_back({.number = place - options_.owned->begin(),
+                                 .parameter = parameter.value,
+                                 .gradient = parameter.gradient,
+                                 .exp_avg = state(parameter, names[0]),
+                                 .exp_avg_sq = state(parameter, names[1])});
+        targets.push_back(parameter.target);
+      }
+    }
+    builder_.set_layer("optimizer");
+    add_lamb_steps(builder_, made, step, factor, skip, options_.sum_norms);
+    builder_.set_layer("");
+    auto target = targets.begin();
+    for (const LambSliceGroup& group : made) {
+      for (const LambSlice& slice : group.slices) {
+        add_update(slice.parameter, *target);
+        add_update(slice.exp_avg, state_target(*target, names[0]));
+        add_update(slice.exp_avg_sq, state_target(*target, names[1]));
+        ++target;
+      }
     }
   }
 
@@ -411,21 +457,6 @@ class TrainingGraphMaker {
 };
 
 }  // namespace
-
-std::vector<std::string> optimizer_states(const std::string& step, const Attributes& attributes) {
-  if (step == "SgdStep") {
-    const auto found = attributes.find("momentum");
-    const bool momentum = found != attributes.end() && std::get<double>(found->second) != 0.0;
-    return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
-  }
-  if (step == "AdamStep" || step == "LambStep") return {"exp_avg", "exp_avg_sq"};
-  if (step == "AdagradStep") return {"sum"};
-  throw InvalidModelError(str("'", step, "' is none of SgdStep, AdamStep, LambStep, AdagradStep"));
-}
-
-std::string state_target(const std::string& parameter, const std::string& state) {
-  return parameter + ":" + state;
-}
 
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
                           bool fused) {

@@ -48,6 +48,9 @@ struct TrainingOptions {
   // What the graph of the optimizer alone updates, where other processes do the rest: at most one
   // slice of a parameter. Absent: everything.
   std::optional<std::vector<ParameterSlice>> owned = {};
+  // With `owned` and LambStep: the external function that add_lamb_steps takes; the number of a
+  // slice is its place in `owned`.
+  std::string sum_norms = {};
 };
 
 // State inputs of training graphs, by target. The scalars are set by whoever runs the graph.

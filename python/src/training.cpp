@@ -80,6 +80,7 @@ TrainingOptions options_from(const nb::dict& options) {
                                .begin = nb::cast<int64_t>(slice[1]),
                                .end = nb::cast<int64_t>(slice[2])});
     }
+    result.sum_norms = nb::cast<std::string>(options["sum_norms"]);
   }
   return result;
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -192,8 +193,19 @@ def _initialize(rank: int, size: int) -> None:
                 f"{name} is not set: the address and a free port of the machine of process 0, by "
                 "which the processes find each other"
             )
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    store, _, _ = next(dist.rendezvous("env://", rank, size))
+    # torchrun keeps its store when it starts processes again, with the addresses of those before.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    atexit.register(_leave)
     _log.info("process %d of %d, joined by Gloo", rank, size)
+
+
+def _leave() -> None:
+    """End the group's threads before the interpreter goes, which would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

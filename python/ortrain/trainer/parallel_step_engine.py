@@ -184,6 +184,8 @@ class ParallelStepEngine(StepEngine):
         share.learning_rate, share.loss_scale = whole.learning_rate, whole.loss_scale
         _, updated, finite, norm = made.runs.optimizer_step(share)
         whole.steps = share.steps
+        if self._options["step"] == "LambStep":
+            self._shards.join_norms(made.runs.trained)
         if updated:
             self._shards.send_parameters()
         return updated, finite, norm
@@ -262,9 +264,10 @@ class ParallelStepEngine(StepEngine):
         sums = self._moved(self._sums, layout) if self._separate else {}
         self._layout, self._gradients, self._sums = layout, gradients, sums
         if self._parallelism.shards_states:
-            self._options["owned"] = layout.slices(self.processes.rank, self.processes.size)
             self._shards = ShardedStates(layout, self._kinds(), self._gradients, self.processes)
             self._shards.take(whole)
+            self._options["owned"] = self._shards.slices
+            self._options["sum_norms"] = self._shards.sum_norms_key
 
     def _moved(self, flats: Mapping[torch.dtype, torch.Tensor], layout: FlatLayout) -> Any:
         """Return vectors by another layout, with what stands in those of the present one."""

@@ -8,13 +8,18 @@ arXiv:1910.02054.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ortrain import _core
 from ortrain.distributed import Processes
 from ortrain.trainer.flat_layout import FlatLayout
+
+_numbers = itertools.count()
 
 Flats = dict[torch.dtype, torch.Tensor]
 
@@ -33,6 +38,8 @@ class ShardedStates:
 
     Attributes:
       state: What the optimizer's graph works on: slices of parameters, gradients and states.
+      slices: Those that this process updates: names, begins and ends.
+      sum_norms_key: The external function by which LAMB learns the norms of whole parameters.
     """
 
     def __init__(
@@ -43,6 +50,12 @@ class ShardedStates:
         self._gradients = gradients
         self._parameters: dict[str, torch.Tensor] = {}
         self.state = _core.TrainingState()
+        self.slices = layout.slices(processes.rank, processes.size)
+        self.sum_norms_key = f"sum of norms {next(_numbers)}"
+        places = {name: place for place, name in enumerate(layout.places)}
+        owned = torch.tensor([places[name] for name, _, _ in self.slices], dtype=torch.int64)
+        _add_sum_of_norms(self.sum_norms_key, owned, len(places), processes)
+        weakref.finalize(self, _core.remove_external_function, self.sum_norms_key)
         self._states: dict[str, Flats] = {kind: {} for kind in kinds}
         for dtype in layout.sizes:
             begin, end = layout.share(dtype, processes.rank, processes.size)
@@ -66,7 +79,7 @@ class ShardedStates:
     def follow(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Take the memory in which the parameters lie now; contiguous."""
         self._parameters = {name: parameters[name].reshape(-1) for name in self._layout.places}
-        for name, begin, end in self._layout.slices(self._processes.rank, self._processes.size):
+        for name, begin, end in self.slices:
             self.state.share(name, self._parameters[name][begin:end])
 
     def send_parameters(self) -> None:
@@ -81,6 +94,17 @@ class ShardedStates:
             if rank != processes.rank:
                 for name, begin, end, staged in self._staged(rank):
                     self._parameters[name][begin:end].copy_(staged)
+
+    def join_norms(self, trained: Sequence[str]) -> None:
+        """Take part in the sum of norms where no slice of this process is trained.
+
+        Args:
+          trained: The parameters of the step that was made.
+        """
+        if not any(name in trained for name, _, _ in self.slices):
+            self._processes.all_reduce(
+                torch.zeros(len(self._layout.places), 2, dtype=torch.float64)
+            )
 
     def gather(self, *, on_all: bool) -> dict[str, torch.Tensor]:
         """Return the whole states by target, in the parameters' shapes; all processes call it.
@@ -115,7 +139,7 @@ class ShardedStates:
             for flat in flats.values():
                 flat.zero_()
         own = self.state.optimizer
-        for name, begin, end in self._layout.slices(self._processes.rank, self._processes.size):
+        for name, begin, end in self.slices:
             for kind in self._states:
                 target = f"{name}:{kind}"
                 if target in whole:
@@ -123,7 +147,7 @@ class ShardedStates:
 
     def _own_places(self) -> Iterator[tuple[str, torch.dtype, int, int]]:
         """Yield name, type, begin in the vector and size of each slice of this process."""
-        for name, begin, end in self._layout.slices(self._processes.rank, self._processes.size):
+        for name, begin, end in self.slices:
             dtype, first, _ = self._layout.places[name]
             yield name, dtype, first + begin, end - begin
 
@@ -132,3 +156,28 @@ class ShardedStates:
         for name, begin, end in self._layout.slices(rank, self._processes.size):
             dtype, first, _ = self._layout.places[name]
             yield name, begin, end, self._gradients[dtype][first + begin : first + end]
+
+
+def _add_sum_of_norms(key: str, owned: torch.Tensor, count: int, processes: Processes) -> None:
+    """Make the external function that adds up the squares of the norms of slices.
+
+    Args:
+      key: Its name.
+      owned: The parameters that the slices of this process belong to, by number.
+      count: How many parameters there are.
+      processes: Those that have the other slices.
+    """
+
+    def forward(operands: list[Any], results: list[Any], tracked: list[int]) -> None:
+        del tracked
+        numbers, norms = operands
+        parameters = owned[numbers]
+        whole = torch.zeros(count, 2, dtype=torch.float64)
+        whole[parameters] = norms
+        processes.all_reduce(whole)
+        results[0].copy_(whole[parameters])
+
+    def backward(*_: Any) -> None:
+        raise AssertionError("an optimizer's step has no gradient")
+
+    _core.add_external_function(key, forward, backward)
