@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from ortrain.distributed.environment import discover
 from ortrain.errors import UnsupportedError
 
 _log = logging.getLogger("ortrain.distributed")
+
+_SECONDS_TO_LET_GO = 0.1
 
 Result = TypeVar("Result")
 
@@ -203,9 +206,12 @@ def _initialize(rank: int, size: int) -> None:
 
 
 def _leave() -> None:
-    """End the group's threads before the interpreter goes, which would abort the process."""
+    """Leave the group before the interpreter goes."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    # Where torch.export was used, PyTorch keeps the group, and Gloo's threads may still hold tensors
+    # of the last collective: they need the interpreter's lock now, later they would abort the process.
+    time.sleep(_SECONDS_TO_LET_GO)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

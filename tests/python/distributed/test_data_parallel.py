@@ -262,3 +262,53 @@ def run_unjoined() -> tuple[int, float]:
 def test_the_group_is_made_by_what_the_launcher_says() -> None:
     with ranks(2, joined=False) as processes:
         assert processes.run(run_unjoined) == [(0, 1.0), (1, 1.0)]
+
+
+class Words(nn.Module):
+    """Has an embedding with nearly all of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(500, 12)
+        self.scores = nn.Linear(12, CLASSES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.words(tokens).mean(1))
+
+
+def run_words(optimizer: str, stage: int) -> Run:
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    description = {
+        "inputs": [("tokens", ["batch", 5]), ("label", ["batch"])],
+        "outputs": [("loss", [], True), ("scores", ["batch", CLASSES])],
+    }
+    distributed = {"world_size": 2, "deepspeed_zero_optimization": {"stage": stage}}
+    config = optim.LambConfig(lr=0.01) if optimizer == "lamb" else optim.AdamConfig(lr=0.01)
+    trainer = ORTTrainer(
+        Words(),
+        description,
+        config,
+        nn.CrossEntropyLoss(),
+        ORTTrainerOptions({"distributed": distributed}),
+    )
+    losses = []
+    for step in range(5):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        tokens = torch.randint(0, 500, (6, 5), generator=generator)
+        label = torch.randint(0, CLASSES, (6,), generator=generator)
+        losses.append(trainer.train_step(tokens, label)[0].item())
+    return Run(losses, weights_of(trainer), state_bytes=trainer.engine.optimizer_state_bytes)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_one_large_parameter_is_shared_too(group: Group, optimizer: str) -> None:
+    whole, shared = (group(2).run(run_words, optimizer, stage) for stage in (0, 1))
+    for rank in range(2):
+        assert shared[rank].losses == pytest.approx(whole[rank].losses, abs=1e-6)
+        assert shared[rank].state_bytes <= 0.55 * whole[rank].state_bytes
+        for name, expected in whole[0].weights.items():
+            torch.testing.assert_close(shared[rank].weights[name], expected, rtol=1e-6, atol=1e-6)
+            assert torch.equal(shared[rank].weights[name], shared[0].weights[name])
+            if optimizer == "adam":
+                assert torch.equal(shared[rank].weights[name], expected)
