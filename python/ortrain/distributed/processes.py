@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ortrain.distributed.environment import discover
+from ortrain.distributed.environment import Place, discover
 from ortrain.errors import UnsupportedError
 
 _log = logging.getLogger("ortrain.distributed")
@@ -60,10 +60,11 @@ class Processes:
           ValueError: The process group, or what the launcher has set, says otherwise; or there is
             neither.
         """
-        place = discover()
+        joined = dist.is_available() and dist.is_initialized()
+        place = Place() if joined and local_rank is None else discover()
         if local_rank is not None and place.local_rank not in (None, local_rank):
             _contradicts("local_rank", local_rank, place.launcher, place.local_rank)
-        if dist.is_available() and dist.is_initialized():
+        if joined:
             says = "the process group of torch.distributed"
             rank, size = dist.get_rank(), dist.get_world_size()
         elif place.launcher is not None:
@@ -80,7 +81,7 @@ class Processes:
             _contradicts("world_size", world_size, says, size)
         if world_rank is not None and rank != world_rank:
             _contradicts("world_rank", world_rank, says, rank)
-        if not dist.is_initialized():
+        if not joined:
             _initialize(rank, size)
         return cls()
 

@@ -73,7 +73,8 @@ class ParallelStepEngine(StepEngine):
         self._shards: ShardedStates | None = None
         # The sum over the processes is their mean then.
         divisor = self._batches * (1 if parallelism.adasum else processes.size)
-        super().__init__(source, {**options, "accumulation": divisor}, frozen)
+        shared = {**options, "accumulation": divisor}
+        processes.everywhere(lambda: StepEngine.__init__(self, source, shared, frozen))
         self._require_alike(options)
         processes.broadcast(list(self.tensors.values()))
         increment_version(list(self.tensors.values()))

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import onnx
+import onnx.parser
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from ranks import Ranks, ranks
 from torch import nn
 from training_runs import CLASSES, FEATURES, Run, batch, make, share, train, weights_of
 
-from ortrain import ORTTrainer, ORTTrainerOptions, optim
+from ortrain import ORTTrainer, ORTTrainerOptions, optim, ort_trainer
 from ortrain.amp import DynamicLossScaler
 from ortrain.errors import InvalidModelError
 
@@ -66,6 +68,7 @@ def test_accumulated_batches(group: Group, stage: int, once: bool, clip: bool) -
     check_alike(group(2).run(run, 9, "adam", given), run_alone(9, "adam", given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_processes(group: Group, size: int) -> None:
     runs = group(size).run(run_uneven, 6)
@@ -208,6 +211,9 @@ def run_refused(what: str) -> str:
             make(2, "sgd", distributed={"allreduce_post_accumulation": rank == 1})
         elif what == "optimizer":
             make(2, "sgd" if rank == 1 else "momentum")
+        elif what == "frozen":
+            frozen = ["0.bias"] if rank == 0 else ["other"]
+            make(2, "sgd", utils={"frozen_weights": frozen})
     except (ValueError, InvalidModelError) as error:
         return str(error)
     return "accepted"
@@ -222,6 +228,7 @@ def run_refused(what: str) -> str:
         ("model", r"'2.weight' is .*, True\) in process 0, None in process 1"),
         ("settings", "distributed options"),
         ("optimizer", "the optimizer's numbers"),
+        ("frozen", "process 1: 'other' is no parameter"),
     ],
 )
 def test_contradictions_are_named(group: Group, what: str, message: str) -> None:
@@ -312,3 +319,44 @@ def test_one_large_parameter_is_shared_too(group: Group, optimizer: str) -> None
             assert torch.equal(shared[rank].weights[name], shared[0].weights[name])
             if optimizer == "adam":
                 assert torch.equal(shared[rank].weights[name], expected)
+
+
+def run_of_2020() -> dict[str, torch.Tensor]:
+    """Train an ONNX model by the first form of the trainer."""
+    rank = dist.get_rank()
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[batch, 6] x, int64[batch] label) => (float loss)
+        {
+          scores = MatMul(x, weight)
+          loss = SoftmaxCrossEntropyLoss(scores, label)
+        }"""
+    )
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(rank))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), "weight"))
+    description = ort_trainer.ModelDescription(
+        [
+            ort_trainer.IODescription("x", ["batch", 6], torch.float32),
+            ort_trainer.IODescription("label", ["batch"], torch.int64),
+        ],
+        [ort_trainer.IODescription("loss", [], torch.float32)],
+    )
+    trainer = ort_trainer.ORTTrainer(
+        model,
+        None,
+        description,
+        "AdamOptimizer",
+        None,
+        None,
+        world_rank=rank,
+        world_size=2,
+        deepspeed_zero_stage=1,
+    )
+    losses = [trainer.train_step(*share(0, rank, 2)) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    return trainer.state_dict()
+
+
+def test_onnx_models_in_the_form_of_2020(group: Group) -> None:
+    first, second = group(2).run(run_of_2020)
+    assert torch.equal(first["weight"], second["weight"])

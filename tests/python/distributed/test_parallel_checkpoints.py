@@ -73,6 +73,7 @@ def run_load(folder: Path, given: dict[str, Any], steps: int) -> Weights:
     return weights_of(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "loaded"), [((2, 1), (4, 0)), ((4, 1), (2, 1)), ((2, 0), (3, 1))]
 )
