@@ -181,7 +181,11 @@ class Processes:
             if failed is not None:
                 return failed
             kind, text = other
-            made: Exception = kind(f"process {rank}: {text}")
+            text = f"process {rank}: {text}"
+            try:
+                made: Exception = kind(text)
+            except TypeError:  # it takes something else than a message
+                made = RuntimeError(f"{text} ({kind.__name__})")
             return made
         return None
 

@@ -51,7 +51,8 @@ class ORTTrainer:
 
     Raises:
       TypeError: An argument has another type.
-      ValueError: The description has no loss, or a name in it is wrong.
+      ValueError: The description has no loss, or a name in it is wrong; or the options contradict
+        the process group or launcher.
       UnsupportedError: An option asks for something that there is not.
       InvalidModelError: A parameter that is named does not exist.
 

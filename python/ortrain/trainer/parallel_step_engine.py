@@ -188,7 +188,7 @@ class ParallelStepEngine(StepEngine):
         if self._options["step"] == "LambStep":
             self._shards.join_norms(made.runs.trained)
         if updated:
-            self._shards.send_parameters()
+            self._shards.send_parameters(made.runs.trained)
         return updated, finite, norm
 
     # --- the state

@@ -82,17 +82,21 @@ class ShardedStates:
         for name, begin, end in self.slices:
             self.state.share(name, self._parameters[name][begin:end])
 
-    def send_parameters(self) -> None:
-        """Give all processes what each has updated. Overwrites the gradients."""
-        processes = self._processes
-        for name, begin, end, staged in self._staged(processes.rank):
+    def send_parameters(self, trained: Sequence[str]) -> None:
+        """Give all processes what each has updated. Overwrites the gradients.
+
+        Args:
+          trained: The parameters of the step that was made; the gradients of others stay zero.
+        """
+        processes, names = self._processes, frozenset(trained)
+        for name, begin, end, staged in self._staged(processes.rank, names):
             staged.copy_(self._parameters[name][begin:end])
         for rank in range(processes.size):
             for dtype, flat in self._gradients.items():
                 first, last = self._layout.share(dtype, rank, processes.size)
                 processes.broadcast([flat[first:last]], rank)
             if rank != processes.rank:
-                for name, begin, end, staged in self._staged(rank):
+                for name, begin, end, staged in self._staged(rank, names):
                     self._parameters[name][begin:end].copy_(staged)
 
     def join_norms(self, trained: Sequence[str]) -> None:
@@ -151,9 +155,13 @@ class ShardedStates:
             dtype, first, _ = self._layout.places[name]
             yield name, dtype, first + begin, end - begin
 
-    def _staged(self, rank: int) -> Iterator[tuple[str, int, int, torch.Tensor]]:
-        """Yield the slices of a process with the memory that they are sent through."""
+    def _staged(
+        self, rank: int, names: frozenset[str]
+    ) -> Iterator[tuple[str, int, int, torch.Tensor]]:
+        """Yield slices of a process with the memory that they are sent through."""
         for name, begin, end in self._layout.slices(rank, self._processes.size):
+            if name not in names:
+                continue
             dtype, first, _ = self._layout.places[name]
             yield name, begin, end, self._gradients[dtype][first + begin : first + end]
 

@@ -168,13 +168,15 @@ class Mixed(nn.Module):
         return self.scale * (hidden.bfloat16() @ self.narrow).float()
 
 
-def trainer_of(model: nn.Module, distributed: dict[str, Any]) -> ORTTrainer:
+def trainer_of(
+    model: nn.Module, distributed: dict[str, Any], config: Any = optim.AdamConfig
+) -> ORTTrainer:
     description = {
         "inputs": [("x", ["batch", FEATURES]), ("label", ["batch"])],
         "outputs": [("loss", [], True), ("scores", ["batch", CLASSES])],
     }
     options = ORTTrainerOptions({"distributed": {"world_size": 2, **distributed}})
-    return ORTTrainer(model, description, optim.AdamConfig(lr=0.1), nn.CrossEntropyLoss(), options)
+    return ORTTrainer(model, description, config(lr=0.1), nn.CrossEntropyLoss(), options)
 
 
 def test_types_buffers_and_what_is_trained_later(group: Group) -> None:
@@ -281,6 +283,38 @@ class Words(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.scores(self.words(tokens).mean(1))
+
+
+class PartlyUsed(nn.Module):
+    """Has a parameter that the loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.randn(300))
+        self.used = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def run_partly_used(config: Any) -> tuple[dict[str, torch.Tensor], list[float]]:
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    distributed = {"deepspeed_zero_optimization": {"stage": 1}}
+    trainer = trainer_of(PartlyUsed(), distributed, config)
+    losses = [trainer.train_step(*share(0, rank, 2))[0].item() for _ in range(4)]
+    return weights_of(trainer), losses
+
+
+@pytest.mark.parametrize("config", [optim.AdamConfig, optim.LambConfig])
+def test_parameters_that_are_not_used(group: Group, config: Any) -> None:
+    # The first process has slices of what is not used alone.
+    (first, losses), (second, _) = group(2).run(run_partly_used, config)
+    torch.manual_seed(0)
+    assert torch.equal(first["unused"], PartlyUsed().unused)
+    assert losses[-1] < losses[0]
+    for name, expected in first.items():
+        assert torch.equal(second[name], expected)
 
 
 def run_words(optimizer: str, stage: int) -> Run:

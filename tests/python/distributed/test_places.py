@@ -105,8 +105,8 @@ def test_one_process_alone_stops() -> None:
 
 def test_an_error_is_that_of_all(group: Group) -> None:
     assert group(2).run(run_errors) == [
-        ["ValueError: mine", "RuntimeError: process 1: of one", "7"],
-        ["ValueError: process 0: mine", "RuntimeError: of one", "7"],
+        ["ValueError: mine", "RuntimeError: process 1: of one", "UnicodeDecodeError", "7"],
+        ["ValueError: process 0: mine", "RuntimeError: of one", "RuntimeError", "7"],
     ]
 
 
@@ -129,5 +129,9 @@ def run_errors() -> list[str]:
             call()
         except (ValueError, RuntimeError) as error:
             texts.append(f"{type(error).__name__}: {error}")
+    try:
+        processes.on_first(lambda: b"\xff".decode())
+    except (UnicodeDecodeError, RuntimeError) as error:
+        texts.append(type(error).__name__)
     texts.append(str(processes.on_first(lambda: 7)))
     return texts
