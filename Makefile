@@ -12,6 +12,7 @@
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
+#   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
@@ -40,7 +41,8 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo checkpoint-torture soak asan format lock clean
+.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
+  checkpoint-torture distributed soak asan format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -127,6 +129,12 @@ capi-demo: build
 
 checkpoint-torture: build
 	$(PY) -m ortrain.tools.checkpoint_torture $(TORTURE)
+
+distributed: build
+	$(PY) -m pytest tests/python/distributed $(DISTRIBUTED)
+	rm -rf build/elastic
+	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \
+	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)

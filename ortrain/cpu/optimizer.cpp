@@ -110,12 +110,6 @@ void step_piece(const OptimizerTensor& tensor, const Piece& piece, Row row) {
   }
 }
 
-// Squares of the norms of a parameter and of its update.
-struct LambNorms {
-  double param = 0;
-  double update = 0;
-};
-
 template <class T>
 LambNorms lamb_moments(const LambCoefficients& coefficients, const T* grad, const T* param,
                        T* exp_avg, T* exp_avg_sq, T* update, int64_t n) {
@@ -278,20 +272,27 @@ void adagrad_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& 
   });
 }
 
-void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
-               std::span<const LambCoefficients> coefficients) {
+void lamb_moments(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                  std::span<const LambCoefficients> coefficients, std::span<LambNorms> norms) {
   check(tensors.size() == coefficients.size(), "one set of coefficients per tensor");
+  check(tensors.size() == norms.size(), "norms for each tensor");
   std::vector<LambNorms> parts(blocks.pieces().size());
   blocks.for_pieces([&](size_t index, const Piece& piece) {
     const size_t i = static_cast<size_t>(piece.tensor);
     parts[index] = lamb_moments(tensors[i], coefficients[i], piece);
   });
-  std::vector<LambNorms> norms(tensors.size());
+  std::ranges::fill(norms, LambNorms{});
   for (size_t index = 0; index < parts.size(); ++index) {
     LambNorms& norm = norms[static_cast<size_t>(blocks.pieces()[index].tensor)];
     norm.param += parts[index].param;
     norm.update += parts[index].update;
   }
+}
+
+void lamb_update(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                 std::span<const LambCoefficients> coefficients, std::span<const LambNorms> norms) {
+  check(tensors.size() == coefficients.size(), "one set of coefficients per tensor");
+  check(tensors.size() == norms.size(), "norms for each tensor");
   blocks.for_pieces([&](size_t, const Piece& piece) {
     const size_t i = static_cast<size_t>(piece.tensor);
     const double rate = coefficients[i].lr * lamb_ratio(norms[i], coefficients[i]);
@@ -300,6 +301,13 @@ void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blo
       lamb_apply_row<T>(coefficients[i], rate, states[0], states[1], param, size);
     });
   });
+}
+
+void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+               std::span<const LambCoefficients> coefficients) {
+  std::vector<LambNorms> norms(tensors.size());
+  lamb_moments(tensors, blocks, coefficients, norms);
+  lamb_update(tensors, blocks, coefficients, norms);
 }
 
 }  // namespace ortrain::cpu

@@ -102,4 +102,18 @@ void adagrad_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& 
 void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
                std::span<const LambCoefficients> coefficients);
 
+// Squares of the norms of a parameter and of its update.
+struct LambNorms {
+  double param = 0;
+  double update = 0;
+};
+
+// lamb_step in two parts, for tensors that are slices of the parameters: the first one moves the
+// states and gives the norms of the slices, the second one takes those of the parameters and needs
+// no gradients. One entry of `norms` per tensor.
+void lamb_moments(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                  std::span<const LambCoefficients> coefficients, std::span<LambNorms> norms);
+void lamb_update(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
+                 std::span<const LambCoefficients> coefficients, std::span<const LambNorms> norms);
+
 }  // namespace ortrain::cpu

@@ -11,6 +11,7 @@
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/pipeline.h"
+#include "ortrain/training/lamb_slices.h"
 #include "ortrain/training/prepare_model.h"
 
 namespace ortrain {
@@ -25,6 +26,18 @@ int64_t known_elements(const Shape& shape) {
   int64_t count = 1;
   for (const Dim& extent : shape) {
     if (!extent.is_constant()) return kLargeParameter;
+    count *= extent.constant();
+  }
+  return count;
+}
+
+int64_t element_count(const Value& value) {
+  int64_t count = 1;
+  for (const Dim& extent : value.shape) {
+    if (!extent.is_constant()) {
+      throw InvalidModelError(
+          str("parameter '", value.name, "' has the open shape ", shape_str(value.shape)));
+    }
     count *= extent.constant();
   }
   return count;
@@ -90,11 +103,14 @@ class TrainingGraphMaker {
     alone.name = graph_.name;
     const Graph whole = std::move(graph_);
     graph_ = std::move(alone);
-    for (Parameter& parameter : parameters_) {
-      const Value& value = whole.value(parameter.value);
-      parameter.value = graph_.add_input({.role = InputRole::parameter, .target = parameter.target},
-                                         value.name, value.dtype, value.shape);
-      parameter.gradient = kept_gradient(parameter);
+    if (options_.owned) {
+      take_owned(whole);
+    } else {
+      for (Parameter& parameter : parameters_) {
+        const Value& value = whole.value(parameter.value);
+        parameter.value = add_parameter(parameter.target, value, value.shape);
+        parameter.gradient = kept_gradient(parameter);
+      }
     }
     update();
     finish();
@@ -155,6 +171,43 @@ class TrainingGraphMaker {
       const Value value = graph_.value(output.value);
       graph_.add_input({.role = InputRole::buffer, .target = output.target},
                        output.target + ".written", value.dtype, value.shape);
+    }
+  }
+
+  ValueId add_parameter(const std::string& target, const Value& value, const Shape& shape) {
+    return graph_.add_input({.role = InputRole::parameter, .target = target}, value.name,
+                            value.dtype, shape);
+  }
+
+  // Puts the slices that are owned in place of the parameters; the norm stays that of all.
+  void take_owned(const Graph& whole) {
+    std::map<std::string, const Value*> trained;
+    for (const Parameter& parameter : parameters_) {
+      const Value& value = whole.value(parameter.value);
+      trained[parameter.target] = &value;
+      if (!needs_norm()) continue;
+      const std::string target = state_target(parameter.target, kAccumulatedGradient);
+      norm_of_.push_back(graph_.add_input({.role = InputRole::state, .target = target}, target,
+                                          wide_type(value.dtype), value.shape));
+    }
+    parameters_.clear();
+    std::set<std::string> seen;
+    for (const ParameterSlice& slice : *options_.owned) {
+      const auto found = trained.find(slice.parameter);
+      if (found == trained.end()) continue;  // another graph trains it
+      const Value& value = *found->second;
+      if (!seen.insert(slice.parameter).second) {
+        throw InvalidModelError(str("two slices of '", slice.parameter, "' are owned"));
+      }
+      const int64_t size = element_count(value);
+      if (slice.begin < 0 || slice.begin >= slice.end || slice.end > size) {
+        throw InvalidModelError(str("elements ", slice.begin, " to ", slice.end, " of '",
+                                    slice.parameter, "' are owned, it has ", size));
+      }
+      Parameter owned{.target = slice.parameter};
+      owned.value = add_parameter(slice.parameter, value, {Dim(slice.end - slice.begin)});
+      owned.gradient = state(owned, kOwnedGradient);
+      parameters_.push_back(owned);
     }
   }
 
@@ -237,8 +290,10 @@ class TrainingGraphMaker {
   void update() {
     ValueId factor = kNoValue, skip = kNoValue;
     if (needs_norm()) {
-      std::vector<ValueId> gradients;
-      for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+      std::vector<ValueId> gradients = norm_of_;
+      if (gradients.empty()) {
+        for (const Parameter& parameter : parameters_) gradients.push_back(parameter.gradient);
+      }
       const ValueId norm = builder_.own("GradientNorm", gradients);
       std::vector<ValueId> inputs{norm};
       if (options_.scales_loss) inputs.push_back(scalar_state(kLossScale, DType::f64));
@@ -254,10 +309,13 @@ class TrainingGraphMaker {
     }
     const ValueId rate = scalar_state(kLearningRate, DType::f64);
     const ValueId step = scalar_state(kStepNumber, DType::i64);
+    if (options_.owned && options_.optimizer.step == "LambStep") {
+      update_lamb_slices(rate, step, factor, skip);
+      return;
+    }
     for (const Group& group : groups()) {
       if (group.parameters.empty()) continue;
-      const ValueId group_rate =
-          group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
+      const ValueId group_rate = rate_of(group, rate);
       std::vector<Parameter> small;
       for (const Parameter& parameter : group.parameters) {
         if (needs_norm() || known_elements(builder_.shape(parameter.value)) < kLargeParameter) {
@@ -267,6 +325,48 @@ class TrainingGraphMaker {
         }
       }
       if (!small.empty()) add_step(group, small, {group_rate, step, factor, skip});
+    }
+  }
+
+  ValueId rate_of(const Group& group, ValueId rate) {
+    return group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
+  }
+
+  void update_lamb_slices(ValueId rate, ValueId step, ValueId factor, ValueId skip) {
+    if (options_.sum_norms.empty()) {
+      throw InvalidModelError("slices that LambStep updates need the function sum_norms");
+    }
+    if (parameters_.empty()) return;
+    const std::vector<std::string> names = optimizer_states(options_.optimizer.step, {});
+    std::vector<LambSliceGroup> made;
+    std::vector<std::string> targets;
+    for (const Group& group : groups()) {
+      if (group.parameters.empty()) continue;
+      LambSliceGroup& slices = made.emplace_back();
+      slices.attributes = group.attributes;
+      slices.rate = rate_of(group, rate);
+      for (const Parameter& parameter : group.parameters) {
+        const auto place =
+            std::ranges::find(*options_.owned, parameter.target, &ParameterSlice::parameter);
+        slices.slices.push_back({.number = place - options_.owned->begin(),
+                                 .parameter = parameter.value,
+                                 .gradient = parameter.gradient,
+                                 .exp_avg = state(parameter, names[0]),
+                                 .exp_avg_sq = state(parameter, names[1])});
+        targets.push_back(parameter.target);
+      }
+    }
+    builder_.set_layer("optimizer");
+    add_lamb_steps(builder_, made, step, factor, skip, options_.sum_norms);
+    builder_.set_layer("");
+    auto target = targets.begin();
+    for (const LambSliceGroup& group : made) {
+      for (const LambSlice& slice : group.slices) {
+        add_update(slice.parameter, *target);
+        add_update(slice.exp_avg, state_target(*target, names[0]));
+        add_update(slice.exp_avg_sq, state_target(*target, names[1]));
+        ++target;
+      }
     }
   }
 
@@ -345,6 +445,7 @@ class TrainingGraphMaker {
   std::set<std::string> all_parameters_ = names_of_parameters();
   std::vector<Parameter> parameters_;
   std::vector<NodeId> steps_;
+  std::vector<ValueId> norm_of_;  // the gradients, where they are others than those of parameters_
 
   std::set<std::string> names_of_parameters() const {
     std::set<std::string> names;
@@ -356,21 +457,6 @@ class TrainingGraphMaker {
 };
 
 }  // namespace
-
-std::vector<std::string> optimizer_states(const std::string& step, const Attributes& attributes) {
-  if (step == "SgdStep") {
-    const auto found = attributes.find("momentum");
-    const bool momentum = found != attributes.end() && std::get<double>(found->second) != 0.0;
-    return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
-  }
-  if (step == "AdamStep" || step == "LambStep") return {"exp_avg", "exp_avg_sq"};
-  if (step == "AdagradStep") return {"sum"};
-  throw InvalidModelError(str("'", step, "' is none of SgdStep, AdamStep, LambStep, AdagradStep"));
-}
-
-std::string state_target(const std::string& parameter, const std::string& state) {
-  return parameter + ":" + state;
-}
 
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
                           bool fused) {

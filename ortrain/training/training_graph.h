@@ -29,7 +29,10 @@ enum class StepKind {
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
                           bool fused = true);
 
-// The optimizer alone: reads kept gradients, updates the parameters.
+// The optimizer alone: reads kept gradients, updates the parameters. With `options.owned` it
+// updates slices: parameters, their states, and gradients of kind kOwnedGradient are vectors of
+// their elements; kept gradients are whole, and inputs only where their norm is needed. Throws
+// InvalidModelError for a slice that does not lie in its parameter, or is the second one of it.
 Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused = true);
 
 // The forward alone, buffers as they are.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,12 @@ struct OptimizerOptions {
   double max_norm = 0.0;
 };
 
+// Elements of a parameter in row-major order, from `begin` up to `end`.
+struct ParameterSlice {
+  std::string parameter;  // target
+  int64_t begin = 0, end = 0;
+};
+
 struct TrainingOptions {
   std::string loss;  // name of a user output, a single element
   OptimizerOptions optimizer = {};
@@ -38,6 +45,12 @@ struct TrainingOptions {
   bool scales_loss = false;
   // Bytes that a run may take from the engine, known before it starts; 0: any number.
   uint64_t memory_limit = 0;
+  // What the graph of the optimizer alone updates, where other processes do the rest: at most one
+  // slice of a parameter. Absent: everything.
+  std::optional<std::vector<ParameterSlice>> owned = {};
+  // With `owned` and LambStep: the external function that add_lamb_steps takes; the number of a
+  // slice is its place in `owned`.
+  std::string sum_norms = {};
 };
 
 // State inputs of training graphs, by target. The scalars are set by whoever runs the graph.
@@ -52,5 +65,7 @@ inline constexpr const char* kAllFinite = "optimizer:all_finite";        // bool
 std::vector<std::string> optimizer_states(const std::string& step, const Attributes& attributes);
 std::string state_target(const std::string& parameter, const std::string& state);
 inline constexpr const char* kAccumulatedGradient = "grad";
+// Of a slice that is updated alone: the same elements of the gradient.
+inline constexpr const char* kOwnedGradient = "owned_grad";
 
 }  // namespace ortrain

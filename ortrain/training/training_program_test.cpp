@@ -9,6 +9,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/text.h"
+#include "ortrain/runtime/external_functions.h"
 #include "ortrain/training/prepare_model.h"
 
 namespace ortrain {
@@ -275,6 +276,139 @@ TEST(PrepareModel, LeavesOutTraining) {
     }
   }
   EXPECT_EQ(dropouts, 0);
+}
+
+// The optimizer alone for two elements of `w`, with the memory of another state.
+struct Sliced {
+  explicit Sliced(TrainingOptions options, std::vector<ParameterSlice> owned)
+      : program(parse_graph(kWideModel), with(std::move(options), std::move(owned)),
+                cpu_kernels()) {
+    state.learning_rate = 0.5;
+    state.kept_batches = 1;
+  }
+  static TrainingOptions with(TrainingOptions options, std::vector<ParameterSlice> owned) {
+    options.loss = "loss";
+    options.owned = std::move(owned);
+    return options;
+  }
+  void set(std::map<std::string, MutableTensor>& tensors, const std::string& target,
+           const std::vector<float>& values) {
+    tensors[target] = MutableTensor::copy_of(
+        TensorData::from_values(DType::f32, {static_cast<int64_t>(values.size())}, values));
+  }
+  static std::vector<float> values(const MutableTensor& tensor) {
+    const auto* data = static_cast<const float*>(tensor.data);
+    return {data, data + tensor.spec.numel()};
+  }
+
+  static constexpr const char* kWideModel =
+      "graph g (float32[b, 3] x, float32[3] w [parameter grad]) => (loss) {\n"
+      "  y = Mul(x, w)\n  loss = ReduceSum<keepdims = 0>(y)\n}";
+  TrainingProgram program;
+  TrainingState state;
+};
+
+TEST(TrainingProgram, UpdatesTheSlicesThatItOwns) {
+  Sliced sliced(sgd(), {{"w", 1, 3}});
+  sliced.set(sliced.state.tensors, "w", {2, 3});
+  sliced.set(sliced.state.optimizer, "w:owned_grad", {4, 8});
+  EXPECT_TRUE(sliced.program.optimizer_step(sliced.state).updated);
+  EXPECT_THAT(Sliced::values(sliced.state.tensors.at("w")), ElementsAre(0, -1));
+  EXPECT_FALSE(sliced.state.optimizer.contains("w:grad")) << "no norm is needed";
+}
+
+TEST(TrainingProgram, ClipsSlicesByTheNormOfWholeGradients) {
+  Sliced sliced(sgd(1, 2.5), {{"w", 1, 3}});
+  sliced.set(sliced.state.tensors, "w", {2, 3});
+  sliced.set(sliced.state.optimizer, "w:grad", {3, 0, 4});
+  sliced.set(sliced.state.optimizer, "w:owned_grad", {0, 4});
+  const StepResult result = sliced.program.optimizer_step(sliced.state);
+  EXPECT_EQ(*result.gradient_norm, 5);
+  EXPECT_EQ(Sliced::values(sliced.state.tensors.at("w"))[0], 2);
+  EXPECT_NEAR(Sliced::values(sliced.state.tensors.at("w"))[1], 3 - 0.5 * 2, 1e-5);
+}
+
+TEST(TrainingProgram, OwnsNothingOfAModel) {
+  Sliced sliced(sgd(1, 1.0), {});
+  sliced.set(sliced.state.optimizer, "w:grad", {3, 0, 4});
+  EXPECT_EQ(*sliced.program.optimizer_step(sliced.state).gradient_norm, 5);
+}
+
+TEST(TrainingProgram, RefusesSlicesThatDoNotFit) {
+  const auto refusal = [](TrainingOptions options, std::vector<ParameterSlice> owned) {
+    Sliced sliced(std::move(options), std::move(owned));
+    try {
+      sliced.program.optimizer_step(sliced.state);
+    } catch (const InvalidModelError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_THAT(refusal(sgd(), {{"w", 1, 4}}),
+              HasSubstr("elements 1 to 4 of 'w' are owned, it has 3"));
+  EXPECT_THAT(refusal(sgd(), {{"w", 2, 2}}), HasSubstr("elements 2 to 2"));
+  EXPECT_THAT(refusal(sgd(), {{"w", 0, 1}, {"w", 1, 2}}), HasSubstr("two slices of 'w'"));
+  EXPECT_THAT(refusal({.optimizer = {.step = "LambStep"}}, {{"w", 0, 1}}),
+              HasSubstr("need the function sum_norms"));
+}
+
+// Adds the norms of the elements that the other half has.
+class OtherHalf : public ExternalFunction {
+ public:
+  std::shared_ptr<void> forward(std::span<const ExternalTensor> operands,
+                                std::span<const ExternalTensor> results,
+                                std::span<const int64_t>) const override {
+    EXPECT_EQ(*static_cast<const int64_t*>(operands[0].data), 0);
+    for (size_t i = 0; i < 2; ++i) {
+      mine[i] = static_cast<const double*>(operands[1].data)[i];
+      static_cast<double*>(results[0].data)[i] = mine[i] + other[i];
+    }
+    return nullptr;
+  }
+  void backward(void*, std::span<const int64_t>, std::span<const ExternalTensor>,
+                std::span<const int64_t>, std::span<const ExternalTensor>) const override {}
+
+  mutable std::array<double, 2> mine{};
+  std::array<double, 2> other{};
+};
+
+TEST(TrainingProgram, LambOnSlicesIsLambOnTheWhole) {
+  const TrainingOptions options{
+      .optimizer = {.step = "LambStep", .attributes = {{"weight_decay", 0.1}}}};
+  const std::vector<float> parameters{1, 2, 3}, gradients{0.5, -1, 2};
+  Sliced whole(options, {});
+  whole.program =
+      TrainingProgram(parse_graph(Sliced::kWideModel), Training::with_loss(options), cpu_kernels());
+  whole.set(whole.state.tensors, "w", parameters);
+  whole.set(whole.state.optimizer, "w:grad", gradients);
+  whole.program.optimizer_step(whole.state);
+
+  const auto function = std::make_shared<OtherHalf>();
+  ExternalFunctions::instance().add("test::other_half", function);
+  TrainingOptions sliced_options = options;
+  sliced_options.sum_norms = "test::other_half";
+  const std::vector<ParameterSlice> halves{{"w", 0, 1}, {"w", 1, 3}};
+  std::array<std::array<double, 2>, 2> norms{};
+  std::vector<float> made;
+  for (const bool known : {false, true}) {  // once to learn each other's norms
+    made.clear();
+    for (size_t half = 0; half < 2; ++half) {
+      const ParameterSlice& slice = halves[half];
+      Sliced sliced(sliced_options, {slice});
+      const auto part = [&](const std::vector<float>& all) {
+        return std::vector<float>(all.begin() + slice.begin, all.begin() + slice.end);
+      };
+      sliced.set(sliced.state.tensors, "w", part(parameters));
+      sliced.set(sliced.state.optimizer, "w:owned_grad", part(gradients));
+      function->other = known ? norms[1 - half] : std::array<double, 2>{};
+      sliced.program.optimizer_step(sliced.state);
+      norms[half] = function->mine;
+      for (float value : Sliced::values(sliced.state.tensors.at("w"))) made.push_back(value);
+    }
+  }
+  ExternalFunctions::instance().remove("test::other_half");
+  EXPECT_THAT(made, ::testing::Pointwise(::testing::FloatNear(1e-6F),
+                                         Sliced::values(whole.state.tensors.at("w"))));
 }
 
 }  // namespace

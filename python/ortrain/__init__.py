@@ -42,7 +42,16 @@ _HOMES = {
     "UnsupportedError": "ortrain.errors",
 }
 
-_PACKAGES = ("amp", "api", "artifacts", "checkpoint", "extension", "optim", "trainer")
+_PACKAGES = (
+    "amp",
+    "api",
+    "artifacts",
+    "checkpoint",
+    "distributed",
+    "extension",
+    "optim",
+    "trainer",
+)
 
 __all__ = [*_HOMES, "__version__"]
 

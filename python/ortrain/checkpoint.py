@@ -62,16 +62,22 @@ def experimental_load_checkpoint(
 def aggregate_checkpoints(
     paths: Sequence[str | Path], pytorch_format: bool = True
 ) -> dict[str, Any]:
-    """Return the state of a checkpoint, joined from those of several processes.
+    """Return the state of a checkpoint.
+
+    ORTTrainer writes one for all of its processes, which is whole whatever they shared.
 
     Args:
-      paths: The folder of the only process.
+      paths: The folder, alone or once for each process.
       pytorch_format: Parameters and buffers alone; otherwise the optimizer's states too.
 
     Raises:
-      UnsupportedError: There are several: steps over several processes run around ORTModule.
+      UnsupportedError: The paths are different ones.
       FileError: There is no complete checkpoint.
     """
-    if len(paths) != 1:
-        raise UnsupportedError(f"paths has {len(paths)} entries: ORTTrainer runs in one process")
-    return state_dicts.read_state_dict(Path(paths[0]), pytorch_format=pytorch_format)
+    folders = {Path(path) for path in paths}
+    if len(folders) != 1:
+        raise UnsupportedError(
+            f"paths has {len(folders)} different entries, expected one: all processes save into the "
+            "same folder, one checkpoint"
+        )
+    return state_dicts.read_state_dict(folders.pop(), pytorch_format=pytorch_format)

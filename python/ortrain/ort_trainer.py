@@ -118,14 +118,14 @@ class ORTTrainer:
         its last argument.
       device: The CPU.
       gradient_accumulation_steps: Batches whose gradients are averaged.
-      world_rank: 0.
-      world_size: 1.
+      world_rank: The number of this process.
+      world_size: How many processes train together.
       use_mixed_precision: Compute in bfloat16.
-      allreduce_post_accumulation: False.
+      allreduce_post_accumulation: Average gradients once per optimizer step, not once per batch.
       global_step: The step to count from.
       get_lr_this_step: Returns the rate of a step by its number, in place of an argument.
       loss_scaler: Scales the loss in mixed precision.
-      deepspeed_zero_stage: 0.
+      deepspeed_zero_stage: 1 shares out the optimizer's states; 0 does not.
       enable_grad_norm_clip: Clip the norm of all gradients to 1, or the attribute max_norm_clip.
       frozen_weights: Names of parameters that stay.
       _opset_version: Of files.
@@ -134,7 +134,7 @@ class ORTTrainer:
       _use_deterministic_compute: Steps are deterministic in any case.
       use_memory_efficient_gradient: Gradients are given up as soon as they are used in any case.
       run_symbolic_shape_infer: Shapes are inferred with symbols in any case.
-      enable_adasum: False.
+      enable_adasum: Put gradients together by Adasum.
       optimized_model_filepath: Where to write the graph of the whole step.
 
     Raises:

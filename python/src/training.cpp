@@ -72,6 +72,16 @@ TrainingOptions options_from(const nb::dict& options) {
          .attributes = attributes_from(group["attributes"], def),
          .rate_factor = nb::cast<double>(group["rate_factor"])});
   }
+  if (options.contains("owned") && !options["owned"].is_none()) {
+    result.owned.emplace();
+    for (nb::handle item : nb::cast<nb::list>(options["owned"])) {
+      const auto slice = nb::cast<nb::tuple>(item);
+      result.owned->push_back({.parameter = nb::cast<std::string>(slice[0]),
+                               .begin = nb::cast<int64_t>(slice[1]),
+                               .end = nb::cast<int64_t>(slice[2])});
+    }
+    result.sum_norms = nb::cast<std::string>(options["sum_norms"]);
+  }
   return result;
 }
 
@@ -150,6 +160,13 @@ void init_training(nb::module_& module) {
           },
           nb::arg("target"), nb::arg("tensor"),
           "Make a torch tensor a parameter or buffer, in its own memory.")
+      .def(
+          "share_state",
+          [](TrainingState& state, const std::string& target, nb::object tensor) {
+            state.optimizer[target] = shared_with(std::move(tensor), str("'", target, "'"));
+          },
+          nb::arg("target"), nb::arg("tensor"),
+          "Make a torch tensor a state of the optimizer, in its own memory.")
       .def_prop_ro("tensors", [](const TrainingState& s) { return to_torch(s.tensors); })
       .def_prop_ro("optimizer", [](const TrainingState& s) { return to_torch(s.optimizer); })
       .def("set_optimizer_state", &set_optimizer_state, nb::arg("target"), nb::arg("tensor"))

@@ -17,6 +17,22 @@ void require_scalar(const InferContext& context, size_t i, const char* what) {
   }
 }
 
+// A gradient or state must have the shape of its parameter, and be wide where that is.
+void require_alike(const InferContext& context, size_t parameter, size_t input, const char* what,
+                   size_t i) {
+  if (!context.has_input(parameter)) throw InvalidModelError(str("parameter ", i, " is absent"));
+  if (!context.has_input(input)) throw InvalidModelError(str("the ", what, " ", i, " is absent"));
+  if (!(context.shape(input) == context.shape(parameter))) {
+    throw ShapeError(str("the ", what, " ", i, " has shape ", shape_str(context.shape(input)),
+                         ", the parameter ", shape_str(context.shape(parameter))));
+  }
+  const bool wide = context.dtype(parameter) == DType::f64;
+  if (wide != (context.dtype(input) == DType::f64)) {
+    throw DTypeError(str("the ", what, " ", i, " is ", name_of(context.dtype(input)),
+                         ", the parameter ", name_of(context.dtype(parameter))));
+  }
+}
+
 void infer_step(InferContext& context) {
   require_scalar(context, 0, "learning rate");
   require_scalar(context, 1, "step number");
@@ -27,31 +43,60 @@ void infer_step(InferContext& context) {
     throw InvalidModelError(str("has ", context.num_outputs(), " outputs, needs ",
                                 at.count * (1 + at.states), ", the next of all but gradients"));
   }
-  const auto require_like = [&](size_t i, size_t input, const char* what) {
-    if (!context.has_input(input)) throw InvalidModelError(str("the ", what, " ", i, " is absent"));
-    if (!(context.shape(input) == context.shape(at.parameter(i)))) {
-      throw ShapeError(str("the ", what, " ", i, " has shape ", shape_str(context.shape(input)),
-                           ", the parameter ", shape_str(context.shape(at.parameter(i)))));
-    }
-    const bool wide = context.dtype(at.parameter(i)) == DType::f64;
-    if (wide != (context.dtype(input) == DType::f64)) {
-      throw DTypeError(str("the ", what, " ", i, " is ", name_of(context.dtype(input)),
-                           ", the parameter ", name_of(context.dtype(at.parameter(i)))));
-    }
-  };
   for (size_t i = 0; i < at.count; ++i) {
-    if (!context.has_input(at.parameter(i))) {
-      throw InvalidModelError(str("parameter ", i, " is absent"));
-    }
-    require_like(i, at.gradient(i), "gradient");
+    require_alike(context, at.parameter(i), at.gradient(i), "gradient", i);
     const auto keep = [&](size_t input, size_t output) {
       context.set_output(output, context.dtype(input), context.shape(input));
     };
     keep(at.parameter(i), at.new_parameter(i));
     for (size_t kind = 0; kind < at.states; ++kind) {
-      require_like(i, at.state(kind, i), "state");
+      require_alike(context, at.parameter(i), at.state(kind, i), "state", i);
       keep(at.state(kind, i), at.new_state(kind, i));
     }
+  }
+}
+
+// Shapes [tensors, 2].
+Shape norms_shape(const StepLayout& at) { return {Dim(static_cast<int64_t>(at.count)), Dim(2)}; }
+
+void infer_lamb_moments(InferContext& context) {
+  require_scalar(context, 0, "learning rate");
+  require_scalar(context, 1, "step number");
+  require_scalar(context, 2, "factor");
+  require_scalar(context, 3, "skip flag");
+  const StepLayout at(context.num_inputs(), 2);
+  if (context.num_outputs() != 1 + 2 * at.count) {
+    throw InvalidModelError(str("has ", context.num_outputs(), " outputs, needs ", 1 + 2 * at.count,
+                                ", the norms and the next states"));
+  }
+  context.set_output(0, DType::f64, norms_shape(at));
+  for (size_t i = 0; i < at.count; ++i) {
+    require_alike(context, at.parameter(i), at.gradient(i), "gradient", i);
+    for (size_t kind = 0; kind < 2; ++kind) {
+      const size_t input = at.state(kind, i);
+      require_alike(context, at.parameter(i), input, "state", i);
+      context.set_output(1 + kind * at.count + i, context.dtype(input), context.shape(input));
+    }
+  }
+}
+
+void infer_lamb_update(InferContext& context) {
+  require_scalar(context, 0, "learning rate");
+  require_scalar(context, 1, "step number");
+  require_scalar(context, 3, "skip flag");
+  const StepLayout at(context.num_inputs(), 1);  // the first state stands where gradients do
+  if (context.num_outputs() != at.count) {
+    throw InvalidModelError(
+        str("has ", context.num_outputs(), " outputs, needs ", at.count, ", the next parameters"));
+  }
+  if (!(context.shape(2) == norms_shape(at))) {
+    throw ShapeError(str("the norms have shape ", shape_str(context.shape(2)), ", expected ",
+                         shape_str(norms_shape(at))));
+  }
+  for (size_t i = 0; i < at.count; ++i) {
+    require_alike(context, at.parameter(i), at.gradient(i), "state", i);
+    require_alike(context, at.parameter(i), at.state(0, i), "state", i);
+    context.set_output(i, context.dtype(at.parameter(i)), context.shape(at.parameter(i)));
   }
 }
 
@@ -130,6 +175,31 @@ void register_optimizer_steps(OpRegistry& registry) {
                     "-= rate / (1 + (step - 1) rate_decay) g / (sqrt(h) + epsilon)." +
                         tensors,
                     {{"epsilon", 1e-10}, {"weight_decay", 0.0}, {"rate_decay", 0.0}}));
+
+  const std::vector<FormalAttribute> lamb = {{"beta1", 0.9},
+                                             {"beta2", 0.999},
+                                             {"epsilon", 1e-6},
+                                             {"weight_decay", 0.0},
+                                             {"bias_correction", int64_t{1}}};
+  OpDef moments = step(
+      "LambMoments",
+      "The first part of LambStep, for tensors that are slices of whole ones: the next m and v, "
+      "and of each slice |p|^2 and |u|^2, which add up to those of the whole; zeros with `skip`." +
+          tensors,
+      lamb);
+  moments.outputs = {{"norms", "float64"}, {"states", "T*", Arity::variadic}};
+  moments.infer = infer_lamb_moments;
+  registry.add(std::move(moments));
+  OpDef update = step("LambUpdate",
+                      "The second part of LambStep: the next p of slices, by `norms`, |p|^2 and "
+                      "|u|^2 of the whole tensors, [slices, 2]. `tensors` are all parameters, and "
+                      "all m and v that LambMoments made; with `skip` nothing changes.",
+                      lamb);
+  update.inputs[2] = {"norms", "float64"};
+  update.attrs.push_back({"ratio_min", -std::numeric_limits<double>::infinity()});
+  update.attrs.push_back({"ratio_max", std::numeric_limits<double>::infinity()});
+  update.infer = infer_lamb_update;
+  registry.add(std::move(update));
 
   OpDef norm;
   norm.name = "GradientNorm";

@@ -61,6 +61,28 @@ void register_optimizer_steps(CaseRegistry& cases) {
   add("AdagradStep", "plain", 1, {});
   add("AdagradStep", "decay", 1, {{"weight_decay", 0.1}, {"rate_decay", 0.5}});
 
+  for (const std::vector<CaseInput>& scalars : {first, clipped, skipped}) {
+    std::vector<CaseInput> inputs = scalars;
+    for (CaseInput& tensor : tensors(2)) inputs.push_back(std::move(tensor));
+    cases.add({.op = "ortrain::LambMoments",
+               .name = "decay",
+               .inputs = std::move(inputs),
+               .attributes = {{"weight_decay", 0.1}},
+               .outputs = 1 + 2 * kShapes.size(),
+               .check_gradient = false});
+    const auto count = static_cast<int64_t>(kShapes.size());
+    inputs = {scalars[0], scalars[1],
+              CaseInput::literal(DType::f64, {count, 2}, {4, 2, 0, 1, 3, 0, 1, 9}), scalars[3]};
+    for (CaseInput& tensor : tensors(1)) inputs.push_back(std::move(tensor));
+    // The states stand behind the parameters; the second of them, v, is positive.
+    cases.add({.op = "ortrain::LambUpdate",
+               .name = "decay",
+               .inputs = std::move(inputs),
+               .attributes = {{"weight_decay", 0.1}, {"ratio_max", 1.25}},
+               .outputs = kShapes.size(),
+               .check_gradient = false});
+  }
+
   std::vector<CaseInput> gradients;
   for (const Dims& dims : kShapes) gradients.push_back(CaseInput::normal(dims));
   cases.add({.op = "ortrain::GradientNorm",
@@ -116,6 +138,13 @@ void register_optimizer_steps(CaseRegistry& cases) {
   refuse("ortrain::LambStep", "refuses_state",
          {number(1), step(1), none, none, tensor, tensor, tensor, CaseInput::normal({3, 1})}, {},
          "the state 0 has shape [3, 1]", 3);
+  refuse("ortrain::LambMoments", "refuses_outputs",
+         {number(1), step(1), none, none, tensor, tensor, tensor, tensor}, {},
+         "has 1 outputs, needs 3, the norms and the next states");
+  refuse("ortrain::LambUpdate", "refuses_norms",
+         {number(1), step(1), CaseInput::literal(DType::f64, {2}, {1, 1}), none, tensor, tensor,
+          tensor},
+         {}, "the norms have shape [2], expected [1, 2]");
   refuse("ortrain::AdagradStep", "refuses_types",
          {number(1), step(1), none, none, tensor, CaseInput::literal(DType::f64, {3}, {1, 2, 3}),
           tensor},

@@ -278,6 +278,159 @@ KernelFn make_reference(NodeSpec& spec) {
   };
 }
 
+// --- LAMB in two parts
+
+// What the attributes of one of the two say; LambMoments has no bounds.
+LambCoefficients lamb_now(StepRule rule, const KernelArgs& args) {
+  rule.lr = *args.input<double>(0);
+  return lamb_coefficients(rule, static_cast<double>(*args.input<int64_t>(1)));
+}
+
+void copy_unless_in_place(const KernelArgs& args, size_t input, size_t output, size_t bytes) {
+  if (args.out[output] != args.in[input] && bytes > 0) {
+    std::memcpy(args.out[output], args.in[input], bytes);
+  }
+}
+
+bool skips(const KernelArgs& args) { return args.in[3] != nullptr && *args.input<bool>(3); }
+
+// The tensors of a node with the types of its inputs; `kinds` of them stand in a row.
+std::vector<OptimizerTensor> tensors_of(const std::vector<TensorPlan>& plans, const StepLayout& at,
+                                        bool has_gradient) {
+  std::vector<OptimizerTensor> tensors(at.count);
+  for (size_t i = 0; i < at.count; ++i) {
+    tensors[i].size = plans[at.parameter(i)].size;
+    tensors[i].param.storage = storage_of(plans[at.parameter(i)].dtype);
+    if (has_gradient) tensors[i].grad.storage = storage_of(plans[at.gradient(i)].dtype);
+    for (size_t kind = 0; kind < 2; ++kind) {
+      const size_t input = has_gradient ? at.state(kind, i) : at.gradient(i) + kind * at.count;
+      tensors[i].states[kind].storage = storage_of(plans[input].dtype);
+    }
+  }
+  return tensors;
+}
+
+KernelFn make_lamb_moments(NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 2);
+  std::vector<TensorPlan> plans = tensor_plans(spec);
+  std::vector<OptimizerTensor> tensors = tensors_of(plans, at, true);
+  auto blocks = std::make_shared<TensorBlocks>();
+  blocks->assign(tensors);
+  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
+          blocks = std::move(blocks)](const KernelArgs& args) {
+    std::vector<OptimizerTensor> now = tensors;
+    for (size_t i = 0; i < at.count; ++i) {
+      now[i].param.data = const_cast<void*>(args.in[at.parameter(i)]);
+      now[i].grad.data = const_cast<void*>(args.in[at.gradient(i)]);
+      for (size_t kind = 0; kind < 2; ++kind) {
+        const size_t output = 1 + kind * at.count + i;
+        copy_unless_in_place(args, at.state(kind, i), output, plans[at.state(kind, i)].bytes);
+        now[i].states[kind].data = args.out[output];
+      }
+    }
+    std::vector<LambNorms> norms(at.count);
+    if (!skips(args)) {
+      LambCoefficients coefficients = lamb_now(rule, args);
+      if (args.in[2] != nullptr) coefficients.gradient_factor = *args.input<double>(2);
+      lamb_moments(now, *blocks, std::vector(at.count, coefficients), norms);
+    }
+    for (size_t i = 0; i < at.count; ++i) {
+      args.output<double>(0)[2 * i] = norms[i].param;
+      args.output<double>(0)[2 * i + 1] = norms[i].update;
+    }
+  };
+}
+
+KernelFn make_lamb_update(NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 1);
+  std::vector<TensorPlan> plans = tensor_plans(spec);
+  std::vector<OptimizerTensor> tensors = tensors_of(plans, at, false);
+  auto blocks = std::make_shared<TensorBlocks>();
+  blocks->assign(tensors);
+  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
+          blocks = std::move(blocks)](const KernelArgs& args) {
+    std::vector<OptimizerTensor> now = tensors;
+    std::vector<LambNorms> norms(at.count);
+    for (size_t i = 0; i < at.count; ++i) {
+      copy_unless_in_place(args, at.parameter(i), i, plans[at.parameter(i)].bytes);
+      now[i].param.data = args.out[i];
+      for (size_t kind = 0; kind < 2; ++kind) {
+        now[i].states[kind].data = const_cast<void*>(args.in[at.gradient(i) + kind * at.count]);
+      }
+      norms[i] = {args.input<double>(2)[2 * i], args.input<double>(2)[2 * i + 1]};
+    }
+    if (skips(args)) return;
+    lamb_update(now, *blocks, std::vector(at.count, lamb_now(rule, args)), norms);
+  };
+}
+
+KernelFn make_lamb_moments_reference(NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 2);
+  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+    LambCoefficients c = lamb_now(rule, args);
+    if (args.in[2] != nullptr) c.gradient_factor = *args.input<double>(2);
+    for (size_t i = 0; i < at.count; ++i) {
+      double norm = 0, update_norm = 0;
+      for (int64_t k = 0; k < plans[at.parameter(i)].size; ++k) {
+        double state[2];
+        for (size_t kind = 0; kind < 2; ++kind) {
+          const size_t input = at.state(kind, i);
+          state[kind] = load(plans[input].dtype, args.in[input], k);
+        }
+        if (!skips(args)) {
+          const size_t gradient = at.gradient(i), parameter = at.parameter(i);
+          LambRule::moments(c, load(plans[gradient].dtype, args.in[gradient], k), state);
+          const double p = load(plans[parameter].dtype, args.in[parameter], k);
+          const double u = LambRule::update(c, p, state);
+          norm += p * p;
+          update_norm += u * u;
+        }
+        for (size_t kind = 0; kind < 2; ++kind) {
+          store(plans[at.state(kind, i)].dtype, args.out[1 + kind * at.count + i], k, state[kind]);
+        }
+      }
+      args.output<double>(0)[2 * i] = norm;
+      args.output<double>(0)[2 * i + 1] = update_norm;
+    }
+  };
+}
+
+KernelFn make_lamb_update_reference(NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 1);
+  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+    const LambCoefficients c = lamb_now(rule, args);
+    for (size_t i = 0; i < at.count; ++i) {
+      const double* const norms = args.input<double>(2) + 2 * i;
+      const double ratio = lamb_ratio(c, norms[0], norms[1]);
+      const size_t parameter = at.parameter(i);
+      for (int64_t k = 0; k < plans[parameter].size; ++k) {
+        double state[2];
+        for (size_t kind = 0; kind < 2; ++kind) {
+          const size_t input = at.gradient(i) + kind * at.count;
+          state[kind] = load(plans[input].dtype, args.in[input], k);
+        }
+        const double p = load(plans[parameter].dtype, args.in[parameter], k);
+        store(plans[parameter].dtype, args.out[i], k,
+              skips(args) ? p : LambRule::reference(c, 0, p, state, ratio));
+      }
+    }
+  };
+}
+
+std::vector<std::pair<int, int>> moments_pairs(const NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 2);
+  std::vector<std::pair<int, int>> pairs;
+  for (size_t i = 0; i < 2 * at.count; ++i) pairs.emplace_back(at.state(0, 0) + i, 1 + i);
+  return pairs;
+}
+
+std::vector<std::pair<int, int>> update_pairs(const NodeSpec& spec) {
+  const StepLayout at(spec.num_inputs(), 1);
+  std::vector<std::pair<int, int>> pairs;
+  for (size_t i = 0; i < at.count; ++i) pairs.emplace_back(at.parameter(i), i);
+  return pairs;
+}
+
 template <class Rule>
 std::vector<Kernel> step_kernels() {
   return {{.name = "multi_tensor",
@@ -346,6 +499,22 @@ void register_optimizer_steps(KernelRegistry& registry) {
   registry.add("ortrain::AdamStep", step_kernels<AdamRule>());
   registry.add("ortrain::LambStep", step_kernels<LambRule>());
   registry.add("ortrain::AdagradStep", step_kernels<AdagradRule>());
+  registry.add("ortrain::LambMoments", {{.name = "multi_tensor",
+                                         .why_not = refuse_absent_outputs,
+                                         .make = make_lamb_moments,
+                                         .inplace_of = moments_pairs},
+                                        {.name = "ref",
+                                         .why_not = refuse_absent_outputs,
+                                         .make = make_lamb_moments_reference,
+                                         .inplace_of = moments_pairs}});
+  registry.add("ortrain::LambUpdate", {{.name = "multi_tensor",
+                                        .why_not = refuse_absent_outputs,
+                                        .make = make_lamb_update,
+                                        .inplace_of = update_pairs},
+                                       {.name = "ref",
+                                        .why_not = refuse_absent_outputs,
+                                        .make = make_lamb_update_reference,
+                                        .inplace_of = update_pairs}});
   registry.add("ortrain::GradientNorm", {{.name = "multi_tensor", .make = make_norm},
                                          {.name = "ref", .make = make_norm_reference}});
   registry.add("ortrain::ClipFactor", {{.name = "ref", .make = make_clip_factor}});

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ortrain.amp import LossScaler
+from ortrain.distributed.adasum import require_power_of_two
 from ortrain.errors import UnsupportedError
 from ortrain.optim.lr_scheduler import _LRScheduler
 
@@ -30,8 +31,8 @@ def _only(expected: Any, reason: str) -> Refusal:
     return lambda value: None if value == expected else reason
 
 
-_PROCESSES = "steps over several processes run through torch.distributed around ORTModule"
-_PIPELINE = "there is no pipeline parallelism"
+_PIPELINE = "there is no pipeline parallelism: processes share the batch"
+_PARALLEL = "processes share the batch (distributed.data_parallel_size), not the layers"
 
 
 def _bool(default: bool, refuse: Refusal = lambda value: None) -> _Key:
@@ -45,18 +46,28 @@ def _count(default: int, at_least: int, refuse: Refusal = lambda value: None) ->
 def _refuse_device(device: str) -> str | None:
     if device == "cpu" or device.startswith("cpu:"):
         return None
-    return "there is a CPU provider only"
+    return "there is a CPU provider only, also with several processes"
+
+
+def _refuse_stage(stage: int) -> str | None:
+    if stage <= 1:
+        return None
+    return (
+        "ORTTrainer partitions the optimizer's states (1); use DeepSpeed around ORTModule for more"
+    )
 
 
 _SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": _count(1, 1)},
     "device": {"id": _Key("cpu", (str,), _refuse_device), "mem_limit": _count(0, 0)},
     "distributed": {
-        "world_rank": _count(0, 0, _only(0, _PROCESSES)),
-        "world_size": _count(1, 1, _only(1, _PROCESSES)),
-        "local_rank": _count(0, 0, _only(0, _PROCESSES)),
-        "data_parallel_size": _count(1, 1, _only(1, _PROCESSES)),
-        "horizontal_parallel_size": _count(1, 1, _only(1, "there is no tensor parallelism")),
+        "world_rank": _count(0, 0),
+        "world_size": _count(1, 1),
+        "local_rank": _count(0, 0),
+        "data_parallel_size": _count(1, 1),
+        "horizontal_parallel_size": _count(
+            1, 1, _only(1, f"there is no tensor parallelism: {_PARALLEL}")
+        ),
         "pipeline_parallel": {
             "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
             "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
@@ -65,11 +76,9 @@ _SCHEMA: dict[str, Any] = {
             "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
             "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
         },
-        "allreduce_post_accumulation": _bool(False, _only(False, _PROCESSES)),
-        "deepspeed_zero_optimization": {
-            "stage": _count(0, 0, _only(0, _PROCESSES)),
-        },
-        "enable_adasum": _bool(False, _only(False, _PROCESSES)),
+        "allreduce_post_accumulation": _bool(False),
+        "deepspeed_zero_optimization": {"stage": _count(0, 0, _refuse_stage)},
+        "enable_adasum": _bool(False),
     },
     "lr_scheduler": _Key(None, (_LRScheduler, type(None))),
     "mixed_precision": {
@@ -150,9 +159,14 @@ class _Options:
                 setattr(self, key, _Options(given.get(key, {}), entry, f"{path}{key}."))
             else:
                 setattr(self, key, _checked(given, key, entry, path + key))
+        self._given = frozenset(given)
+
+    def given(self, key: str) -> Any:
+        """Return an option that the caller has set; None for one that has its default."""
+        return getattr(self, key) if key in self._given else None
 
     def __repr__(self) -> str:
-        return repr(vars(self))
+        return repr({key: value for key, value in vars(self).items() if key != "_given"})
 
 
 def _checked(given: Mapping[str, Any], key: str, entry: _Key, path: str) -> Any:
@@ -205,3 +219,23 @@ class ORTTrainerOptions(_Options):
         for name in self.utils.frozen_weights:
             if not isinstance(name, str):
                 raise TypeError("option 'utils.frozen_weights' must hold names of parameters")
+        _check_distributed(self.distributed)
+
+
+def _check_distributed(options: Any) -> None:
+    """Complete the places of processes; raise ValueError where they contradict each other."""
+    size = options.world_size
+    for key in ("world_rank", "local_rank"):
+        if getattr(options, key) >= size:
+            raise ValueError(
+                f"option 'distributed.{key}' is {getattr(options, key)}, expected less than "
+                f"'distributed.world_size', {size}"
+            )
+    if options.given("data_parallel_size") not in (None, size):
+        raise ValueError(
+            f"option 'distributed.data_parallel_size' is {options.data_parallel_size}, expected "
+            f"'distributed.world_size', {size}: every process takes a part of the batch"
+        )
+    options.data_parallel_size = size
+    if options.enable_adasum:
+        require_power_of_two(size)

@@ -4,23 +4,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ortrain.amp import LossScaler
+from ortrain.distributed import Processes
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
 from ortrain.trainer import state_dicts
 from ortrain.trainer.model_description import ModelDescription
 from ortrain.trainer.options import ORTTrainerOptions
+from ortrain.trainer.parallel_step_engine import Parallelism, ParallelStepEngine
 from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, StepSource, Tensors
 from ortrain.trainer.step_engine import StepEngine
 from ortrain.trainer.train_step_info import TrainStepInfo
+
+_log = logging.getLogger("ortrain.trainer")
 
 # How far outputs of the graph and of PyTorch may be apart where the export is checked.
 _CHECK_TOLERANCE = 1e-3
@@ -45,7 +51,8 @@ class ORTTrainer:
 
     Raises:
       TypeError: An argument has another type.
-      ValueError: The description has no loss, or a name in it is wrong.
+      ValueError: The description has no loss, or a name in it is wrong; or the options contradict
+        the process group or launcher.
       UnsupportedError: An option asks for something that there is not.
       InvalidModelError: A parameter that is named does not exist.
 
@@ -90,9 +97,7 @@ class ORTTrainer:
             "scales_loss": self._scaler is not None,
             "memory_limit": self.options.device.mem_limit,
         }
-        self.engine = StepEngine(
-            self._source, engine_options, list(self.options.utils.frozen_weights)
-        )
+        self.engine = self._make_engine(engine_options)
         self._info = TrainStepInfo(optim_config)
         self._sample: Tensors | None = None
         self._prepared = False
@@ -112,10 +117,33 @@ class ORTTrainer:
             f"model must be a torch.nn.Module or an onnx.ModelProto, got {type(model).__name__}"
         )
 
+    def _make_engine(self, engine_options: dict[str, Any]) -> StepEngine:
+        frozen, distributed = list(self.options.utils.frozen_weights), self.options.distributed
+        if distributed.world_size == 1:
+            if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+                _log.warning(
+                    "torch.distributed has %d processes, and this trainer trains alone: the option "
+                    "'distributed.world_size' makes them train together",
+                    dist.get_world_size(),
+                )
+            return StepEngine(self._source, engine_options, frozen)
+        processes = Processes.start(
+            distributed.given("world_rank"),
+            distributed.world_size,
+            distributed.given("local_rank"),
+        )
+        distributed.world_rank = processes.rank
+        parallelism = Parallelism(
+            reduces_once=distributed.allreduce_post_accumulation,
+            shards_states=distributed.deepspeed_zero_optimization.stage == 1,
+            adasum=distributed.enable_adasum,
+        )
+        return ParallelStepEngine(self._source, engine_options, frozen, processes, parallelism)
+
     # --- steps
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch.
+        """Train on a batch, of several processes each on its own part of one.
 
         The optimizer runs in every ``gradient_accumulation_steps``-th call. A step whose gradients
         are not finite changes nothing where the loss is scaled.
@@ -220,7 +248,7 @@ class ORTTrainer:
     # --- the state
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Return copies of the state.
+        """Return copies of the state, whole; where processes share it, all of them call it.
 
         Args:
           pytorch_format: Parameters and buffers alone, named as in ``torch.nn.Module.state_dict``;
@@ -252,6 +280,9 @@ class ORTTrainer:
     ) -> Path:
         """Write a checkpoint into a folder, whole or not at all.
 
+        Several processes all call it: the first one writes what is needed to go on in any number of
+        processes, with the optimizer's states partitioned or not.
+
         Args:
           path: The folder; made where there is none. Checkpoints in it are numbered.
           user_dict: What the program keeps with it: what JSON holds.
@@ -273,6 +304,7 @@ class ORTTrainer:
         """Go on from the newest complete checkpoint of a folder, or from the one that it is.
 
         A damaged one is passed over with a warning. Training goes on as it would have, bit by bit.
+        Several processes all call it, and must see the same folder.
 
         Args:
           path: The folder.
@@ -323,7 +355,8 @@ class ORTTrainer:
 
     def _save_graphs(self, inputs: Tensors) -> None:
         paths = self.options.debug.graph_save_paths
-        if not any(vars(paths).values()):
+        wanted = any(value for key, value in vars(paths).items() if key != "_given")
+        if not wanted or self.options.distributed.world_rank != 0:
             return
         source, program = self.engine.training_program(inputs)
         loss = self.model_desc.output_names.index(self.model_desc.loss.name)

@@ -15,10 +15,11 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core
 from ortrain.errors import InvalidModelError
-from ortrain.trainer.step_engine import state_dtype
+from ortrain.trainer.flat_layout import state_dtype
 
 if TYPE_CHECKING:
     from ortrain.trainer.orttrainer import ORTTrainer
+    from ortrain.trainer.step_engine import StepEngine
 
 StateDict = dict[str, Any]
 
@@ -38,22 +39,24 @@ _PROPERTY = "trainer"
 def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
     """Return copies of parameters, buffers and optimizer states, with the counters.
 
+    States that several processes share are put together; all of them call it then.
+
     The keys are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``.
     """
-    info, state = trainer.train_step_info, trainer.engine.state
+    info, distributed = trainer.train_step_info, trainer.options.distributed
     result: StateDict = {
         "model": {"full_precision": pytorch_state_dict(trainer)},
         "trainer_options": {
             "mixed_precision": trainer.options.mixed_precision.enabled,
             "optimizer_name": trainer.optim_config.name,
-            "world_rank": 0,
-            "world_size": 1,
-            "zero_stage": 0,
+            "world_rank": distributed.world_rank,
+            "world_size": distributed.world_size,
+            "zero_stage": distributed.deepspeed_zero_optimization.stage,
         },
         "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
     }
     if optimizer:
-        result["optimizer"] = _optimizer_states(state)
+        result["optimizer"] = _optimizer_states(trainer.engine.whole_state())
     return result
 
 
@@ -97,6 +100,7 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     if _STEP in shared:
         state.steps = int(shared[_STEP])
     state.kept_batches = 0
+    trainer.engine.adopt_state(optimizer=structured and "optimizer" in given)
     counters = given.get("train_step_info", {}) if structured else {}
     trainer.train_step_info.optimization_step = int(counters.get("optimization_step", state.steps))
     trainer.train_step_info.step = int(counters.get("step", trainer.train_step_info.step))
@@ -182,16 +186,17 @@ def save_checkpoint(
         kept["scheduler"] = scheduler._state()
     if scaler is not None:
         kept["loss_scaler"] = {k: v for k, v in vars(scaler).items() if isinstance(v, (int, float))}
-    return Path(
-        _core.save_checkpoint(
-            folder, trainer.engine.state, {_PROPERTY: json.dumps(kept)}, optimizer, keep
-        )
+    state = trainer.engine.whole_state(optimizer=optimizer, on_all=False)
+    properties = {_PROPERTY: json.dumps(kept)}
+    return trainer.engine.on_first(
+        lambda: Path(_core.save_checkpoint(folder, state, properties, optimizer, keep))
     )
 
 
 def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> StateDict:
     """Read the newest complete checkpoint; see ``ORTTrainer.load_checkpoint``."""
-    checkpoint = _core.load_checkpoint(folder)
+    engine = trainer.engine
+    checkpoint = _read_alike(engine, folder)
     if checkpoint.passed_over:
         warnings.warn(
             f"checkpoint '{checkpoint.path}' is loaded, since newer ones are damaged: "
@@ -204,8 +209,9 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
         raise InvalidModelError(
             f"the checkpoint has the states of {name}, the trainer is {trainer.optim_config.name}"
         )
-    _core.restore_checkpoint(trainer.engine.state, checkpoint, strict)
-    increment_version(list(trainer.engine.tensors.values()))
+    engine.everywhere(lambda: _core.restore_checkpoint(engine.state, checkpoint, strict))
+    engine.adopt_state(optimizer=True, seed=engine.state.seed)
+    increment_version(list(engine.tensors.values()))
     info = trainer.train_step_info
     info.optimization_step = kept.get("optimization_step", checkpoint.steps)
     info.step = kept.get("step", checkpoint.steps)
@@ -218,6 +224,18 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
             setattr(trainer.loss_scaler, key, value)
     user: StateDict = kept.get("user", {})
     return user
+
+
+def _read_alike(engine: StepEngine, folder: Path) -> Any:
+    """Return the checkpoint that the first process finds, read by each."""
+    found: list[Any] = []
+
+    def read() -> Path:
+        found.append(_core.load_checkpoint(folder))
+        return Path(found[0].path)
+
+    path = engine.on_first(read)
+    return engine.everywhere(lambda: found[0] if found else _core.load_checkpoint(path))
 
 
 def _checked_user_dict(given: Mapping[str, Any]) -> StateDict:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
@@ -14,15 +14,13 @@ from torch.autograd.graph import increment_version
 from ortrain import _core, progress
 from ortrain.errors import InvalidModelError
 from ortrain.program import Program
+from ortrain.trainer.flat_layout import state_dtype
 from ortrain.trainer.sources import StepGraph, StepSource, Tensors
+
+Result = TypeVar("Result")
 
 # Graphs that are kept for calls of different kinds, the least recently used goes first.
 _MOST_GRAPHS = 16
-
-
-def state_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """Return the type in which an optimizer keeps its states of a parameter."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,9 +41,12 @@ class StepOutcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Made:
+class MadeStep:
+    """A graph for calls of one kind, and what runs it."""
+
     source: StepGraph
     runs: Any  # a TrainingProgram or a Session
+    buffers: tuple[str, ...] = ()  # those that a training step writes
 
 
 class StepEngine:
@@ -75,8 +76,8 @@ class StepEngine:
         self._tensors: Tensors = {}
         self._requires_grad: dict[str, bool] = {}
         self._trained: list[torch.Tensor] = []
-        self._training: list[_Made] = []
-        self._evaluation: list[_Made] = []
+        self._training: list[MadeStep] = []
+        self._evaluation: list[MadeStep] = []
         self.share_tensors()
 
     def share_tensors(self) -> None:
@@ -165,6 +166,35 @@ class StepEngine:
         """Make the optimizer's states that there are not yet, as zeros."""
         program.make_states(self.state)
 
+    def whole_state(self, *, optimizer: bool = True, on_all: bool = True) -> Any:
+        """Return the state as one process has it, to be read.
+
+        Args:
+          optimizer: With the states of the optimizer.
+          on_all: In all processes that train together; otherwise in the first alone.
+        """
+        del optimizer, on_all
+        return self.state
+
+    def adopt_state(self, *, optimizer: bool, seed: int | None = None) -> None:
+        """Go on from what was put into ``state``, as ``whole_state`` gives it.
+
+        Args:
+          optimizer: States of the optimizer and gradients that are kept are part of it.
+          seed: The seed that ``whole_state`` had; None where it stays.
+        """
+        del optimizer
+        if seed is not None:
+            self.state.seed = seed
+
+    def on_first(self, action: Callable[[], Result]) -> Result:
+        """Return the result of an action that one process makes for all."""
+        return action()
+
+    def everywhere(self, action: Callable[[], Result]) -> Result:
+        """Return the result of an action; where it fails in one process it does in all."""
+        return action()
+
     def _follow_module(self) -> None:
         """Take over tensors that were replaced, and flags that were set, since the last step."""
         if not self.source.changed():
@@ -174,19 +204,19 @@ class StepEngine:
         self._training.clear()
         self._evaluation.clear()
 
-    def _find(self, made: list[_Made], inputs: Tensors) -> _Made | None:
+    def _find(self, made: list[MadeStep], inputs: Tensors) -> MadeStep | None:
         for position in range(len(made) - 1, -1, -1):
             if made[position].source.fits(inputs):
                 made.append(made.pop(position))
                 return made[-1]
         return None
 
-    def _keep(self, made: list[_Made], new: _Made) -> _Made:
+    def _keep(self, made: list[MadeStep], new: MadeStep) -> MadeStep:
         made.append(new)
         del made[:-_MOST_GRAPHS]
         return new
 
-    def _make_training(self, inputs: Tensors) -> _Made:
+    def _make_training(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=True)
         self._adopt_new_tensors(source)
         names = {i["target"]: i["name"] for i in source.graph.inputs if i["role"] == "parameter"}
@@ -195,13 +225,14 @@ class StepEngine:
         )
         with progress.stage("passes"):
             program = _core.TrainingProgram(source.graph, self._options)
-        return self._keep(self._training, _Made(source, program))
+        written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
+        return self._keep(self._training, MadeStep(source, program, tuple(written)))
 
-    def _make_evaluation(self, inputs: Tensors) -> _Made:
+    def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)
         self._adopt_new_tensors(source)
         session = Program(source.graph, (), None).session
-        return self._keep(self._evaluation, _Made(source, session))
+        return self._keep(self._evaluation, MadeStep(source, session))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
         """Take in buffers that a layer made while it was traced."""

@@ -102,25 +102,68 @@ def adam_step(inputs: list[Any], attrs: dict) -> Arrays:
     return _step(inputs, _by_torch(make, ("exp_avg", "exp_avg_sq"), counts=True), 2)
 
 
+def _lamb_moments(arrays: Arrays, attrs: dict) -> Arrays:
+    """Return the next mean and square of a gradient, second in ``arrays``."""
+    beta1, beta2 = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
+    _, grad, mean, square = arrays
+    return [beta1 * mean + (1 - beta1) * grad, beta2 * square + (1 - beta2) * grad**2]
+
+
+def _lamb_direction(param: np.ndarray, moments: Arrays, step: int, attrs: dict) -> np.ndarray:
+    m, v = moments
+    if attrs.get("bias_correction", 1):
+        m = m / (1 - attrs.get("beta1", 0.9) ** step)
+        v = v / (1 - attrs.get("beta2", 0.999) ** step)
+    return m / (np.sqrt(v) + attrs.get("epsilon", 1e-6)) + attrs.get("weight_decay", 0.0) * param
+
+
+def _lamb_ratio(squares: np.ndarray, attrs: dict) -> float:
+    low, high = attrs.get("ratio_min", -np.inf), attrs.get("ratio_max", np.inf)
+    norms = np.sqrt(squares)
+    return float(np.clip(norms[0] / norms[1], low, high)) if all(norms) else 1.0
+
+
 @reference("ortrain::LambStep")
 def lamb_step(inputs: list[Any], attrs: dict) -> Arrays:
-    beta1, beta2 = attrs.get("beta1", 0.9), attrs.get("beta2", 0.999)
-    low, high = attrs.get("ratio_min", -np.inf), attrs.get("ratio_max", np.inf)
-
     def update(arrays: Arrays, rate: float, step: int) -> Arrays:
-        param, grad, mean, square = arrays
-        mean = beta1 * mean + (1 - beta1) * grad
-        square = beta2 * square + (1 - beta2) * grad**2
-        m, v = mean, square
-        if attrs.get("bias_correction", 1):
-            m, v = m / (1 - beta1**step), v / (1 - beta2**step)
-        direction = m / (np.sqrt(v) + attrs.get("epsilon", 1e-6))
-        direction = direction + attrs.get("weight_decay", 0.0) * param
-        norms = np.linalg.norm(param), np.linalg.norm(direction)
-        ratio = np.clip(norms[0] / norms[1], low, high) if all(norms) else 1.0
-        return [param - rate * ratio * direction, mean, square]
+        param, moments = arrays[0], _lamb_moments(arrays, attrs)
+        direction = _lamb_direction(param, moments, step, attrs)
+        squares = np.array([np.sum(param**2), np.sum(direction**2)])
+        return [param - rate * _lamb_ratio(squares, attrs) * direction, *moments]
 
     return _step(inputs, update, 2)
+
+
+@reference("ortrain::LambMoments")
+def lamb_moments(inputs: list[Any], attrs: dict) -> Arrays:
+    squares: Arrays = []
+
+    def update(arrays: Arrays, rate: float, step: int) -> Arrays:
+        del rate
+        param, moments = arrays[0], _lamb_moments(arrays, attrs)
+        direction = _lamb_direction(param, moments, step, attrs)
+        squares.append(np.array([np.sum(param**2), np.sum(direction**2)]))
+        return [param, *moments]
+
+    results = _step(inputs, update, 2)
+    count = len(results) // 3
+    norms = np.array(squares) if squares else np.zeros((count, 2))
+    return [norms, *results[count:]]
+
+
+@reference("ortrain::LambUpdate")
+def lamb_update(inputs: list[Any], attrs: dict) -> Arrays:
+    rate, step, norms, skip = inputs[:4]
+    tensors = [np.array(x, dtype=np.float64) for x in inputs[4:]]
+    count = len(tensors) // 3
+    params, means, squares = (tensors[k * count : (k + 1) * count] for k in range(3))
+    if skip is not None and skip:
+        return params
+    result = []
+    for param, mean, square, norm in zip(params, means, squares, np.array(norms), strict=True):
+        direction = _lamb_direction(param, [mean, square], int(step), attrs)
+        result.append(param - float(rate) * _lamb_ratio(norm, attrs) * direction)
+    return result
 
 
 @reference("ortrain::AdagradStep")

@@ -702,8 +702,28 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
         ({"batch": {"gradient_accumulation_steps": 0}}, ValueError, "expected 1 or more"),
         ({"batch": {"gradient_accumulation_steps": True}}, TypeError, "expected int"),
         ({"device": {"id": "cuda"}}, UnsupportedError, "'device.id' is 'cuda'"),
-        ({"distributed": {"world_size": 2}}, UnsupportedError, "distributed.world_size"),
-        ({"distributed": {"enable_adasum": True}}, UnsupportedError, "torch.distributed"),
+        ({"distributed": {"world_rank": 2, "world_size": 2}}, ValueError, "world_rank' is 2"),
+        ({"distributed": {"local_rank": 3}}, ValueError, "local_rank' is 3, expected less"),
+        (
+            {"distributed": {"world_size": 4, "data_parallel_size": 2}},
+            ValueError,
+            "data_parallel_size' is 2, expected 'distributed.world_size', 4",
+        ),
+        (
+            {"distributed": {"world_size": 3, "enable_adasum": True}},
+            UnsupportedError,
+            "enable_adasum.*world_size is 3, expected a power of two",
+        ),
+        (
+            {"distributed": {"deepspeed_zero_optimization": {"stage": 2}}},
+            UnsupportedError,
+            "stage' is 2: .*DeepSpeed around ORTModule",
+        ),
+        (
+            {"distributed": {"horizontal_parallel_size": 2}},
+            UnsupportedError,
+            "horizontal_parallel_size' is 2: there is no tensor parallelism",
+        ),
         (
             {"distributed": {"pipeline_parallel": {"pipeline_parallel_size": 2}}},
             UnsupportedError,
@@ -728,6 +748,8 @@ def test_options_have_defaults() -> None:
     assert made.utils.frozen_weights == []
     assert ORTTrainerOptions().utils.frozen_weights is not made.utils.frozen_weights
     assert made.distributed.deepspeed_zero_optimization.stage == 0
+    assert made.distributed.world_size == made.distributed.data_parallel_size == 1
+    assert ORTTrainerOptions({"distributed": {"world_size": 3}}).distributed.data_parallel_size == 3
 
 
 @pytest.mark.parametrize(

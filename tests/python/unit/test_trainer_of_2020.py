@@ -165,10 +165,10 @@ def test_onnx_models_by_attributes_of_names() -> None:
 def test_what_there_is_not_is_named() -> None:
     with pytest.raises(UnsupportedError, match="'Other'; there are SGDOptimizer"):
         make("Other")
-    with pytest.raises(UnsupportedError, match="world_size"):
+    with pytest.raises(ValueError, match="world_size' is 2, but torch.distributed is not init"):
         make(world_size=2)
     with pytest.raises(UnsupportedError, match="stage"):
-        make(deepspeed_zero_stage=1)
+        make(deepspeed_zero_stage=2)
 
 
 def test_functions_for_checkpoints(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_functions_for_checkpoints(tmp_path: Path) -> None:
     fourth = trainer()
     fourth.load_state_dict(whole)
     assert torch.equal(fourth.train_step(*batch(1))[0], expected)
-    with pytest.raises(UnsupportedError, match="paths has 2 entries"):
+    with pytest.raises(UnsupportedError, match="paths has 2 different entries"):
         checkpoint.aggregate_checkpoints(["a", "b"])
 
 

@@ -1,0 +1,305 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of several processes that share the batch: gradients are put together between the graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ortrain import _core
+from ortrain.distributed import Processes, adasum
+from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.trainer.flat_layout import FlatLayout
+from ortrain.trainer.sharded_states import ShardedStates
+from ortrain.trainer.sources import StepSource, Tensors
+from ortrain.trainer.step_engine import MadeStep, Result, StepEngine, StepOutcome
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How processes share the work.
+
+    Attributes:
+      reduces_once: Gradients are put together once per optimizer step instead of once per batch.
+      shards_states: Each process keeps a share of the optimizer's states (ZeRO, stage 1).
+      adasum: Gradients are put together by Adasum, not averaged.
+    """
+
+    reduces_once: bool
+    shards_states: bool
+    adasum: bool
+
+
+class ParallelStepEngine(StepEngine):
+    """A StepEngine in each of several processes, with equal parameters in all.
+
+    One graph leaves the gradients in one vector per element type, which is reduced where it lies;
+    another one runs the optimizer, in all processes or in each for its share. Parameters and buffers
+    start as those of process 0, and buffers stay so.
+
+    Args:
+      source: Gives the graphs and the tensors; of the same model in all processes.
+      options: As for StepEngine; ``accumulation`` counts batches of one process.
+      frozen: Names of parameters that do not change.
+      processes: Those that train together.
+      parallelism: How.
+
+    Raises:
+      InvalidModelError: The processes have different models or settings; or as StepEngine.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        options: Mapping[str, Any],
+        frozen: list[str],
+        processes: Processes,
+        parallelism: Parallelism,
+    ) -> None:
+        self.processes = processes
+        self._parallelism = parallelism
+        self._batches: int = options["accumulation"]
+        self._separate = self._batches > 1 and not parallelism.reduces_once
+        self._layout = FlatLayout({})
+        self._gradients = self._layout.zeros()
+        # Of the batches so far, where each is reduced by itself.
+        self._sums = self._layout.zeros()
+        self._summed: list[str] | None = None  # the parameters that those batches train
+        self._shards: ShardedStates | None = None
+        # The sum over the processes is their mean then.
+        divisor = self._batches * (1 if parallelism.adasum else processes.size)
+        shared = {**options, "accumulation": divisor}
+        processes.everywhere(lambda: StepEngine.__init__(self, source, shared, frozen))
+        self._require_alike(options)
+        processes.broadcast(list(self.tensors.values()))
+        increment_version(list(self.tensors.values()))
+        self._seed = 0
+        self._set_seed(processes.from_first(self.state.seed))
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """The bytes of optimizer states that this process holds, gradients left out."""
+        if self._shards is not None:
+            return self._shards.bytes
+        held = self.state.optimizer.items()
+        return sum(t.numel() * t.element_size() for n, t in held if not n.endswith(":grad"))
+
+    def share_tensors(self) -> None:
+        super().share_tensors()
+        trained = [name for name, yes in self._requires_grad.items() if yes]
+        layout = FlatLayout({name: self._tensors[name] for name in trained})
+        if layout != self._layout:
+            self._lay_out(layout)
+        if self._shards is not None:
+            self._shards.follow(self._tensors)
+        self._share_gradients()
+
+    def train_step(self, inputs: Tensors) -> StepOutcome:
+        """Run this process's part of a batch; with the last one of a step, the optimizer.
+
+        Raises:
+          RuntimeError: Another process has ended.
+        """
+        self._follow_module()
+        made = self._find(self._training, inputs) or self._make_training(inputs)
+        given = [inputs[name] for name in made.source.inputs]
+        before = self.state.kept_batches
+        last = before + 1 >= self._batches
+        if self._separate:
+            outputs = self._add_reduced(made, given, before, last=last)
+        else:
+            outputs = made.runs.add_gradients(self.state, given)[0]
+            if last:
+                self._reduce()
+        if made.buffers:
+            self.processes.broadcast([self._tensors[name] for name in made.buffers])
+        if not last:
+            return StepOutcome(outputs, False, True, None)
+        updated, finite, norm = self._update(made)
+        self.state.kept_batches = 0
+        if updated:
+            increment_version(self._trained)
+        return StepOutcome(outputs, updated, finite, norm)
+
+    def make_states(self, program: Any) -> None:
+        if self._shards is not None:
+            raise UnsupportedError(
+                "the whole step with the optimizer's states is written where one process has them "
+                "all: 'distributed.deepspeed_zero_optimization.stage' must be 0"
+            )
+        super().make_states(program)
+
+    def on_first(self, action: Callable[[], Result]) -> Result:
+        return self.processes.on_first(action)
+
+    def everywhere(self, action: Callable[[], Result]) -> Result:
+        return self.processes.everywhere(action)
+
+    # --- a step
+
+    def _add_reduced(
+        self, made: MadeStep, given: list[torch.Tensor], before: int, *, last: bool
+    ) -> Any:
+        """Add the gradients of a batch, put together over the processes, to those before it."""
+        trained = made.runs.trained
+        if before > 0 and self._summed not in (None, trained):
+            raise UnsupportedError(
+                "the batches of one optimizer step train different parameters; accumulate batches "
+                "of one kind"
+            )
+        self.state.kept_batches = 0  # the graph starts anew
+        try:
+            outputs = made.runs.add_gradients(self.state, given)[0]
+        finally:
+            self.state.kept_batches = before
+        self._reduce()
+        for dtype, batch in self._gradients.items():
+            if before == 0:
+                self._sums[dtype].copy_(batch)
+            elif last:
+                batch.add_(self._sums[dtype])
+            else:
+                self._sums[dtype].add_(batch)
+        self._summed = trained
+        self.state.kept_batches = before + 1
+        return outputs
+
+    def _reduce(self) -> None:
+        for dtype, flat in self._gradients.items():
+            if self._parallelism.adasum:
+                adasum.all_reduce(flat, self._layout.parts(dtype), self.processes)
+            else:
+                self.processes.all_reduce(flat)
+
+    def _update(self, made: MadeStep) -> tuple[bool, bool, float | None]:
+        if self._shards is None:
+            _, updated, finite, norm = made.runs.optimizer_step(self.state)
+            return updated, finite, norm
+        share, whole = self._shards.state, self.state
+        share.steps, share.kept_batches = whole.steps, 1
+        share.learning_rate, share.loss_scale = whole.learning_rate, whole.loss_scale
+        _, updated, finite, norm = made.runs.optimizer_step(share)
+        whole.steps = share.steps
+        if self._options["step"] == "LambStep":
+            self._shards.join_norms(made.runs.trained)
+        if updated:
+            self._shards.send_parameters(made.runs.trained)
+        return updated, finite, norm
+
+    # --- the state
+
+    def whole_state(self, *, optimizer: bool = True, on_all: bool = True) -> Any:
+        whole = _core.TrainingState()
+        for name, tensor in self._tensors.items():
+            whole.share(name, tensor)
+        whole.learning_rate, whole.loss_scale = self.state.learning_rate, self.state.loss_scale
+        whole.seed, whole.runs, whole.steps = self._seed, self.state.runs, self.state.steps
+        if not optimizer:
+            return whole
+        if self._shards is not None:
+            states = self._shards.gather(on_all=on_all)
+        else:
+            held = self.state.optimizer.items()
+            states = {name: t for name, t in held if not name.endswith(":grad")}
+        if self.state.kept_batches > 0:
+            whole.kept_batches = self.state.kept_batches
+            kept = self._layout.views(self._kept_gradients())
+            states.update({f"{name}:grad": view for name, view in kept.items()})
+        for target, tensor in states.items():
+            whole.share_state(target, tensor)
+        return whole
+
+    def adopt_state(self, *, optimizer: bool, seed: int | None = None) -> None:
+        if seed is not None:
+            self._set_seed(seed)
+        if not optimizer:
+            return
+        held = self.state.optimizer
+        if self._shards is not None:
+            self._shards.take(held)
+            self.state.clear_optimizer()
+        # Batches that were reduced before are not reduced again.
+        first = self.processes.rank == 0
+        target = self._sums if self._separate else self._gradients
+        views = self._layout.views(target)
+        for name, view in views.items():
+            kept = held.get(f"{name}:grad") if self.state.kept_batches > 0 else None
+            if kept is not None and (first or self._separate):
+                view.copy_(kept)
+            else:
+                view.zero_()
+        self._summed = None
+        self._share_gradients()
+
+    def _kept_gradients(self) -> dict[torch.dtype, torch.Tensor]:
+        """Return the sums over batches and processes so far."""
+        if self._separate:
+            return self._sums
+        if self._parallelism.adasum:
+            raise UnsupportedError(
+                "gradients that Adasum has not put together yet have no sum: save between two "
+                "optimizer steps"
+            )
+        sums = {dtype: flat.clone() for dtype, flat in self._gradients.items()}
+        for flat in sums.values():
+            self.processes.all_reduce(flat)
+        return sums
+
+    def _set_seed(self, seed: int) -> None:
+        """Draw other random numbers in each process; process 0 as one alone."""
+        self._seed = seed
+        stream = self.processes.rank * 0x9E3779B97F4A7C15  # Fibonacci hashing
+        self.state.seed = (seed ^ stream) & 0xFFFF_FFFF_FFFF_FFFF
+
+    # --- memory
+
+    def _lay_out(self, layout: FlatLayout) -> None:
+        """Move gradients and shares of states to where they lie by another layout."""
+        whole = self._shards.gather(on_all=True) if self._shards is not None else {}
+        gradients = self._moved(self._gradients, layout)
+        sums = self._moved(self._sums, layout) if self._separate else {}
+        self._layout, self._gradients, self._sums = layout, gradients, sums
+        if self._parallelism.shards_states:
+            self._shards = ShardedStates(layout, self._kinds(), self._gradients, self.processes)
+            self._shards.take(whole)
+            self._options["owned"] = self._shards.slices
+            self._options["sum_norms"] = self._shards.sum_norms_key
+
+    def _moved(self, flats: Mapping[torch.dtype, torch.Tensor], layout: FlatLayout) -> Any:
+        """Return vectors by another layout, with what stands in those of the present one."""
+        made, before = layout.zeros(), self._layout.views(flats)
+        for name, view in layout.views(made).items():
+            if name in before and before[name].shape == view.shape:
+                view.copy_(before[name])
+        return made
+
+    def _share_gradients(self) -> None:
+        for name, view in self._layout.views(self._gradients).items():
+            self.state.share_state(f"{name}:grad", view)
+
+    def _kinds(self) -> list[str]:
+        """Return the names of the states that the optimizer keeps of any parameter."""
+        rules = (self._options["attributes"], *(g["attributes"] for g in self._options["groups"]))
+        kinds = [_core.optimizer_states(self._options["step"], rule) for rule in rules]
+        return sorted({kind for names in kinds for kind in names})
+
+    def _require_alike(self, options: Mapping[str, Any]) -> None:
+        """Raise InvalidModelError where another process has another model or other settings."""
+        own: dict[str, Any] = {
+            f"'{name}'": (tuple(t.shape), str(t.dtype), self._requires_grad.get(name))
+            for name, t in self._tensors.items()
+        }
+        own["the optimizer's numbers"] = repr(sorted(options.items(), key=lambda item: item[0]))
+        own["the distributed options"] = repr(self._parallelism)
+        for rank, other in enumerate(self.processes.from_all(own)):
+            for what in {**own, **other}:
+                if own.get(what) != other.get(what):
+                    raise InvalidModelError(
+                        f"{what} is {own.get(what)} in process {self.processes.rank}, "
+                        f"{other.get(what)} in process {rank}"
+                    )
