@@ -14,6 +14,7 @@
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/shape_inference.h"
 #include "ortrain/passes/node_clusters.h"
+#include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
@@ -55,6 +56,7 @@ class Fusion {
   bool run() {
     for (NodeId id : graph_.order()) inspect(id);
     for (NodeId id : graph_.order()) join_producers(id);
+    if (PassNotes* notes = PassNotes::current()) note_refusals(*notes);
     std::map<NodeClusters::ClusterId, std::vector<NodeId>> found;
     for (size_t at = 0; at < graph_.order().size(); ++at) {
       const NodeId id = graph_.order()[at];
@@ -142,18 +144,31 @@ class Fusion {
     for (size_t i = 0; i < operands; ++i) {
       const ValueId input = graph_.node(id).inputs[i];
       const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
-      if (producer != kNoNode) join(clusters_.of(producer), clusters_.of(id));
+      if (producer == kNoNode) continue;
+      const char* const reason = join(clusters_.of(producer), clusters_.of(id));
+      if (reason != nullptr && PassNotes::current() != nullptr) refusals_[{producer, id}] = reason;
     }
   }
 
-  void join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
-    if (a == b || !groups_.contains(a)) return;
-    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) return;
+  // Joins two groups, or says what keeps them apart.
+  const char* join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
+    if (a == b || !groups_.contains(a)) return nullptr;
+    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) {
+      return "the group would have more than 64 members";
+    }
     std::optional<Group> joined = combine(groups_.at(a), groups_.at(b));
-    if (!joined || !clusters_.merge(b, a)) return;
+    if (!joined) {
+      return groups_.at(a).phase != groups_.at(b).phase ? "one is forward, the other backward"
+                                                        : "their shapes differ";
+    }
+    if (!clusters_.merge(b, a)) return "a path between them leads through another node";
     groups_[b] = std::move(*joined);
     groups_.erase(a);
+    return nullptr;
   }
+
+  void note_refusals(PassNotes& notes) const;
+  std::string why_alone(const Node& node) const;
 
   // The group of both, if their shapes are equal or one has a value per row of the other.
   static std::optional<Group> combine(const Group& a, const Group& b) {
@@ -180,6 +195,8 @@ class Fusion {
   Graph& graph_;
   NodeClusters clusters_;
   std::map<NodeClusters::ClusterId, Group> groups_;
+  // Maker and reader of a value that did not come together, and why; only for notes.
+  std::map<std::pair<NodeId, NodeId>, const char*> refusals_;
   std::vector<bool> constant_;  // by value: computed from constants alone
   std::vector<std::vector<NodeId>> users_;
   std::vector<bool> is_output_;
@@ -188,6 +205,46 @@ class Fusion {
   std::map<ValueId, ExprReg> registers_;
   std::vector<ValueId> inputs_;
 };
+
+// Every value that goes from one node to another, where one of them could be in a group: it was
+// written to memory for the reason noted.
+void Fusion::note_refusals(PassNotes& notes) const {
+  for (NodeId id : graph_.order()) {
+    const Node& node = graph_.node(id);
+    if (is_constant(node, op_registry().get(node.domain, node.op))) continue;
+    std::vector<NodeId> seen;
+    for (ValueId input : node.inputs) {
+      const NodeId maker = input == kNoValue ? kNoNode : graph_.value(input).producer;
+      if (maker == kNoNode || clusters_.of(maker) == clusters_.of(id)) continue;
+      if (std::ranges::find(seen, maker) != seen.end()) continue;
+      seen.push_back(maker);
+      const bool maker_fits = groups_.contains(clusters_.of(maker));
+      const bool reader_fits = groups_.contains(clusters_.of(id));
+      if (!maker_fits && !reader_fits) continue;
+      if (maker_fits && reader_fits) {
+        const auto found = refusals_.find({maker, id});
+        if (found != refusals_.end()) notes.refused(graph_, {maker, id}, found->second);
+        continue;
+      }
+      const Node& other = graph_.node(maker_fits ? id : maker);
+      if (is_constant(other, op_registry().get(other.domain, other.op))) continue;
+      notes.refused(graph_, {maker, id}, why_alone(other));
+    }
+  }
+}
+
+// Why a node makes no group.
+std::string Fusion::why_alone(const Node& node) const {
+  const OpDef& def = op_registry().get(node.domain, node.op);
+  if (def.flops) return node.op + " is a matrix product";
+  if (reduction_of(node)) return node.op + " reduces other axes than the last, or very long rows";
+  if (!def.expression) return node.op + " is not elementwise";
+  if (node.outputs.size() == 1 && node.outputs[0] != kNoValue) {
+    if (!has_fused_types(node)) return "its element type has no fused form";
+    if (is_shape_arithmetic(graph_.value(node.outputs[0]))) return node.op + " computes a shape";
+  }
+  return node.op + " has several results";
+}
 
 bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
   if (is_output_[static_cast<size_t>(id)]) return true;
@@ -268,6 +325,7 @@ bool Fusion::build(const Group& group, const std::vector<NodeId>& members, bool 
     if (expr_output_shape(program, full, k) != graph_.value(outputs[k]).shape) return false;
   }
   // The last member becomes the node, so that its place in the order is kept.
+  if (PassNotes* notes = PassNotes::current()) notes->taken(graph_, members.back(), members);
   for (NodeId id : members) graph_.node(id).outputs.assign(1, kNoValue);
   const NodeId last = members.back();
   Node& fused = graph_.node(last);
