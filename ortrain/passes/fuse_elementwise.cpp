@@ -236,7 +236,7 @@ void Fusion::note_refusals(PassNotes& notes) const {
 // Why a node makes no group.
 std::string Fusion::why_alone(const Node& node) const {
   const OpDef& def = op_registry().get(node.domain, node.op);
-  if (def.flops) return node.op + " is a matrix product";
+  if (def.flops) return node.op + " has matrix products";
   if (reduction_of(node)) return node.op + " reduces other axes than the last, or very long rows";
   if (!def.expression) return node.op + " is not elementwise";
   if (node.outputs.size() == 1 && node.outputs[0] != kNoValue) {

@@ -56,8 +56,8 @@ TEST(PassNotes, TellWhatBecameOneNode) {
 TEST(PassNotes, TellWhatKeepsNodesApart) {
   Graph graph = parse_graph(kTwoGroups);
   EXPECT_EQ(refusals(notes_of(graph)),
-            (std::vector<std::string>{"Exp>MatMul: MatMul is a matrix product",
-                                      "MatMul>Neg: MatMul is a matrix product"}));
+            (std::vector<std::string>{"Exp>MatMul: MatMul has matrix products",
+                                      "MatMul>Neg: MatMul has matrix products"}));
 }
 
 TEST(PassNotes, TellOfShapesAndOtherAxes) {

@@ -3,6 +3,7 @@
 """A training engine for PyTorch models: ``model = ORTModule(model)``."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,7 +43,21 @@ _HOMES = {
     "UnsupportedError": "ortrain.errors",
 }
 
-_PACKAGES = ("amp", "api", "artifacts", "checkpoint", "extension", "optim", "trainer")
+if os.environ.get("ORTRAIN_LOG"):
+    importlib.import_module("ortrain.logs").configure()
+
+_PACKAGES = (
+    "amp",
+    "api",
+    "artifacts",
+    "callbacks",
+    "checkpoint",
+    "extension",
+    "metrics",
+    "optim",
+    "profile",
+    "trainer",
+)
 
 __all__ = [*_HOMES, "__version__"]
 

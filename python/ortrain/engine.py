@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core
+from ortrain import _core, logs, progress
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
@@ -36,7 +35,7 @@ from ortrain.program import Program
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import execute
 
-_log = logging.getLogger("ortrain")
+_log = logs.get_logger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
@@ -215,7 +214,7 @@ class Engine:
                 reason = f"sizes: {', '.join(broken)}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
-            _log.info("capturing again: %s", reason)
+            progress.note(f"capturing again: {reason}")
         try:
             self._refuse_ever_new_calls(key, call)
             entry = self._capture(call, args, kwargs, reason)
