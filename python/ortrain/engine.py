@@ -174,11 +174,15 @@ class Engine:
         pieces = self._pieces
         return pieces.engines if pieces is not None else ()
 
-    def _programs(self) -> Iterator[Program]:
+    def made_programs(self) -> Iterator[tuple[Entry, Program]]:
+        """Return each program of the graphs that are kept, with its graph; those of pieces too."""
         for entry in self._captured():
-            yield from entry.programs.values()
+            yield from ((entry, program) for program in entry.programs.values())
         for engine in self._piece_engines():
-            yield from engine._programs()
+            yield from engine.made_programs()
+
+    def _programs(self) -> Iterator[Program]:
+        return (program for _, program in self.made_programs())
 
     def _remember_plan(self, run: Any) -> None:
         self.last_plan = MemoryPlan(**run.memory_plan)
