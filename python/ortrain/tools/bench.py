@@ -133,7 +133,9 @@ class _Side:
 
     def __init__(self, name: str, script: Path, arguments: Sequence[str]) -> None:
         self.name = name
-        self._output = tempfile.TemporaryFile()
+        number, path = tempfile.mkstemp(prefix="ortrain-bench-")
+        self._output = os.fdopen(number, "r+b")
+        os.unlink(path)
         theirs_in, self._commands = os.pipe()
         self._reports, theirs_out = os.pipe()
         command = [sys.executable, "-m", "ortrain.tools.bench_worker", name]
