@@ -141,10 +141,27 @@ def test_repeated_layers_are_drawn_once(found):
     )
     for layer in layers:
         places = {(box.x, box.y) for box in layer.boxes}
-        assert len(places) == len(layer.boxes) == layer.num_nodes
+        assert len(places) == len(layer.boxes) == layer.num_nodes - layer.num_hidden
         assert all(box.x + box.width <= layer.width for box in layer.boxes)
     whys = [arrow.text for layer in layers for arrow in layer.arrows if arrow.text]
     assert any(" stay apart: " in why for why in whys)
+
+
+def test_nodes_that_only_compute_shapes_are_not_drawn():
+    class Flattening(nn.Module):
+        def forward(self, x):
+            rows, columns = x.shape[0], x.shape[1]
+            return torch.tanh(x.reshape(rows * columns, -1)).sum()
+
+    model = ORTModule(Flattening())
+    for rows in (2, 3):
+        model(torch.ones(rows, 4, 5, requires_grad=True)).backward()
+    graph = findings_of(model).graphs[0]
+    (forward, _) = draw_layers(graph)
+    labels = [box.label for box in forward.boxes]
+    assert "Reshape" in labels and "Shape" not in labels
+    shapes = [node for node in graph.nodes if node.op == "Shape" and node.phase == "forward"]
+    assert 0 < len(shapes) <= forward.num_hidden
 
 
 def test_text_tells_captures_fusions_and_memory(found):
@@ -250,7 +267,7 @@ def test_numbers_of_layers_merge(name, merged):
         (0, "0 bytes"),
         (1000, "1000 bytes"),
         (2048, "2 KiB"),
-        (3 << 20, "3.0 MiB"),
+        (3 << 20, "3.00 MiB"),
         (1 << 30, "1,024 MiB"),
     ],
 )

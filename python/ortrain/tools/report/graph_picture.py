@@ -15,8 +15,8 @@ __all__ = ["Arrow", "Box", "LayerPicture", "draw_layers"]
 # Up to so many nodes a graph is one picture per direction.
 _SMALL = 40
 # Boxes side by side, at most.
-_ACROSS = 6
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 156.0, 30.0, 10.0, 26.0
+_ACROSS = 5
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 172.0, 30.0, 10.0, 26.0
 _FIRST_NUMBER = re.compile(r"^(?:[^.]*\.)*?\d+(?=\.|$)")
 _ESCAPES = ("External", "ExternalGrad")
 
@@ -59,8 +59,9 @@ class LayerPicture:
       phase: "forward" or "backward".
       seconds: Wall time of all of them in a step, as far as it is known.
       num_nodes: Of one of them.
+      num_hidden: Nodes among those that only compute shapes, and are not drawn.
       num_fused: Nodes among those that stand for several.
-      boxes: The nodes of the first one.
+      boxes: The other nodes of the first one.
       arrows: The values between them.
       width: Of the picture.
       height: Of the picture.
@@ -70,6 +71,7 @@ class LayerPicture:
     phase: str
     seconds: float
     num_nodes: int
+    num_hidden: int
     num_fused: int
     boxes: list[Box]
     arrows: list[Arrow]
@@ -92,10 +94,31 @@ def draw_layers(graph: GraphFindings) -> list[LayerPicture]:
         key = (phase, merged_name(layer), _signature(graph.nodes, positions, maker))
         alike.setdefault(key, []).append((layer, positions))
     apart = _apart(graph)
+    hidden = _only_shapes(graph.nodes, maker) if graph.plan is not None else set()
     return [
-        _picture(graph.nodes, [layer for layer, _ in group], [p for _, p in group], maker, apart)
+        _picture(
+            graph.nodes,
+            "all layers" if whole else _title([layer for layer, _ in group]),
+            [positions for _, positions in group],
+            maker,
+            apart,
+            hidden,
+        )
         for group in alike.values()
     ]
+
+
+def _only_shapes(nodes: Sequence[GraphNode], maker: dict[str, int]) -> set[int]:
+    """Return the nodes without a step of their own that compute shapes, and nothing else."""
+    found: set[int] = set()
+    for position, node in enumerate(nodes):
+        if node.kernel or not node.inputs:
+            continue
+        sources = [maker[name] for name in node.inputs if name in maker]
+        first_is_made = node.inputs[0] in maker
+        if node.op in ("Shape", "Size") or (first_is_made and found.issuperset(sources)):
+            found.add(position)
+    return found
 
 
 def _layer_group(layer: str) -> str:
@@ -130,12 +153,13 @@ def _apart(graph: GraphFindings) -> dict[tuple[int, ...], list[str]]:
 
 def _picture(
     nodes: Sequence[GraphNode],
-    layers: list[str],
+    title: str,
     instances: list[list[int]],
     maker: dict[str, int],
     apart: dict[tuple[int, ...], list[str]],
+    hidden: set[int],
 ) -> LayerPicture:
-    positions = instances[0]
+    positions = [p for p in instances[0] if p not in hidden]
     places = _places(nodes, positions, maker)
     others: dict[int, list[str]] = {}
     for pair, reasons in apart.items():
@@ -154,17 +178,17 @@ def _picture(
                 reasons = apart.get((source, reader), [])
                 why = f"{nodes[source].op} and {nodes[reader].op} stay apart: {', '.join(reasons)}"
                 arrows.append(Arrow(_curve(places[source], places[reader]), why if reasons else ""))
-    first = nodes[positions[0]]
     return LayerPicture(
-        title=_title(layers),
-        phase=first.phase,
+        title=title,
+        phase=nodes[instances[0][0]].phase,
         seconds=sum(nodes[p].seconds or 0.0 for group in instances for p in group),
-        num_nodes=len(positions),
+        num_nodes=len(instances[0]),
+        num_hidden=len(instances[0]) - len(positions),
         num_fused=sum(bool(nodes[p].parts) for p in positions),
         boxes=boxes,
         arrows=arrows,
-        width=max(x for x, _ in places.values()) + 1.2 * _BOX_WIDTH,
-        height=max(y for _, y in places.values()) + _BOX_HEIGHT + 1,
+        width=max((x for x, _ in places.values()), default=0.0) + 1.2 * _BOX_WIDTH,
+        height=max((y for _, y in places.values()), default=0.0) + _BOX_HEIGHT + 1,
     )
 
 
@@ -187,7 +211,7 @@ def _places(
         rank[p] = 1 + max((rank[s] for s in sources[p] if s in rank), default=-1)
     places: dict[int, tuple[float, float]] = {}
     y = 1.0
-    for level in range(max(rank.values()) + 1):
+    for level in range(max(rank.values(), default=-1) + 1):
         row = [p for p in positions if rank[p] == level]
         wished = {
             p: sum(places[s][0] for s in sources[p]) / len(sources[p]) if sources[p] else 0.0
@@ -234,4 +258,4 @@ def _box(node: GraphNode, x: float, y: float, apart: list[str]) -> Box:
     else:
         lines.append("no step of its own: a view, or known from the shapes")
     lines += apart
-    return Box(x, y, label if len(label) <= 21 else label[:20] + "…", kind, "\n".join(lines))
+    return Box(x, y, label if len(label) <= 24 else label[:23] + "…", kind, "\n".join(lines))

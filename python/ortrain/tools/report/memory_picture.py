@@ -54,19 +54,22 @@ def draw_plan(plan: Plan, colours: int) -> MemoryPicture | None:
 
     Args:
       plan: The plan.
-      colours: How many there are; layers take turns, repeated ones have the same.
+      colours: How many there are. Layers take turns; where there are more of them, those that
+        differ in a number only have the same.
     """
     count = len(plan.steps)
     if not plan.buffers or count == 0:
         return None
     across, up = WIDTH / count, HEIGHT / max(plan.arena_bytes, 1)
+    layers = [name.rpartition("/")[0] for _, name in plan.steps]
+    if len(set(layers)) > colours:
+        layers = [merged_name(layer) for layer in layers]
     colour_of: dict[str, int] = {}
     rectangles = []
     change = [0] * (count + 1)
     for buffer in plan.buffers:
         op, name = plan.steps[buffer.first_step]
-        layer = merged_name(name.rpartition("/")[0])
-        colour = colour_of.setdefault(layer, len(colour_of)) % colours
+        colour = colour_of.setdefault(layers[buffer.first_step], len(colour_of)) % colours
         change[buffer.first_step] += buffer.bytes
         change[buffer.last_step + 1] -= buffer.bytes
         rectangles.append(
@@ -99,7 +102,8 @@ def mebibytes(size: float) -> str:
     """Return a number of bytes for people: "12.5 MiB"."""
     if size < 2**20:
         return f"{size / 2**10:.3g} KiB" if size >= 2**10 else f"{size:.0f} bytes"
-    return f"{size / 2**20:,.1f} MiB" if size < 100 * 2**20 else f"{size / 2**20:,.0f} MiB"
+    digits = 2 if size < 10 * 2**20 else 1 if size < 100 * 2**20 else 0
+    return f"{size / 2**20:,.{digits}f} MiB"
 
 
 def _text(buffer: Buffer, op: str, name: str) -> str:
