@@ -69,7 +69,14 @@ class Fusion {
       is_output_[static_cast<size_t>(output.value)] = true;
     }
     bool changed = false;
-    for (const auto& [cluster, members] : found) changed = rewrite(cluster, members) || changed;
+    for (const auto& [cluster, members] : found) {
+      if (rewrite(cluster, members)) {
+        changed = true;
+      } else if (PassNotes* notes = PassNotes::current()) {
+        notes->refused(graph_, {members.front(), members.back()},
+                       "what the group reads does not give its shape");
+      }
+    }
     return changed;
   }
 
@@ -157,18 +164,25 @@ class Fusion {
       return "the group would have more than 64 members";
     }
     std::optional<Group> joined = combine(groups_.at(a), groups_.at(b));
-    if (!joined) {
-      return groups_.at(a).phase != groups_.at(b).phase ? "one is forward, the other backward"
-                                                        : "their shapes differ";
-    }
+    if (!joined) return why_apart(groups_.at(a), groups_.at(b));
     if (!clusters_.merge(b, a)) return "a path between them leads through another node";
     groups_[b] = std::move(*joined);
     groups_.erase(a);
     return nullptr;
   }
 
+  // Why `combine` gives nothing.
+  static const char* why_apart(const Group& a, const Group& b) {
+    if (a.phase != b.phase) return "one is forward, the other backward";
+    if (a.shape != row_shape(b.shape) && b.shape != row_shape(a.shape)) {
+      return "their shapes differ";
+    }
+    return "one has a value per row of the other, and its elements count";
+  }
+
   void note_refusals(PassNotes& notes) const;
   std::string why_alone(const Node& node) const;
+  const char* why_no_row_reduction(const Node& node) const;
 
   // The group of both, if their shapes are equal or one has a value per row of the other.
   static std::optional<Group> combine(const Group& a, const Group& b) {
@@ -233,11 +247,23 @@ void Fusion::note_refusals(PassNotes& notes) const {
   }
 }
 
+// Why `reduces_rows` does not hold, or its result cannot be held.
+const char* Fusion::why_no_row_reduction(const Node& node) const {
+  const AttributeReader attrs(op_registry().get(node.domain, node.op), node);
+  const Value& input = graph_.value(node.inputs[0]);
+  if (input.shape.size() < 2) return "reduces a single row";
+  if (attrs.int_("keepdims") == 0) return "drops the axis that it reduces";
+  const Dim& columns = input.shape.back();
+  if (columns.is_constant() && columns.constant() > kMaxColumns) return "reduces very long rows";
+  if (input.dtype == DType::boolean || !has_fused_types(node)) return "has no fused form here";
+  return "reduces other axes than the last";
+}
+
 // Why a node makes no group.
 std::string Fusion::why_alone(const Node& node) const {
   const OpDef& def = op_registry().get(node.domain, node.op);
   if (def.flops) return node.op + " has matrix products";
-  if (reduction_of(node)) return node.op + " reduces other axes than the last, or very long rows";
+  if (reduction_of(node)) return node.op + " " + why_no_row_reduction(node);
   if (!def.expression) return node.op + " is not elementwise";
   if (node.outputs.size() == 1 && node.outputs[0] != kNoValue) {
     if (!has_fused_types(node)) return "its element type has no fused form";

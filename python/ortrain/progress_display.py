@@ -20,7 +20,7 @@ from ortrain import logs, progress
 __all__ = ["StageDisplay", "TrainingDisplay", "attach", "is_wanted"]
 
 # Stages that took less than this many seconds leave no line behind.
-_SHORTEST = 0.1
+_SHORTEST = 0.01
 
 _attached = False
 _training: TrainingDisplay | None = None
