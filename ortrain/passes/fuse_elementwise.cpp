@@ -13,6 +13,7 @@
 #include "ortrain/ir/expr_interpreter.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/shape_inference.h"
+#include "ortrain/passes/elementwise_group.h"
 #include "ortrain/passes/node_clusters.h"
 #include "ortrain/passes/pass_notes.h"
 
@@ -21,33 +22,6 @@ namespace {
 
 // Bounds the registers that are alive at a time.
 constexpr size_t kMaxMembers = 64;
-// A row that is reduced is held as a whole, register by register.
-constexpr int64_t kMaxColumns = 65536;
-// What the SIMD executors hold in registers or convert from and to.
-constexpr DTypeSet kFusedTypes = kFloatTypes | kIndexTypes | kBoolTypes;
-
-Shape row_shape(Shape shape) {
-  if (!shape.empty()) shape.back() = Dim(1);
-  return shape;
-}
-
-std::optional<ExprOp> reduction_of(const Node& node) {
-  if (!node.domain.empty()) return std::nullopt;
-  if (node.op == "ReduceSum") return ExprOp::row_sum;
-  if (node.op == "ReduceMean") return ExprOp::row_mean;
-  if (node.op == "ReduceMax") return ExprOp::row_max;
-  if (node.op == "ReduceMin") return ExprOp::row_min;
-  return std::nullopt;
-}
-
-// What a group has in common.
-struct Group {
-  Phase phase = Phase::forward;
-  Shape shape;
-  // Some member cannot live with one value per row: dropout counts elements, a reduction needs
-  // them, and values per row are that already.
-  bool needs_elements = false;
-};
 
 class Fusion {
  public:
@@ -92,19 +66,9 @@ class Fusion {
       }
       return;
     }
-    if (node.outputs.size() != 1 || node.outputs[0] == kNoValue) return;
-    const Value& output = graph_.value(node.outputs[0]);
-    if (!has_fused_types(node) || is_shape_arithmetic(output)) return;
-    Group group{.phase = node.phase, .shape = output.shape};
-    if (def.expression) {
-      group.needs_elements = def.draws_random_numbers;
-    } else if (reduces_rows(node)) {
-      group.shape = graph_.value(node.inputs[0]).shape;
-      group.needs_elements = true;
-    } else {
-      return;
+    if (std::optional<ElementwiseGroup> group = group_of(graph_, node)) {
+      groups_[clusters_.of(id)] = std::move(*group);
     }
-    groups_[clusters_.of(id)] = std::move(group);
   }
 
   bool is_constant(const Node& node, const OpDef& def) const {
@@ -116,38 +80,9 @@ class Fusion {
     });
   }
 
-  bool has_fused_types(const Node& node) const {
-    const auto fits = [&](ValueId id) {
-      return id == kNoValue || kFusedTypes.contains(graph_.value(id).dtype);
-    };
-    return std::all_of(node.inputs.begin(), node.inputs.end(), fits) && fits(node.outputs[0]);
-  }
-
-  static bool is_shape_arithmetic(const Value& value) {
-    return value.known.has_value() || (!is_float(value.dtype) && value.shape.size() <= 1);
-  }
-
-  // A reduction of the last axis alone that keeps it.
-  bool reduces_rows(const Node& node) const {
-    if (!reduction_of(node)) return false;
-    const OpDef& def = op_registry().get(node.domain, node.op);
-    const AttributeReader attrs(def, node);
-    const Value& input = graph_.value(node.inputs[0]);
-    if (attrs.int_("keepdims") == 0 || input.dtype == DType::boolean) return false;
-    // One row would keep one thread busy, a very long one leaves the caches. A last extent of 1
-    // leaves nothing to reduce, and no difference between rows and elements.
-    if (input.shape.size() < 2 || input.shape.back().is(1)) return false;
-    const Dim& columns = input.shape.back();
-    if (columns.is_constant() && columns.constant() > kMaxColumns) return false;
-    const int64_t last = static_cast<int64_t>(input.shape.size()) - 1;
-    if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) return false;
-    const std::optional<std::vector<int64_t>> axes = value_ints(graph_, node.inputs[1]);
-    return axes && axes->size() == 1 && ((*axes)[0] == last || (*axes)[0] == -1);
-  }
-
   void join_producers(NodeId id) {
     if (!groups_.contains(clusters_.of(id))) return;
-    const size_t operands = reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
+    const size_t operands = row_reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
     for (size_t i = 0; i < operands; ++i) {
       const ValueId input = graph_.node(id).inputs[i];
       const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
@@ -163,52 +98,27 @@ class Fusion {
     if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) {
       return "the group would have more than 64 members";
     }
-    std::optional<Group> joined = combine(groups_.at(a), groups_.at(b));
-    if (!joined) return why_apart(groups_.at(a), groups_.at(b));
+    const char* why = nullptr;
+    std::optional<ElementwiseGroup> joined = join_groups(groups_.at(a), groups_.at(b), why);
+    if (!joined) return why;
     if (!clusters_.merge(b, a)) return "a path between them leads through another node";
     groups_[b] = std::move(*joined);
     groups_.erase(a);
     return nullptr;
   }
 
-  // Why `combine` gives nothing.
-  static const char* why_apart(const Group& a, const Group& b) {
-    if (a.phase != b.phase) return "one is forward, the other backward";
-    if (a.shape != row_shape(b.shape) && b.shape != row_shape(a.shape)) {
-      return "their shapes differ";
-    }
-    return "one has a value per row of the other, and its elements count";
-  }
-
   void note_refusals(PassNotes& notes) const;
-  std::string why_alone(const Node& node) const;
-  const char* why_no_row_reduction(const Node& node) const;
-
-  // The group of both, if their shapes are equal or one has a value per row of the other.
-  static std::optional<Group> combine(const Group& a, const Group& b) {
-    if (a.phase != b.phase) return std::nullopt;
-    if (a.shape == b.shape) {
-      Group joined = a;
-      joined.needs_elements = a.needs_elements || b.needs_elements;
-      return joined;
-    }
-    const bool a_is_rows = a.shape == row_shape(b.shape);
-    if (!a_is_rows && b.shape != row_shape(a.shape)) return std::nullopt;
-    if ((a_is_rows ? a : b).needs_elements) return std::nullopt;
-    Group joined = a_is_rows ? b : a;
-    joined.needs_elements = true;
-    return joined;
-  }
 
   bool rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members);
-  bool build(const Group& group, const std::vector<NodeId>& members, bool inline_constants);
-  ExprReg operand(const Group& group, ValueId id, bool inline_constants);
-  ExprReg emit(const Group& group, const Node& node, bool inline_constants);
+  bool build(const ElementwiseGroup& group, const std::vector<NodeId>& members,
+             bool inline_constants);
+  ExprReg operand(const ElementwiseGroup& group, ValueId id, bool inline_constants);
+  ExprReg emit(const ElementwiseGroup& group, const Node& node, bool inline_constants);
   bool leaves_group(ValueId id, NodeClusters::ClusterId cluster) const;
 
   Graph& graph_;
   NodeClusters clusters_;
-  std::map<NodeClusters::ClusterId, Group> groups_;
+  std::map<NodeClusters::ClusterId, ElementwiseGroup> groups_;
   // Maker and reader of a value that did not come together, and why; only for notes.
   std::map<std::pair<NodeId, NodeId>, const char*> refusals_;
   std::vector<bool> constant_;  // by value: computed from constants alone
@@ -242,34 +152,10 @@ void Fusion::note_refusals(PassNotes& notes) const {
       }
       const Node& other = graph_.node(maker_fits ? id : maker);
       if (is_constant(other, op_registry().get(other.domain, other.op))) continue;
-      notes.refused(graph_, {maker, id}, why_alone(other));
+      std::string why;
+      if (!group_of(graph_, other, &why)) notes.refused(graph_, {maker, id}, why);
     }
   }
-}
-
-// Why `reduces_rows` does not hold, or its result cannot be held.
-const char* Fusion::why_no_row_reduction(const Node& node) const {
-  const AttributeReader attrs(op_registry().get(node.domain, node.op), node);
-  const Value& input = graph_.value(node.inputs[0]);
-  if (input.shape.size() < 2) return "reduces a single row";
-  if (attrs.int_("keepdims") == 0) return "drops the axis that it reduces";
-  const Dim& columns = input.shape.back();
-  if (columns.is_constant() && columns.constant() > kMaxColumns) return "reduces very long rows";
-  if (input.dtype == DType::boolean || !has_fused_types(node)) return "has no fused form here";
-  return "reduces other axes than the last";
-}
-
-// Why a node makes no group.
-std::string Fusion::why_alone(const Node& node) const {
-  const OpDef& def = op_registry().get(node.domain, node.op);
-  if (def.flops) return node.op + " has matrix products";
-  if (reduction_of(node)) return node.op + " " + why_no_row_reduction(node);
-  if (!def.expression) return node.op + " is not elementwise";
-  if (node.outputs.size() == 1 && node.outputs[0] != kNoValue) {
-    if (!has_fused_types(node)) return "its element type has no fused form";
-    if (is_shape_arithmetic(graph_.value(node.outputs[0]))) return node.op + " computes a shape";
-  }
-  return node.op + " has several results";
 }
 
 bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
@@ -279,7 +165,7 @@ bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
                      [&](NodeId user) { return clusters_.of(user) != cluster; });
 }
 
-ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
+ExprReg Fusion::operand(const ElementwiseGroup& group, ValueId id, bool inline_constants) {
   auto found = registers_.find(id);
   if (found != registers_.end()) return found->second;
   const Value& value = graph_.value(id);
@@ -297,8 +183,8 @@ ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
   return reg;
 }
 
-ExprReg Fusion::emit(const Group& group, const Node& node, bool inline_constants) {
-  if (const std::optional<ExprOp> reduction = reduction_of(node)) {
+ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inline_constants) {
+  if (const std::optional<ExprOp> reduction = row_reduction_of(node)) {
     return builder_.emit(*reduction, {operand(group, node.inputs[0], inline_constants)});
   }
   std::vector<ExprEmitter::Operand> operands;
@@ -321,12 +207,13 @@ ExprReg Fusion::emit(const Group& group, const Node& node, bool inline_constants
 }
 
 bool Fusion::rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members) {
-  const Group& group = groups_.at(cluster);
+  const ElementwiseGroup& group = groups_.at(cluster);
   // A scalar constant of high rank can be what gives the group its rank.
   return build(group, members, true) || build(group, members, false);
 }
 
-bool Fusion::build(const Group& group, const std::vector<NodeId>& members, bool inline_constants) {
+bool Fusion::build(const ElementwiseGroup& group, const std::vector<NodeId>& members,
+                   bool inline_constants) {
   builder_ = ExprBuilder();
   registers_.clear();
   inputs_.clear();
