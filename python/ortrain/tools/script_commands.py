@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_script_commands"]
 
+# The exit status of what SIGINT ended, as shells give it.
+_INTERRUPTED = 130
 _SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _Script = Annotated[
     Path,
@@ -38,7 +40,10 @@ def add_script_commands(app: typer.Typer) -> None:
 
 
 def explain(context: typer.Context, script: _Script) -> None:
-    """Run a script, then say what every ORTModule in it did, and what it did not."""
+    """Run a script, then say what every ORTModule in it did, and what it did not.
+
+    Ctrl-C ends the script, and tells of it until then.
+    """
     from ortrain.tools.explain import text
 
     status, modules = _run(script, context.args, timed=False)
@@ -54,7 +59,10 @@ def report(
         "ortrain-report.html"
     ),
 ) -> None:
-    """Run a script, then write one HTML page on every ORTModule in it: graphs, memory, times."""
+    """Run a script, then write one HTML page on every ORTModule in it: graphs, memory, times.
+
+    Ctrl-C ends the script, and writes the page on it until then.
+    """
     from ortrain.tools.report import page
 
     if not output.resolve().parent.is_dir():
@@ -100,7 +108,11 @@ def _run(script: Path, arguments: list[str], *, timed: bool) -> tuple[int, list[
         made: list[Any] = stack.enter_context(made_modules.collect())
         if timed:
             stack.enter_context(profile())
-        status = run_script(script, arguments)
+        try:
+            status = run_script(script, arguments)
+        except KeyboardInterrupt:
+            typer.echo("interrupted; this is what there was until then", err=True)
+            status = _INTERRUPTED
     if not made:
         typer.echo(
             f"{script} made no ORTModule: wrap the model, model = ortrain.ORTModule(model)",

@@ -109,6 +109,17 @@ def test_status_of_the_script_is_kept(tmp_path):
     assert run("explain", script).exit_code == 3
 
 
+def test_an_interrupted_script_is_told_of(tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text(
+        "import torch\nfrom ortrain import ORTModule\n"
+        "ORTModule(torch.nn.Linear(2, 2))(torch.ones(1, 2))\nraise KeyboardInterrupt\n"
+    )
+    told = run("report", script, "-o", tmp_path / "r.html")
+    assert told.exit_code == 130 and "interrupted" in told.output
+    assert "first call" in (tmp_path / "r.html").read_text()
+
+
 def test_missing_files_and_folders_are_refused(script, tmp_path):
     assert run("explain", tmp_path / "no.py").exit_code == 2
     told = run("report", script, "-o", tmp_path / "no" / "r.html")

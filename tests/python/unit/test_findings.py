@@ -197,7 +197,7 @@ def test_what_runs_in_pytorch_is_told():
     assert "Captures of its pieces" in made and '<a href="#m2">' in made
 
 
-def test_why_it_was_captured_again_is_told():
+def test_why_it_was_captured_again_is_told(monkeypatch):
     model = ORTModule(nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     with torch.no_grad():
@@ -206,6 +206,9 @@ def test_why_it_was_captured_again_is_told():
     assert "the arguments, flags or parameters differ from earlier calls" in text(findings)
     assert [graph.title.partition(";")[0] for graph in findings.graphs] == ["training", "inference"]
     assert "Graph 2: " in page([findings], "two")
+    monkeypatch.setattr("ortrain.tools.report.html_page._MOST_GRAPHS", 1)
+    made = page([findings], "one")
+    assert "Graph 2: " not in made and "1 smaller graph is left out" in made
 
 
 def test_a_module_that_was_never_called():

@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ORTModules did, as one HTML page without anything to fetch: ``ortrain report``."""
 
-from ortrain.tools.report.page import page
+from ortrain.tools.report.html_page import page
 
 __all__ = ["page"]

@@ -20,6 +20,8 @@ __all__ = ["page"]
 
 # More rows of one table help nobody.
 _MOST_ROWS = 60
+# Graphs of one module that are shown, those that need most memory; a module in many pieces has more.
+_MOST_GRAPHS = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class _Module:
     timeline: Any
     by_op: Any
     by_layer: Any
+    left_out: int
     profile_summary: str
     facts: list[tuple[str, str]]
 
@@ -108,7 +111,8 @@ def _module(findings: ModuleFindings) -> _Module:
     steps = profile.last_step()
     return _Module(
         findings=findings,
-        graphs=[_graph(graph) for graph in _biggest_first(findings.graphs)],
+        graphs=[_graph(graph) for graph in _biggest_first(findings.graphs)[:_MOST_GRAPHS]],
+        left_out=max(0, len(findings.graphs) - _MOST_GRAPHS),
         # Made by functions that escape what they are given.
         captures=Markup(report_page.captures_table("Captures", report.captures)),
         pieces=Markup(pieces),
