@@ -55,6 +55,8 @@ class RankFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Mark the record; never drops one."""
+        if hasattr(record, "rank"):  # of another process, which has sent it here
+            return True
         record.rank = rank()
         if record.rank is not None:
             record.msg = f"{_prefix(record.rank)}{record.msg}"

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from ortrain import ORTModule, made_modules
@@ -209,6 +210,31 @@ def test_why_it_was_captured_again_is_told(monkeypatch):
     monkeypatch.setattr("ortrain.tools.report.html_page._MOST_GRAPHS", 1)
     made = page([findings], "one")
     assert "Graph 2: " not in made and "1 smaller graph is left out" in made
+
+
+def test_graphs_without_padding_are_explained():
+    config = transformers.DistilBertConfig(
+        dim=32,
+        n_layers=1,
+        n_heads=4,
+        hidden_dim=48,
+        vocab_size=50,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
+    )
+    model = ORTModule(transformers.DistilBertForSequenceClassification(config).train())
+    lengths = torch.tensor([3, 20])
+    model(
+        input_ids=torch.randint(1, 50, (2, 20)),
+        attention_mask=(torch.arange(20) < lengths[:, None]).long(),
+        labels=torch.tensor([0, 1]),
+    ).loss.backward()
+    graphs = {graph.title: graph for graph in findings_of(model).graphs}
+    packed = graphs["training, padding left out; first call"]
+    assert packed.is_explained and packed.num_fused and packed.refusals
+    assert packed.plan is not None and graphs["training; first call"].plan is None
+    assert "The graph has not run." in page([findings_of(model)], "packed")
 
 
 def test_a_module_that_was_never_called():

@@ -37,6 +37,16 @@ def test_rank_stands_in_every_line(name, caplog, monkeypatch):
     assert caplog.records[0].rank == 1
 
 
+def test_records_of_other_processes_keep_their_rank(caplog, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    sent = {"name": "ortrain", "msg": "[rank 1] here", "rank": 1, "levelno": logging.INFO}
+    record = logging.makeLogRecord(sent)
+    with caplog.at_level(logging.INFO, logger="ortrain"):
+        logs.get_logger("ortrain").handle(record)
+    assert caplog.messages == ["[rank 1] here"]
+
+
 def test_one_process_has_no_rank(caplog, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     for size in ("1", "", "many"):
