@@ -36,7 +36,8 @@ FENCED |= {"hwy/": ("cpu/",), "dnnl": ("onednn/",), "onnx/onnx-ml.pb.h": ("ir/on
 FENCED |= {"nanobind/": ("../python/src/",), "Python.h": ("../python/src/",)}
 # Module under python/ortrain -> modules that it may not import at any level.
 PYTHON = {
-    "progress": {"*"},
+    "logs": {"*"},
+    "progress": {"module", "capture", "engine", "trainer", "hf", "tools", "optim", "distributed"},
     "capture": {"module", "trainer", "hf", "tools", "optim", "distributed"},
     "module": {"trainer", "hf", "tools", "distributed"},
 }

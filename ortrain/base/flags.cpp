@@ -14,7 +14,13 @@ namespace {
 
 constexpr std::array kFlags{
     Flag{"ORTRAIN_LOG", "",
-         "Comma-separated log categories: dispatch, passes, memory, plan, export, or all."},
+         "What goes to the log, comma-separated: categories of the engine (dispatch, passes, "
+         "memory, "
+         "plan, export, or all); from Python, whose lines go to stderr then, also info, debug, "
+         "json."},
+    Flag{"ORTRAIN_PROGRESS", "auto",
+         "Show preparing and training on the terminal: auto (where stderr is one, in the main "
+         "process, and rich is installed) or off."},
     Flag{"ORTRAIN_DISABLE_PASSES", "", "Comma-separated names of graph passes to skip."},
     Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
     Flag{"ORTRAIN_BLAS", "auto",

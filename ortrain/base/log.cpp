@@ -14,8 +14,13 @@ std::mutex& sink_mutex() {
   return mutex;
 }
 
-LogSink& sink() {
-  static LogSink current;
+struct Sink {
+  LogSink call;
+  bool guards_itself = false;
+};
+
+Sink& sink() {
+  static Sink current;
   return current;
 }
 
@@ -36,13 +41,20 @@ bool log_enabled(std::string_view category) {
 
 void log_line(std::string_view category, const std::string& line) {
   if (!log_enabled(category)) return;
-  std::lock_guard lock(sink_mutex());
-  if (sink()) sink()(category, line);
+  std::unique_lock lock(sink_mutex());
+  if (!sink().call) return;
+  if (!sink().guards_itself) {
+    sink().call(category, line);
+    return;
+  }
+  const LogSink call = sink().call;
+  lock.unlock();
+  call(category, line);
 }
 
-void set_log_sink(LogSink new_sink) {
+void set_log_sink(LogSink new_sink, bool guards_itself) {
   std::lock_guard lock(sink_mutex());
-  sink() = std::move(new_sink);
+  sink() = {std::move(new_sink), guards_itself};
 }
 
 }  // namespace ortrain

@@ -4,17 +4,26 @@
 
 #include <algorithm>
 
+#include "ortrain/passes/pass_notes.h"
+
 namespace ortrain {
 namespace {
 
-// A product, or sum of rows, without a base yet, whose result one node reads and nothing else.
-bool can_take_base(const Graph& graph, ValueId value, const std::vector<int>& uses) {
+// A product, or sum of rows, without a base yet.
+bool takes_base(const Graph& graph, ValueId value) {
   const NodeId id = graph.value(value).producer;
-  if (id == kNoNode || uses[static_cast<size_t>(value)] != 1) return false;
+  if (id == kNoNode) return false;
   const Node& node = graph.node(id);
   if (node.domain != kOrtrainDomain) return false;
   if (node.op == "EmbeddingGrad") return node.inputs.size() == 3;
   return node.inputs.size() == 2 && (node.op == "LinearInputGrad" || node.op == "LinearWeightGrad");
+}
+
+// Notes why a product does not start from what it is added to.
+void refuse(const Graph& graph, ValueId product, NodeId sum, const char* reason) {
+  if (PassNotes* notes = PassNotes::current()) {
+    notes->refused(graph, {graph.value(product).producer, sum}, reason);
+  }
 }
 
 bool run(Graph& graph) {
@@ -44,10 +53,24 @@ bool run(Graph& graph) {
                              [&](ValueId a, ValueId b) { return made_at(a) > made_at(b); });
     for (ValueId product : products) {
       const ValueId base = product == add.inputs[0] ? add.inputs[1] : add.inputs[0];
-      if (base == product || !can_take_base(graph, product, uses)) continue;
-      if (!(graph.value(base).shape == graph.value(product).shape)) continue;
+      if (base == product || !takes_base(graph, product)) continue;
+      if (uses[static_cast<size_t>(product)] != 1) {
+        refuse(graph, product, id, "others read the product too");
+        continue;
+      }
+      if (!(graph.value(base).shape == graph.value(product).shape)) {
+        refuse(graph, product, id, "their shapes differ");
+        continue;
+      }
       Node& maker = graph.node(graph.value(product).producer);
-      if (maker.phase != add.phase || made_at(base) > made_at(product)) continue;
+      if (maker.phase != add.phase || made_at(base) > made_at(product)) {
+        refuse(graph, product, id, "the product is made before what it is added to");
+        continue;
+      }
+      if (PassNotes* notes = PassNotes::current()) {
+        const NodeId made_by = graph.value(product).producer;
+        notes->taken(graph, made_by, {made_by, id});
+      }
       maker.inputs.push_back(base);
       // `base` is read by the product now instead of by the sum.
       graph.replace_uses(sum, product);

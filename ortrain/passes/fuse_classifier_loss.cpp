@@ -8,6 +8,7 @@
 #include "ortrain/ir/attribute_reader.h"
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
@@ -37,18 +38,35 @@ class Fusion {
     NodeId bias_grad = kNoNode;
   };
 
+  bool refuse(NodeId id, const char* reason) const {
+    if (PassNotes* notes = PassNotes::current()) notes->refused(graph_, {id}, reason);
+    return false;
+  }
+
   bool fuse(NodeId id) {
     const Node loss = graph_.node(id);
-    if (graph_.value(loss.inputs[1]).shape.size() != 2) return false;
-    if (loss.inputs.size() < 4 || loss.inputs[3] == kNoValue) return false;
-    if (loss.inputs.size() > 4 && loss.inputs[4] != kNoValue) return false;
+    if (graph_.value(loss.inputs[1]).shape.size() != 2) {
+      return refuse(id, "the logits have more dimensions than rows and classes");
+    }
+    if (loss.inputs.size() < 4 || loss.inputs[3] == kNoValue) {
+      return refuse(id, "the forward kept no sums of exponentials");
+    }
+    if (loss.inputs.size() > 4 && loss.inputs[4] != kNoValue) {
+      return refuse(id, "the classes have weights");
+    }
     Readers found;
-    if (!find_readers(loss.outputs[0], found)) return false;
-    if (found.input_grad == kNoNode || found.weight_grad == kNoNode) return false;
+    if (!find_readers(loss.outputs[0], found)) {
+      return refuse(id, "the gradient of the logits is read by others than one linear layer");
+    }
+    if (found.input_grad == kNoNode || found.weight_grad == kNoNode) {
+      return refuse(id, "the linear layer's input or weight has no gradient");
+    }
     const Node input_grad = graph_.node(found.input_grad);
     const Node weight_grad = graph_.node(found.weight_grad);
     const ValueId x = weight_grad.inputs[1];
-    if (!(graph_.value(x).shape == graph_.value(input_grad.outputs[0]).shape)) return false;
+    if (!(graph_.value(x).shape == graph_.value(input_grad.outputs[0]).shape)) {
+      return refuse(id, "the linear layer's input was reshaped in between");
+    }
 
     GraphBuilder builder(graph_);
     builder.set_phase(loss.phase);
@@ -60,6 +78,11 @@ class Fusion {
     const std::vector<ValueId> made =
         builder.node(kOrtrainDomain, "ClassifierLossGrad", std::move(inputs), loss.attributes,
                      {true, true, has_bias});
+    if (PassNotes* notes = PassNotes::current()) {
+      std::vector<NodeId> parts{id, found.input_grad, found.weight_grad};
+      if (has_bias) parts.push_back(found.bias_grad);
+      notes->taken(graph_, graph_.value(made[0]).producer, parts);
+    }
     graph_.replace_uses(input_grad.outputs[0], made[0]);
     graph_.replace_uses(weight_grad.outputs[0], made[1]);
     if (has_bias) graph_.replace_uses(graph_.node(found.bias_grad).outputs[0], made[2]);

@@ -6,6 +6,7 @@
 
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
@@ -44,7 +45,11 @@ TEST(FuseClassifierLoss, JoinsTheThreeProducts) {
   for (const std::string& outputs : {std::string("dx, dw, db"), std::string("dx, dw")}) {
     Graph graph = parse_graph(classifier(same, outputs));
     graph.remove_dead_nodes();
+    const PassNotes notes;
     EXPECT_TRUE(fuse(graph));
+    ASSERT_EQ(notes.all().size(), 1U);
+    EXPECT_EQ(graph.node(notes.all()[0].result).op, "ClassifierLossGrad");
+    EXPECT_EQ(notes.all()[0].nodes.size(), outputs == "dx, dw" ? 3U : 4U);
     EXPECT_EQ(count(graph, "ClassifierLossGrad"), 1);
     EXPECT_EQ(graph.order().size(), 1U) << print_graph(graph);
   }
@@ -54,7 +59,11 @@ TEST(FuseClassifierLoss, LeavesGradientsThatOthersRead) {
   const std::string same = "  const flat = int64[2] {-1, 9}\n  d2 = Reshape (d, flat)\n";
   for (const std::string& outputs : {std::string("dx, dw, db, d"), std::string("dx, dw, db, d2")}) {
     Graph graph = parse_graph(classifier(same, outputs));
+    const PassNotes notes;
     EXPECT_FALSE(fuse(graph));
+    ASSERT_EQ(notes.all().size(), 1U);
+    EXPECT_EQ(notes.all()[0].reason,
+              "the gradient of the logits is read by others than one linear layer");
   }
   Graph scaled = parse_graph(classifier("  const two = float32[] {2}\n  d2 = Mul (d, two)\n"));
   EXPECT_FALSE(fuse(scaled));

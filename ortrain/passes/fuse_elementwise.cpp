@@ -13,40 +13,15 @@
 #include "ortrain/ir/expr_interpreter.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/shape_inference.h"
+#include "ortrain/passes/elementwise_group.h"
 #include "ortrain/passes/node_clusters.h"
+#include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
 
 // Bounds the registers that are alive at a time.
 constexpr size_t kMaxMembers = 64;
-// A row that is reduced is held as a whole, register by register.
-constexpr int64_t kMaxColumns = 65536;
-// What the SIMD executors hold in registers or convert from and to.
-constexpr DTypeSet kFusedTypes = kFloatTypes | kIndexTypes | kBoolTypes;
-
-Shape row_shape(Shape shape) {
-  if (!shape.empty()) shape.back() = Dim(1);
-  return shape;
-}
-
-std::optional<ExprOp> reduction_of(const Node& node) {
-  if (!node.domain.empty()) return std::nullopt;
-  if (node.op == "ReduceSum") return ExprOp::row_sum;
-  if (node.op == "ReduceMean") return ExprOp::row_mean;
-  if (node.op == "ReduceMax") return ExprOp::row_max;
-  if (node.op == "ReduceMin") return ExprOp::row_min;
-  return std::nullopt;
-}
-
-// What a group has in common.
-struct Group {
-  Phase phase = Phase::forward;
-  Shape shape;
-  // Some member cannot live with one value per row: dropout counts elements, a reduction needs
-  // them, and values per row are that already.
-  bool needs_elements = false;
-};
 
 class Fusion {
  public:
@@ -55,6 +30,7 @@ class Fusion {
   bool run() {
     for (NodeId id : graph_.order()) inspect(id);
     for (NodeId id : graph_.order()) join_producers(id);
+    if (PassNotes* notes = PassNotes::current()) note_refusals(*notes);
     std::map<NodeClusters::ClusterId, std::vector<NodeId>> found;
     for (size_t at = 0; at < graph_.order().size(); ++at) {
       const NodeId id = graph_.order()[at];
@@ -67,7 +43,14 @@ class Fusion {
       is_output_[static_cast<size_t>(output.value)] = true;
     }
     bool changed = false;
-    for (const auto& [cluster, members] : found) changed = rewrite(cluster, members) || changed;
+    for (const auto& [cluster, members] : found) {
+      if (rewrite(cluster, members)) {
+        changed = true;
+      } else if (PassNotes* notes = PassNotes::current()) {
+        notes->refused(graph_, {members.front(), members.back()},
+                       "what the group reads does not give its shape");
+      }
+    }
     return changed;
   }
 
@@ -83,19 +66,9 @@ class Fusion {
       }
       return;
     }
-    if (node.outputs.size() != 1 || node.outputs[0] == kNoValue) return;
-    const Value& output = graph_.value(node.outputs[0]);
-    if (!has_fused_types(node) || is_shape_arithmetic(output)) return;
-    Group group{.phase = node.phase, .shape = output.shape};
-    if (def.expression) {
-      group.needs_elements = def.draws_random_numbers;
-    } else if (reduces_rows(node)) {
-      group.shape = graph_.value(node.inputs[0]).shape;
-      group.needs_elements = true;
-    } else {
-      return;
+    if (std::optional<ElementwiseGroup> group = group_of(graph_, node)) {
+      groups_[clusters_.of(id)] = std::move(*group);
     }
-    groups_[clusters_.of(id)] = std::move(group);
   }
 
   bool is_constant(const Node& node, const OpDef& def) const {
@@ -107,79 +80,47 @@ class Fusion {
     });
   }
 
-  bool has_fused_types(const Node& node) const {
-    const auto fits = [&](ValueId id) {
-      return id == kNoValue || kFusedTypes.contains(graph_.value(id).dtype);
-    };
-    return std::all_of(node.inputs.begin(), node.inputs.end(), fits) && fits(node.outputs[0]);
-  }
-
-  static bool is_shape_arithmetic(const Value& value) {
-    return value.known.has_value() || (!is_float(value.dtype) && value.shape.size() <= 1);
-  }
-
-  // A reduction of the last axis alone that keeps it.
-  bool reduces_rows(const Node& node) const {
-    if (!reduction_of(node)) return false;
-    const OpDef& def = op_registry().get(node.domain, node.op);
-    const AttributeReader attrs(def, node);
-    const Value& input = graph_.value(node.inputs[0]);
-    if (attrs.int_("keepdims") == 0 || input.dtype == DType::boolean) return false;
-    // One row would keep one thread busy, a very long one leaves the caches. A last extent of 1
-    // leaves nothing to reduce, and no difference between rows and elements.
-    if (input.shape.size() < 2 || input.shape.back().is(1)) return false;
-    const Dim& columns = input.shape.back();
-    if (columns.is_constant() && columns.constant() > kMaxColumns) return false;
-    const int64_t last = static_cast<int64_t>(input.shape.size()) - 1;
-    if (node.inputs.size() < 2 || node.inputs[1] == kNoValue) return false;
-    const std::optional<std::vector<int64_t>> axes = value_ints(graph_, node.inputs[1]);
-    return axes && axes->size() == 1 && ((*axes)[0] == last || (*axes)[0] == -1);
-  }
-
   void join_producers(NodeId id) {
     if (!groups_.contains(clusters_.of(id))) return;
-    const size_t operands = reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
+    const size_t operands = row_reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
     for (size_t i = 0; i < operands; ++i) {
       const ValueId input = graph_.node(id).inputs[i];
       const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
-      if (producer != kNoNode) join(clusters_.of(producer), clusters_.of(id));
+      if (producer == kNoNode) continue;
+      const char* const reason = join(clusters_.of(producer), clusters_.of(id));
+      if (reason != nullptr && PassNotes::current() != nullptr) refusals_[{producer, id}] = reason;
     }
   }
 
-  void join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
-    if (a == b || !groups_.contains(a)) return;
-    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) return;
-    std::optional<Group> joined = combine(groups_.at(a), groups_.at(b));
-    if (!joined || !clusters_.merge(b, a)) return;
+  // Joins two groups, or says what keeps them apart.
+  const char* join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
+    if (a == b || !groups_.contains(a)) return nullptr;
+    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) {
+      return "the group would have more than 64 members";
+    }
+    const char* why = nullptr;
+    std::optional<ElementwiseGroup> joined = join_groups(groups_.at(a), groups_.at(b), why);
+    if (!joined) return why;
+    if (!clusters_.merge(b, a)) return "a path between them leads through another node";
     groups_[b] = std::move(*joined);
     groups_.erase(a);
+    return nullptr;
   }
 
-  // The group of both, if their shapes are equal or one has a value per row of the other.
-  static std::optional<Group> combine(const Group& a, const Group& b) {
-    if (a.phase != b.phase) return std::nullopt;
-    if (a.shape == b.shape) {
-      Group joined = a;
-      joined.needs_elements = a.needs_elements || b.needs_elements;
-      return joined;
-    }
-    const bool a_is_rows = a.shape == row_shape(b.shape);
-    if (!a_is_rows && b.shape != row_shape(a.shape)) return std::nullopt;
-    if ((a_is_rows ? a : b).needs_elements) return std::nullopt;
-    Group joined = a_is_rows ? b : a;
-    joined.needs_elements = true;
-    return joined;
-  }
+  void note_refusals(PassNotes& notes) const;
 
   bool rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members);
-  bool build(const Group& group, const std::vector<NodeId>& members, bool inline_constants);
-  ExprReg operand(const Group& group, ValueId id, bool inline_constants);
-  ExprReg emit(const Group& group, const Node& node, bool inline_constants);
+  bool build(const ElementwiseGroup& group, const std::vector<NodeId>& members,
+             bool inline_constants);
+  ExprReg operand(const ElementwiseGroup& group, ValueId id, bool inline_constants);
+  ExprReg emit(const ElementwiseGroup& group, const Node& node, bool inline_constants);
   bool leaves_group(ValueId id, NodeClusters::ClusterId cluster) const;
 
   Graph& graph_;
   NodeClusters clusters_;
-  std::map<NodeClusters::ClusterId, Group> groups_;
+  std::map<NodeClusters::ClusterId, ElementwiseGroup> groups_;
+  // Maker and reader of a value that did not come together, and why; only for notes.
+  std::map<std::pair<NodeId, NodeId>, const char*> refusals_;
   std::vector<bool> constant_;  // by value: computed from constants alone
   std::vector<std::vector<NodeId>> users_;
   std::vector<bool> is_output_;
@@ -189,6 +130,34 @@ class Fusion {
   std::vector<ValueId> inputs_;
 };
 
+// Every value that goes from one node to another, where one of them could be in a group: it was
+// written to memory for the reason noted.
+void Fusion::note_refusals(PassNotes& notes) const {
+  for (NodeId id : graph_.order()) {
+    const Node& node = graph_.node(id);
+    if (is_constant(node, op_registry().get(node.domain, node.op))) continue;
+    std::vector<NodeId> seen;
+    for (ValueId input : node.inputs) {
+      const NodeId maker = input == kNoValue ? kNoNode : graph_.value(input).producer;
+      if (maker == kNoNode || clusters_.of(maker) == clusters_.of(id)) continue;
+      if (std::ranges::find(seen, maker) != seen.end()) continue;
+      seen.push_back(maker);
+      const bool maker_fits = groups_.contains(clusters_.of(maker));
+      const bool reader_fits = groups_.contains(clusters_.of(id));
+      if (!maker_fits && !reader_fits) continue;
+      if (maker_fits && reader_fits) {
+        const auto found = refusals_.find({maker, id});
+        if (found != refusals_.end()) notes.refused(graph_, {maker, id}, found->second);
+        continue;
+      }
+      const Node& other = graph_.node(maker_fits ? id : maker);
+      if (is_constant(other, op_registry().get(other.domain, other.op))) continue;
+      std::string why;
+      if (!group_of(graph_, other, &why)) notes.refused(graph_, {maker, id}, why);
+    }
+  }
+}
+
 bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
   if (is_output_[static_cast<size_t>(id)]) return true;
   const std::vector<NodeId>& users = users_[static_cast<size_t>(id)];
@@ -196,7 +165,7 @@ bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
                      [&](NodeId user) { return clusters_.of(user) != cluster; });
 }
 
-ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
+ExprReg Fusion::operand(const ElementwiseGroup& group, ValueId id, bool inline_constants) {
   auto found = registers_.find(id);
   if (found != registers_.end()) return found->second;
   const Value& value = graph_.value(id);
@@ -214,8 +183,8 @@ ExprReg Fusion::operand(const Group& group, ValueId id, bool inline_constants) {
   return reg;
 }
 
-ExprReg Fusion::emit(const Group& group, const Node& node, bool inline_constants) {
-  if (const std::optional<ExprOp> reduction = reduction_of(node)) {
+ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inline_constants) {
+  if (const std::optional<ExprOp> reduction = row_reduction_of(node)) {
     return builder_.emit(*reduction, {operand(group, node.inputs[0], inline_constants)});
   }
   std::vector<ExprEmitter::Operand> operands;
@@ -238,12 +207,13 @@ ExprReg Fusion::emit(const Group& group, const Node& node, bool inline_constants
 }
 
 bool Fusion::rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members) {
-  const Group& group = groups_.at(cluster);
+  const ElementwiseGroup& group = groups_.at(cluster);
   // A scalar constant of high rank can be what gives the group its rank.
   return build(group, members, true) || build(group, members, false);
 }
 
-bool Fusion::build(const Group& group, const std::vector<NodeId>& members, bool inline_constants) {
+bool Fusion::build(const ElementwiseGroup& group, const std::vector<NodeId>& members,
+                   bool inline_constants) {
   builder_ = ExprBuilder();
   registers_.clear();
   inputs_.clear();
@@ -268,6 +238,7 @@ bool Fusion::build(const Group& group, const std::vector<NodeId>& members, bool 
     if (expr_output_shape(program, full, k) != graph_.value(outputs[k]).shape) return false;
   }
   // The last member becomes the node, so that its place in the order is kept.
+  if (PassNotes* notes = PassNotes::current()) notes->taken(graph_, members.back(), members);
   for (NodeId id : members) graph_.node(id).outputs.assign(1, kNoValue);
   const NodeId last = members.back();
   Node& fused = graph_.node(last);

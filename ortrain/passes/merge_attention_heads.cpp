@@ -3,6 +3,7 @@
 #include "ortrain/passes/merge_attention_heads.h"
 
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
@@ -23,6 +24,11 @@ ValueId source_of(const Graph& graph, ValueId value) {
   return shape[2].is_constant() && shape[3].is_constant() ? source : kNoValue;
 }
 
+bool refuse(const Graph& graph, NodeId id, const char* reason) {
+  if (PassNotes* notes = PassNotes::current()) notes->refused(graph, {id}, reason);
+  return false;
+}
+
 bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& users) {
   const Node& node = graph.node(id);
   if (node.op != "Attention" || node.domain != kOrtrainDomain) return false;
@@ -33,15 +39,19 @@ bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& user
   ValueId sources[3];
   for (size_t i = 0; i < 3; ++i) {
     sources[i] = source_of(graph, node.inputs[i]);
-    if (sources[i] == kNoValue) return false;
+    if (sources[i] == kNoValue) {
+      return refuse(graph, id, "q, k or v is no transpose of known numbers of heads and columns");
+    }
   }
   const ValueId out = node.outputs[0];
   if (out == kNoValue) return false;
   for (const GraphOutput& output : graph.outputs()) {
-    if (output.value == out) return false;
+    if (output.value == out) return refuse(graph, id, "its result is an output of the graph");
   }
   for (NodeId user : users[static_cast<size_t>(out)]) {
-    if (!swaps_heads(graph.node(user))) return false;
+    if (!swaps_heads(graph.node(user))) {
+      return refuse(graph, id, "its result is read with the heads in front");
+    }
   }
 
   GraphBuilder builder(graph);
@@ -63,6 +73,12 @@ bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& user
                                                  std::move(attributes), {true, wants_logsumexp});
   if (wants_logsumexp) graph.replace_uses(node.outputs[1], made[1]);
   const std::vector<NodeId> readers = users[static_cast<size_t>(out)];
+  if (PassNotes* notes = PassNotes::current()) {
+    std::vector<NodeId> parts{id};
+    for (size_t i = 0; i < 3; ++i) parts.push_back(graph.value(node.inputs[i]).producer);
+    parts.insert(parts.end(), readers.begin(), readers.end());
+    notes->taken(graph, graph.value(made[0]).producer, parts);
+  }
   for (NodeId user : readers) {
     graph.replace_uses(graph.node(user).outputs[0],
                        builder.reshape(made[0], {0, 0, heads, value_width}));

@@ -18,6 +18,7 @@
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
+#include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/recompute_checkpoints.h"
 
 namespace ortrain {
@@ -85,8 +86,8 @@ class AddedPasses {
 PassResult run_pass(const Pass& pass, Graph& graph, const std::string& stage, bool verify_after) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
-  const size_t before = graph.order().size();
-  PassResult result{.name = pass.name};
+  PassResult result{.name = pass.name, .nodes_before = graph.order().size()};
+  if (PassNotes* notes = PassNotes::current()) notes->begin(pass.name);
   with_context("pass " + pass.name + ": ", [&] {
     result.changed = pass.run(graph);
     if (result.changed) {
@@ -96,8 +97,9 @@ PassResult run_pass(const Pass& pass, Graph& graph, const std::string& stage, bo
     }
   });
   result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  log_line("passes", str(stage, "/", pass.name, ": ", before, " -> ", graph.order().size(),
-                         " nodes, ", result.seconds * 1e3, " ms"));
+  result.nodes_after = graph.order().size();
+  log_line("passes", str(stage, "/", pass.name, ": ", result.nodes_before, " -> ",
+                         result.nodes_after, " nodes, ", result.seconds * 1e3, " ms"));
   return result;
 }
 

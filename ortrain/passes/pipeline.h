@@ -14,6 +14,8 @@ struct PassResult {
   std::string name;
   bool changed = false;
   double seconds = 0;
+  size_t nodes_before = 0;
+  size_t nodes_after = 0;
 };
 
 struct PassInfo {

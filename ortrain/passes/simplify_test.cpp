@@ -10,6 +10,7 @@
 #include "ortrain/passes/fold_known_shapes.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
+#include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/pipeline.h"
 #include "ortrain/runtime/session.h"
 
@@ -89,7 +90,8 @@ const Dim kS = Dim::symbol("s");
 TEST(fold_known_shapes, fires_on_integer_extents) {
   Fixture f({{kB, 6}});
   const ValueId shape = f.builder.op("Shape", {f.x[0]});
-  const ValueId width = f.builder.op("Gather", {shape, f.builder.int64s({1})}, {{"axis", int64_t{0}}});
+  const ValueId width =
+      f.builder.op("Gather", {shape, f.builder.int64s({1})}, {{"axis", int64_t{0}}});
   const ValueId target =
       f.builder.op("Concat", {f.builder.int64s({-1}), width}, {{"axis", int64_t{0}}});
   f.output(f.builder.op("Reshape", {f.x[0], target}));
@@ -165,8 +167,7 @@ TEST(merge_common, fires_on_equal_nodes) {
 
 TEST(merge_common, must_not_fire_on_attributes_phases_or_random_numbers) {
   Fixture f({{kB, 6}});
-  const ValueId seed =
-      f.graph.add_input({.role = InputRole::seed}, "seed", DType::i64, Shape{});
+  const ValueId seed = f.graph.add_input({.role = InputRole::seed}, "seed", DType::i64, Shape{});
   const Attributes dropout{{"ratio", 0.5}, {"stream", int64_t{1}}};
   ValueId v = f.builder.add(f.builder.own("Dropout", {f.x[0], seed}, dropout),
                             f.builder.own("Dropout", {f.x[0], seed}, dropout));
@@ -187,7 +188,8 @@ TEST(merge_common, must_not_fire_on_attributes_phases_or_random_numbers) {
 Fixture attention_graph(bool output_is_read_elsewhere) {
   Fixture f({{kB, kS, 8}, {kB, kS, 8}, {kB, kS, 8}});
   std::vector<ValueId> heads;
-  for (ValueId x : f.x) heads.push_back(f.builder.transpose(f.builder.reshape(x, {0, 0, 2, 4}), {0, 2, 1, 3}));
+  for (ValueId x : f.x)
+    heads.push_back(f.builder.transpose(f.builder.reshape(x, {0, 0, 2, 4}), {0, 2, 1, 3}));
   const ValueId out = f.builder.own("Attention", heads);
   const ValueId merged = f.builder.transpose(out, {0, 2, 1, 3});
   f.output(f.builder.reshape(merged, {0, 0, 8}));
@@ -207,7 +209,11 @@ TEST(merge_attention_heads, fires_and_leaves_no_transpose) {
 
 TEST(merge_attention_heads, must_not_fire_when_the_heads_are_read) {
   Fixture f = attention_graph(true);
+  const PassNotes notes;
   EXPECT_FALSE(apply(merge_attention_heads(), f.graph));
+  ASSERT_EQ(notes.all().size(), 1u);
+  EXPECT_FALSE(notes.all()[0].taken);
+  EXPECT_EQ(notes.all()[0].nodes[0].op, "Attention");
 }
 
 TEST(accumulate_products, fires_on_a_sum_of_products) {
@@ -216,7 +222,10 @@ TEST(accumulate_products, fires_on_a_sum_of_products) {
   const ValueId b = f.builder.own("LinearInputGrad", {f.x[3], f.x[1]});
   f.output(f.builder.add(f.builder.add(f.x[2], a), b));
   const Graph before = f.graph;
+  const PassNotes notes;
   EXPECT_TRUE(apply(accumulate_products(), f.graph));
+  ASSERT_EQ(notes.all().size(), 2u);
+  EXPECT_TRUE(notes.all()[0].taken && notes.all()[1].taken);
   EXPECT_EQ(count(f.graph, "Add"), 0);
   expect_equal_results(before, f.graph, {{3, 6}, {6, 4}, {3, 4}, {3, 6}}, 1e-5f);
 }
@@ -228,7 +237,11 @@ TEST(accumulate_products, must_not_fire_on_a_broadcast_or_a_shared_product) {
   const ValueId b = f.builder.own("LinearInputGrad", {f.x[0], f.x[1]});
   f.output(f.builder.add(b, f.x[3]));
   f.output(b);
+  const PassNotes notes;
   EXPECT_FALSE(apply(accumulate_products(), f.graph));
+  ASSERT_EQ(notes.all().size(), 2u);
+  EXPECT_EQ(notes.all()[0].reason, "their shapes differ");
+  EXPECT_EQ(notes.all()[1].reason, "others read the product too");
 }
 
 TEST(pipeline, refuses_an_unknown_stage) {

@@ -532,7 +532,8 @@ class PlanMaker {
                     .run = std::move(made[w].run),
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
-                    .num_outputs = static_cast<uint32_t>(node.outputs.size())};
+                    .num_outputs = static_cast<uint32_t>(node.outputs.size()),
+                    .workspace_bytes = work.spec->workspace_bytes()};
       for (size_t k = 0; k < node.outputs.size(); ++k) {
         step.outputs.push_back(work.spec->has_output(k) ? work.spec->output(k) : TensorSpec{});
       }

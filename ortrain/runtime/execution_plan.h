@@ -31,7 +31,8 @@ struct PlanStep {
   uint32_t num_inputs = 0;
   uint32_t num_outputs = 0;
   std::vector<TensorSpec> outputs;  // undefined where absent; none for copies
-  double bytes = 0;                 // read and written; see NodeCost
+  size_t workspace_bytes = 0;
+  double bytes = 0;  // read and written; see NodeCost
   double flops = 0;
 };
 

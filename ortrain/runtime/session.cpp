@@ -44,6 +44,11 @@ size_t Session::num_plans() const {
   return plans_.size();
 }
 
+std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {
+  std::lock_guard lock(mutex_);
+  return plans_.empty() ? nullptr : plans_.front().second;
+}
+
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
     : session_(std::move(session)), plan_(std::move(plan)) {}
 

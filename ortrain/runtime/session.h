@@ -39,6 +39,8 @@ class Session {
   std::shared_ptr<const ExecutionPlan> plan(const std::vector<Dims>& input_dims,
                                             bool* was_planned = nullptr);
   size_t num_plans() const;
+  // The plan used last; null before the first.
+  std::shared_ptr<const ExecutionPlan> latest_plan() const;
 
   // What its runs took while profiling() was on.
   SessionProfile& profile() const { return *profile_; }

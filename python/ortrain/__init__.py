@@ -3,6 +3,7 @@
 """A training engine for PyTorch models: ``model = ORTModule(model)``."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,14 +43,21 @@ _HOMES = {
     "UnsupportedError": "ortrain.errors",
 }
 
+if os.environ.get("ORTRAIN_LOG"):
+    importlib.import_module("ortrain.logs").configure()
+
 _PACKAGES = (
     "amp",
     "api",
     "artifacts",
+    "callbacks",
     "checkpoint",
     "distributed",
     "extension",
+    "hf",
+    "metrics",
     "optim",
+    "profile",
     "trainer",
 )
 

@@ -8,7 +8,6 @@ becomes a graph of the engine, with a backward, as a whole module does under ``O
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,11 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ortrain import logs
 from ortrain.capture import torch_internals as internals
 from ortrain.engine import Engine
 
-_log = logging.getLogger("ortrain")
+_log = logs.get_logger("ortrain")
 
 _Run = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 

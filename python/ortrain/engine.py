@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core
+from ortrain import _core, logs, progress
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
@@ -37,7 +36,7 @@ from ortrain.program import Program
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import execute
 
-_log = logging.getLogger("ortrain")
+_log = logs.get_logger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
@@ -176,11 +175,15 @@ class Engine:
         pieces = self._pieces
         return pieces.engines if pieces is not None else ()
 
-    def _programs(self) -> Iterator[Program]:
+    def made_programs(self) -> Iterator[tuple[Entry, Program]]:
+        """Return each program of the graphs that are kept, with its graph; those of pieces too."""
         for entry in self._captured():
-            yield from entry.programs.values()
+            yield from ((entry, program) for program in entry.programs.values())
         for engine in self._piece_engines():
-            yield from engine._programs()
+            yield from engine.made_programs()
+
+    def _programs(self) -> Iterator[Program]:
+        return (program for _, program in self.made_programs())
 
     def save_graphs(self, folder: Path, prefix: str) -> list[Path]:
         """Write the first graph of each kind as ONNX files, as captured and as it runs."""
@@ -232,7 +235,7 @@ class Engine:
                 reason = f"sizes: {', '.join(broken)}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
-            _log.info("capturing again: %s", reason)
+            progress.note(f"capturing again: {reason}")
         try:
             self._refuse_ever_new_calls(key, call)
             entry = self._capture(call, args, kwargs, reason)

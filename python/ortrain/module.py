@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ortrain import made_modules, progress_display
 from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
 from ortrain.pieces import Pieces
@@ -65,6 +66,8 @@ class ORTModule(nn.Module):
                 state[name] = module.__dict__[name]
         state["_ortrain_module"] = module
         state["_ortrain_engine"] = Engine(module, cut=Pieces)
+        made_modules.tell(self)
+        progress_display.attach()
 
     # --- what the engine adds
 

@@ -6,18 +6,19 @@ The engine wraps each stage of preparing a model in :func:`stage`. Nothing is pr
 interface calls :func:`listen`, everybody else reads the ``ortrain`` logger.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-__all__ = ["Listener", "State", "listen", "stage"]
+from ortrain import logs
 
-State = Literal["begin", "end", "failed"]
+__all__ = ["Listener", "State", "add_listener", "listen", "note", "stage"]
+
+State = Literal["begin", "end", "failed", "note"]
 Listener = Callable[[str, float, State], None]
 
-_logger = logging.getLogger("ortrain")
+_logger = logs.get_logger("ortrain")
 _listeners: list[Listener] = []
 
 
@@ -27,7 +28,8 @@ def listen(listener: Listener) -> Iterator[None]:
 
     Args:
         listener: Called with (stage, seconds, state). State is "begin" (seconds is 0), "end" or
-            "failed". An exception that it raises reaches the code that runs the stage.
+            "failed"; or "note", with a sentence in place of the stage. An exception that it raises
+            reaches the code that runs the stage.
     """
     _listeners.append(listener)
     try:
@@ -36,6 +38,17 @@ def listen(listener: Listener) -> Iterator[None]:
         # By identity: two listeners may compare equal.
         index = next(i for i, known in enumerate(_listeners) if known is listener)
         del _listeners[index]
+
+
+def add_listener(listener: Listener) -> None:
+    """Call a listener, as in ``listen``, for as long as the process lives."""
+    _listeners.append(listener)
+
+
+def note(sentence: str) -> None:
+    """Log why something is done at INFO, and tell the listeners."""
+    _logger.info("%s", sentence)
+    _tell(sentence, 0.0, "note")
 
 
 @contextmanager

@@ -23,14 +23,14 @@ _STAGES = {
 _OTHER_STAGE = "#8d8440"
 _NATIVE, _IN_PYTORCH = "#2f7d4f", "#b8505a"
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
   color: #1d2733; background: #fff }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid #dde3e9;
   vertical-align: top }
-td.number { text-align: right }
+th.number, td.number { text-align: right }
 code { white-space: pre-wrap; overflow-wrap: anywhere }
 .bar { display: flex; height: 1em; background: #eef1f4 } .bar i { display: block; height: 100% }
 .legend i { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em }
@@ -40,14 +40,14 @@ code { white-space: pre-wrap; overflow-wrap: anywhere }
 def page(report: ModuleReport, title: str) -> str:
     """Return the page: share of native nodes, captures with their times, what runs in PyTorch."""
     escaped_nodes = report.total_nodes - report.native_nodes
-    share = _bar([(_NATIVE, report.native_nodes), (_IN_PYTORCH, escaped_nodes)])
-    sections = [_captures("Captures of the module", report.captures)]
+    share = bar([(_NATIVE, report.native_nodes), (_IN_PYTORCH, escaped_nodes)])
+    sections = [captures_table("Captures of the module", report.captures)]
     if report.pieces:
-        sections.append(_captures("Its pieces", report.pieces))
-    sections.append(_in_pytorch([*report.captures, *report.pieces]))
+        sections.append(captures_table("Its pieces", report.pieces))
+    sections.append(in_pytorch_table([*report.captures, *report.pieces]))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
-<style>{_STYLE}</style></head><body>
+<style>{STYLE}</style></head><body>
 <h1>{html.escape(title)}</h1>
 <p>{report.native_nodes} of {report.total_nodes} nodes native ({100 * report.native_share:.1f} %).</p>
 {share}
@@ -56,7 +56,8 @@ def page(report: ModuleReport, title: str) -> str:
 """
 
 
-def _bar(parts: Sequence[tuple[str, float]]) -> str:
+def bar(parts: Sequence[tuple[str, float]]) -> str:
+    """Return a bar of (colour, size) parts."""
     total = sum(size for _, size in parts) or 1
     drawn = "".join(
         f'<i style="background:{colour};width:{100 * size / total:.2f}%"></i>'
@@ -65,7 +66,8 @@ def _bar(parts: Sequence[tuple[str, float]]) -> str:
     return f'<div class="bar">{drawn}</div>'
 
 
-def _captures(title: str, records: Sequence[CaptureRecord]) -> str:
+def captures_table(title: str, records: Sequence[CaptureRecord]) -> str:
+    """Return a table of captured graphs, why they were captured, and the time of each stage."""
     if not records:
         return f"<h2>{title}</h2><p>None so far: the module has not been called.</p>"
     names = list(dict.fromkeys(name for record in records for name in record.stages))
@@ -75,8 +77,9 @@ def _captures(title: str, records: Sequence[CaptureRecord]) -> str:
     )
     rows = "".join(_row(record) for record in records)
     return (
-        f"<h2>{title}</h2><table><tr><th>kind</th><th>why</th><th>nodes</th><th>in PyTorch</th>"
-        f'<th>seconds</th><th style="width:30%">stages</th></tr>{rows}</table>'
+        f"<h2>{title}</h2><table><tr><th>kind</th><th>why</th>"
+        '<th class="number">nodes</th><th class="number">in PyTorch</th>'
+        f'<th class="number">seconds</th><th style="width:30%">stages</th></tr>{rows}</table>'
         f'<p class="legend">{legend}</p>'
     )
 
@@ -93,11 +96,12 @@ def _row(record: CaptureRecord) -> str:
         f'<td class="number">{record.native_nodes}</td>'
         f'<td class="number">{record.escaped_nodes}</td>'
         f'<td class="number">{sum(record.stages.values()):.2f}</td>'
-        f"<td>{_bar(parts) if parts else ''}</td></tr>"
+        f"<td>{bar(parts) if parts else ''}</td></tr>"
     )
 
 
-def _in_pytorch(records: Sequence[CaptureRecord]) -> str:
+def in_pytorch_table(records: Sequence[CaptureRecord]) -> str:
+    """Return a table of what runs in PyTorch, why, and the line of code it comes from."""
     rows: list[tuple[str, str, str, str]] = []
     for record in records:
         if record.fallback:

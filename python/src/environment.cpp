@@ -37,19 +37,23 @@ void init_environment(nb::module_& module) {
     return result;
   });
   // Lines of the categories that ORTRAIN_LOG names go to `sink(category, line)`.
-  module.def("set_log_sink", [](nb::object sink) {
+  const auto set_sink = [](nb::object sink) {
     if (sink.is_none()) {
       set_log_sink(nullptr);
       return;
     }
     // Leaked on purpose: a line may be logged while the interpreter shuts down.
     auto* held = new nb::object(std::move(sink));
-    set_log_sink([held](std::string_view category, std::string_view line) {
-      if (!Py_IsInitialized()) return;
-      nb::gil_scoped_acquire gil;
-      (*held)(std::string(category), std::string(line));
-    });
-  });
+    // The interpreter's lock serializes the calls, and may be held by who logs.
+    set_log_sink(
+        [held](std::string_view category, std::string_view line) {
+          if (!Py_IsInitialized()) return;
+          nb::gil_scoped_acquire gil;
+          (*held)(std::string(category), std::string(line));
+        },
+        true);
+  };
+  module.def("set_log_sink", set_sink, nb::arg("sink").none());
   module.def("simd_target", [] { return std::string(cpu::simd_target_name()); });
   module.def("gemm_backend", [] { return std::string(cpu::gemm_backend_name()); });
 }

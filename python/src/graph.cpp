@@ -21,6 +21,7 @@
 #include "ortrain/ir/standard_form.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/pipeline.h"
 #include "python/src/attribute_conversion.h"
 #include "python/src/init.h"
@@ -169,6 +170,7 @@ nb::list describe_nodes(const Graph& graph) {
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     nb::dict row;
+    row["id"] = id;
     row["op"] = node.op;
     row["domain"] = node.domain;
     row["name"] = node.name;
@@ -186,6 +188,46 @@ nb::list describe_nodes(const Graph& graph) {
     result.append(row);
   }
   return result;
+}
+
+nb::dict describe_note(const PassNote& note) {
+  nb::dict row;
+  row["pass"] = note.pass;
+  row["taken"] = note.taken;
+  row["result"] = note.result;
+  row["reason"] = note.reason;
+  nb::list nodes;
+  for (const NotedNode& node : note.nodes) {
+    nodes.append(nb::make_tuple(node.id, node.op, node.name));
+  }
+  row["nodes"] = nodes;
+  return row;
+}
+
+// Runs the passes of a stage; returns what each did to the number of nodes, and the rewrites that
+// they took and refused.
+nb::tuple explain_passes(Graph& graph, const std::string& stage) {
+  std::vector<PassResult> results;
+  std::vector<PassNote> notes;
+  {
+    nb::gil_scoped_release release;
+    PassNotes collected;
+    results = run_pipeline(graph, stage);
+    notes = collected.all();
+  }
+  nb::list passes;
+  for (const PassResult& result : results) {
+    nb::dict row;
+    row["name"] = result.name;
+    row["changed"] = result.changed;
+    row["seconds"] = result.seconds;
+    row["nodes_before"] = result.nodes_before;
+    row["nodes_after"] = result.nodes_after;
+    passes.append(row);
+  }
+  nb::list described;
+  for (const PassNote& note : notes) described.append(describe_note(note));
+  return nb::make_tuple(passes, described);
 }
 
 }  // namespace
@@ -269,7 +311,8 @@ void init_graph(nb::module_& module) {
             }
             return rows;
           },
-          nb::arg("stage"));
+          nb::arg("stage"))
+      .def("explain_passes", &explain_passes, nb::arg("stage"));
 }
 
 }  // namespace ortrain::python

@@ -21,4 +21,7 @@ inline nanobind::dict plan_sizes(const ExecutionPlan& plan) {
   return result;
 }
 
+// The same, with every step and every buffer of the arena, for reports.
+nanobind::dict describe_plan(const Graph& graph, const ExecutionPlan& plan);
+
 }  // namespace ortrain::python

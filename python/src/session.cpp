@@ -225,6 +225,12 @@ void init_session(nb::module_& module) {
             return result;
           },
           nb::arg("input_dims"))
+      // The plan used last with its steps and buffers; None before the first.
+      .def("latest_plan",
+           [](const Session& session) -> nb::object {
+             const std::shared_ptr<const ExecutionPlan> plan = session.latest_plan();
+             return plan ? nb::object(describe_plan(session.graph(), *plan)) : nb::none();
+           })
       .def("profile", [](const Session& session) { return to_dict(session.profile().snapshot()); })
       .def("clear_profile", [](const Session& session) { session.profile().clear(); });
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 import sys
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 
 import ortrain
-from ortrain import progress
+from ortrain import logs, progress
 from ortrain.capture import source_files
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.fingerprint import Fingerprint, Unkeyable
@@ -33,7 +32,7 @@ from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import FlatCall
 from ortrain.errors import InvalidModelError
 
-_log = logging.getLogger("ortrain.cache")
+_log = logs.get_logger("ortrain.cache")
 
 # Environment variables that libraries read when they build a graph.
 _ENVIRONMENT = ("ACCELERATE_", "HF_", "PYTORCH_", "TORCH_", "TRANSFORMERS_")

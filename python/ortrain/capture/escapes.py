@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ortrain import _core
+from ortrain import _core, logs
 from ortrain.errors import ShapeError
 
-_log = logging.getLogger("ortrain")
+_log = logs.get_logger("ortrain")
 _numbers = itertools.count()
 
 

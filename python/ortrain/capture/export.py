@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import threading
 import time
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain import logs
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
@@ -44,7 +44,7 @@ from ortrain.capture.signature import (
 )
 from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
 
-_log = logging.getLogger("ortrain.capture")
+_log = logs.get_logger("ortrain.capture")
 
 
 class _FlatModule(nn.Module):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
 import stat
@@ -15,7 +14,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-_log = logging.getLogger("ortrain.cache")
+from ortrain import logs
+
+_log = logs.get_logger("ortrain.cache")
 
 _MAGIC = b"ORTRAIN GRAPH 1\n"
 _HEADER = len(_MAGIC) + 32 + 16  # magic, SHA-256 of what follows, length packed and unpacked

@@ -8,11 +8,11 @@ Options that are none of these go to the script, in their order; all behind a ``
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from pathlib import Path
 
 from ortrain.profile.record import profile
+from ortrain.tools.script import run_script
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,21 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = parser.parse_known_args(given[:cut])
     if not options.script.is_file():
         parser.error(f"there is no script {options.script}")
-    saved = sys.argv, sys.path[0]
-    sys.argv = [str(options.script), *rest, *given[cut + 1 :]]
-    sys.path[0] = str(options.script.resolve().parent)
-    status = 0
-    try:
-        with profile() as measured:
-            try:
-                runpy.run_path(str(options.script), run_name="__main__")
-            except SystemExit as ended:
-                if ended.code is not None:
-                    status = ended.code if isinstance(ended.code, int) else 1
-                    if isinstance(ended.code, str):
-                        print(ended.code, file=sys.stderr)
-    finally:
-        sys.argv, sys.path[0] = saved
+    with profile() as measured:
+        status = run_script(options.script, [*rest, *given[cut + 1 :]])
     print(measured.tables(options.top, merge_repeated=not options.each_layer))
     if options.trace:
         measured.save_trace(options.trace)

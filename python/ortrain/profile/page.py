@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ortrain.profile.record import Event, Group, Profile
 from ortrain.profile.text import COLUMNS, cells, summary
 
-_PALETTE = (
+PALETTE = (
     "#2f7d4f",
     "#3b6ea5",
     "#d08c3f",
@@ -22,7 +22,7 @@ _PALETTE = (
 )
 _WIDTH, _LEFT, _LANE = 1000, 80, 34
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;
   color: #1d2733; background: #fff }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em }
@@ -40,23 +40,24 @@ def page(profile: Profile, title: str) -> str:
     """Return the page: summary, timeline of the latest step, operators, layers."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
-<style>{_STYLE}</style></head><body>
+<style>{STYLE}</style></head><body>
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(summary(profile) if profile.nodes else "no node has run")}.</p>
 <h2>Latest step</h2>
-{_timeline(profile.last_step())}
+{timeline(profile.last_step())}
 <h2>By operator</h2>
-{_table("operator, kernel, phase", profile.by_op())}
+{table("operator, kernel, phase", profile.by_op())}
 <h2>By layer</h2>
-{_table("layer, phase", profile.by_layer())}
+{table("layer, phase", profile.by_layer())}
 <details><summary>Each layer by itself</summary>
-{_table("layer, phase", profile.by_layer(merge_repeated=False))}
+{table("layer, phase", profile.by_layer(merge_repeated=False))}
 </details>
 </body></html>
 """
 
 
-def _table(title: str, groups: Sequence[Group]) -> str:
+def table(title: str, groups: Sequence[Group]) -> str:
+    """Return a table of groups, with a bar for the share of each."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in (title, *COLUMNS))
     rows = []
     for group in groups:
@@ -66,7 +67,7 @@ def _table(title: str, groups: Sequence[Group]) -> str:
     return f"<table><tr>{head}<th></th></tr>{''.join(rows)}</table>"
 
 
-def _timeline(events: Sequence[Event]) -> str:
+def timeline(events: Sequence[Event]) -> str:
     """Draw each node as a bar, forward above backward; each lane begins at its own start."""
     if not events:
         return "<p>Nothing was recorded.</p>"
@@ -74,7 +75,7 @@ def _timeline(events: Sequence[Event]) -> str:
     for event in events:
         totals[event.node.op] = totals.get(event.node.op, 0) + event.duration
     ranked = sorted(totals, key=lambda op: -totals[op])
-    colour = {op: _PALETTE[min(i, len(_PALETTE) - 1)] for i, op in enumerate(ranked)}
+    colour = {op: PALETTE[min(i, len(PALETTE) - 1)] for i, op in enumerate(ranked)}
     lanes = [(p, [e for e in events if e.node.phase == p]) for p in ("forward", "backward")]
     lanes = [(phase, members) for phase, members in lanes if members]
     spans = [max(e.start + e.duration for e in m) - m[0].start for _, m in lanes]
@@ -99,9 +100,9 @@ def _timeline(events: Sequence[Event]) -> str:
         drawn.append(f'<text x="0" y="{y + 30}">{span / 1e6:.1f} ms</text>')
     legend = "".join(
         f'<i style="background:{colour[op]}"></i>{html.escape(op)}'
-        for op in ranked[: len(_PALETTE) - 1]
+        for op in ranked[: len(PALETTE) - 1]
     )
-    others = f'<i style="background:{_PALETTE[-1]}"></i>others' if len(ranked) > 7 else ""
+    others = f'<i style="background:{PALETTE[-1]}"></i>others' if len(ranked) > 7 else ""
     height = _LANE * len(lanes)
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" '

@@ -14,7 +14,7 @@ COLUMNS = ("self", "share", "calls", "moved", "GB/s", "GFLOP/s")
 def cells(group: Group) -> tuple[str, ...]:
     """Return the texts of one row, in the order of ``COLUMNS``."""
     return (
-        _seconds(group.seconds),
+        duration(group.seconds),
         f"{100 * group.share:.1f} %",
         str(group.runs),
         f"{group.bytes / 2**20:.1f} MiB",
@@ -27,12 +27,12 @@ def summary(profile: Profile) -> str:
     """Return one sentence on the whole."""
     flops = sum(node.flops for node in profile.nodes)
     products = sum(node.seconds for node in profile.nodes if node.flops > 0)
-    text = f"{_seconds(profile.seconds)} in {sum(n.runs for n in profile.nodes)} node runs"
+    text = f"{duration(profile.seconds)} in {sum(n.runs for n in profile.nodes)} node runs"
     if products > 0:
         share = products / profile.seconds
         text += f", {100 * share:.0f} % in matrix products at {flops / products / 1e9:.1f} GFLOP/s"
     if profile.events:
-        text += f"; {_seconds(profile.elapsed)} from the first to the last"
+        text += f"; {duration(profile.elapsed)} from the first to the last"
     return text
 
 
@@ -58,11 +58,12 @@ def _table(title: str, groups: Sequence[Group], top: int) -> str:
         lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
     if len(groups) > top:
         rest = sum(group.seconds for group in groups[top:])
-        lines.append(f"{len(groups) - top} more, {_seconds(rest)}")
+        lines.append(f"{len(groups) - top} more, {duration(rest)}")
     return "\n".join(lines)
 
 
-def _seconds(value: float) -> str:
+def duration(value: float) -> str:
+    """Return seconds for people: "1.50 s", "2.30 ms"."""
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} µs"

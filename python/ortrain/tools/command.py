@@ -4,6 +4,10 @@
 
 Examples:
   ortrain artifacts model.onnx --loss cross_entropy --optimizer adamw -o dir/
+  ortrain env --json
+  ortrain explain train.py --epochs 1
+  ortrain report train.py -o report.html --epochs 1
+  ortrain bench train.py --timed 20
 """
 
 from __future__ import annotations
@@ -15,9 +19,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ortrain import optim
-from ortrain.artifacts import LossType, generate_artifacts
-from ortrain.errors import OrtrainError
+from ortrain.env import main as describe_installation
+from ortrain.tools.script_commands import add_script_commands
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -41,17 +44,20 @@ class OptimizerName(str, enum.Enum):
     ADAGRAD = "adagrad"
 
 
-_LOSSES = {
-    LossName.CROSS_ENTROPY: LossType.CrossEntropyLoss,
-    LossName.MSE: LossType.MSELoss,
-    LossName.L1: LossType.L1Loss,
-    LossName.BCE_WITH_LOGITS: LossType.BCEWithLogitsLoss,
-}
-
-
 @app.callback()
 def _main() -> None:
-    """Prepare models for training."""
+    """Train PyTorch models faster, and see what happens."""
+
+
+@app.command("env")
+def environment(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Describe this installation; paste it into a bug report."""
+    raise typer.Exit(describe_installation(["--json"] if as_json else []))
+
+
+add_script_commands(app)
 
 
 @app.command()
@@ -71,6 +77,17 @@ def artifacts(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("artifacts"),
 ) -> None:
     """Write training, evaluation and optimizer models and a checkpoint."""
+    # Here, so that `ortrain env` works where the engine cannot be loaded.
+    from ortrain import optim
+    from ortrain.artifacts import LossType, generate_artifacts
+    from ortrain.errors import OrtrainError
+
+    losses = {
+        LossName.CROSS_ENTROPY: LossType.CrossEntropyLoss,
+        LossName.MSE: LossType.MSELoss,
+        LossName.L1: LossType.L1Loss,
+        LossName.BCE_WITH_LOGITS: LossType.BCEWithLogitsLoss,
+    }
     if optimizer is OptimizerName.SGD:
         config = optim.SGDConfig(lr=lr, momentum=momentum, weight_decay=weight_decay)
     elif optimizer is OptimizerName.ADAGRAD:
@@ -91,7 +108,7 @@ def artifacts(
             model,
             requires_grad=train,
             frozen_params=freeze,
-            loss=_LOSSES[loss] if loss is not None else None,
+            loss=losses[loss] if loss is not None else None,
             optimizer=config,
             artifact_directory=output,
             loss_input_names=[output_name] if output_name else None,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from ortrain import _core, progress
+from ortrain import _core, progress, progress_display
 from ortrain.errors import InvalidModelError
 from ortrain.program import Program
 from ortrain.trainer.flat_layout import state_dtype
@@ -63,6 +63,7 @@ class StepEngine:
     """
 
     def __init__(self, source: StepSource, options: Mapping[str, Any], frozen: list[str]) -> None:
+        progress_display.attach()
         self.source = source
         self._options = dict(options)
         trains = source.parameters()
