@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ortrain.amp import LossScaler
 from ortrain.errors import UnsupportedError
 from ortrain.optim.lr_scheduler import _LRScheduler
@@ -48,6 +50,15 @@ def _refuse_device(device: str) -> str | None:
     return "there is a CPU provider only"
 
 
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _refuse_half(dtype: str | torch.dtype) -> str | None:
+    if dtype in _HALF or dtype in _HALF.values():
+        return None
+    return "expected 'bfloat16' or 'float16'"
+
+
 _SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": _count(1, 1)},
     "device": {"id": _Key("cpu", (str,), _refuse_device), "mem_limit": _count(0, 0)},
@@ -74,7 +85,8 @@ _SCHEMA: dict[str, Any] = {
     "lr_scheduler": _Key(None, (_LRScheduler, type(None))),
     "mixed_precision": {
         "enabled": _bool(False),
-        "loss_scaler": _Key(None, (LossScaler, type(None))),
+        "dtype": _Key("bfloat16", (str, torch.dtype), _refuse_half),
+        "loss_scaler": _Key(None, (LossScaler, torch.amp.GradScaler, type(None))),
     },
     "graph_transformer": {
         # Dropout masks and GELU are computed again in the backward in any case: none is stored.
@@ -202,6 +214,8 @@ class ORTTrainerOptions(_Options):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__({} if options is None else options, _SCHEMA, "")
+        mixed = self.mixed_precision
+        mixed.dtype = _HALF.get(mixed.dtype, mixed.dtype)
         for name in self.utils.frozen_weights:
             if not isinstance(name, str):
                 raise TypeError("option 'utils.frozen_weights' must hold names of parameters")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.amp import LossScaler
+from ortrain.amp import LossScaler, TorchGradScaler
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
@@ -24,6 +24,10 @@ from ortrain.trainer.train_step_info import TrainStepInfo
 
 # How far outputs of the graph and of PyTorch may be apart where the export is checked.
 _CHECK_TOLERANCE = 1e-3
+
+
+def _scaler_of(given: LossScaler | torch.amp.GradScaler | None) -> LossScaler | None:
+    return TorchGradScaler(given) if isinstance(given, torch.amp.GradScaler) else given
 
 
 class ORTTrainer:
@@ -78,16 +82,16 @@ class ORTTrainer:
         if loss is None:
             raise ValueError("model_desc marks no output as the loss")
         mixed = self.options.mixed_precision
-        self._scaler: LossScaler | None = mixed.loss_scaler if mixed.enabled else None
+        self._scaler = _scaler_of(mixed.loss_scaler) if mixed.enabled else None
         self.model = model
-        self._source = self._source_of(model, torch.bfloat16 if mixed.enabled else None)
+        self._source = self._source_of(model, mixed.dtype if mixed.enabled else None)
         engine_options = optim_config.engine_options()
         if not self.options.utils.grad_norm_clip:
             engine_options["max_norm"] = 0.0
         engine_options |= {
             "loss": loss.name,
             "accumulation": self.options.batch.gradient_accumulation_steps,
-            "scales_loss": self._scaler is not None,
+            "scales_loss": self._scaler is not None and self._scaler.enabled,
             "memory_limit": self.options.device.mem_limit,
         }
         self.engine = StepEngine(
@@ -144,6 +148,7 @@ class ORTTrainer:
             self.options.lr_scheduler._step(info)
         state.learning_rate = self.optim_config.lr
         if self._scaler is not None and starts:
+            self._scaler.before_step()
             state.loss_scale = self._scaler.loss_scale
         outcome = self.engine.train_step(inputs)
         info.step += 1
