@@ -153,6 +153,9 @@ std::vector<PassInfo> all_passes() {
   for (const Stage& stage : stages()) {
     for (const Pass& pass : stage.passes) result.push_back({pass.name, stage.name, pass.summary});
   }
+  // Takes options.
+  result.push_back({"mixed_precision", "precision",
+                    "Products run in 16 bits, what would lose by it in float32; casts between."});
   // Makes a second graph, for the calls that it fits.
   result.push_back({"remove_padding", "rows",
                     "Layers compute the rows that masks and outputs need, padding goes."});

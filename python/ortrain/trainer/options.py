@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ortrain.amp import LossScaler
+from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.errors import UnsupportedError
 from ortrain.optim.lr_scheduler import _LRScheduler
 
@@ -87,6 +88,9 @@ _SCHEMA: dict[str, Any] = {
         "enabled": _bool(False),
         "dtype": _Key("bfloat16", (str, torch.dtype), _refuse_half),
         "loss_scaler": _Key(None, (LossScaler, torch.amp.GradScaler, type(None))),
+        "allow": _Key([], (list,)),
+        "deny": _Key([], (list,)),
+        "promote": _Key([], (list,)),
     },
     "graph_transformer": {
         # Dropout masks and GELU are computed again in the backward in any case: none is stored.
@@ -216,6 +220,56 @@ class ORTTrainerOptions(_Options):
         super().__init__({} if options is None else options, _SCHEMA, "")
         mixed = self.mixed_precision
         mixed.dtype = _HALF.get(mixed.dtype, mixed.dtype)
-        for name in self.utils.frozen_weights:
-            if not isinstance(name, str):
-                raise TypeError("option 'utils.frozen_weights' must hold names of parameters")
+        for key in ("allow", "deny", "promote"):
+            _check_names(f"mixed_precision.{key}", getattr(mixed, key), "operators")
+        _check_names("utils.frozen_weights", self.utils.frozen_weights, "parameters")
+
+    @property
+    def precision(self) -> MixedPrecision | None:
+        """What is computed in 16 bits; None for nothing."""
+        mixed = self.mixed_precision
+        if not mixed.enabled:
+            return None
+        return MixedPrecision(
+            mixed.dtype, tuple(mixed.allow), tuple(mixed.deny), tuple(mixed.promote)
+        )
+
+
+def _check_names(path: str, names: list[Any], what: str) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"option '{path}' must hold names of {what}, it holds {name!r}")
+
+
+_SHORT = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def with_mixed_precision(options: ORTTrainerOptions, given: Any) -> ORTTrainerOptions:
+    """Return the options with another group ``mixed_precision``.
+
+    Args:
+      options: What they are; mixed precision must be off.
+      given: A 16-bit type ("bf16", "fp16", "bfloat16", "float16", a torch.dtype), of which float16
+        brings a GradScaler, or the group as a dict.
+
+    Raises:
+      ValueError: It is on in the options already, or a key is unknown.
+      TypeError: ``given`` has another type.
+      UnsupportedError: The type is another one.
+    """
+    if options.mixed_precision.enabled:
+        raise ValueError("mixed_precision is given, and enabled in the options too; give one")
+    if not isinstance(given, (str, torch.dtype, Mapping)):
+        raise TypeError(
+            f"mixed_precision is {given!r}, expected the name of a 16-bit type, a torch.dtype or a "
+            "dict"
+        )
+    if not isinstance(given, Mapping):
+        dtype = _SHORT.get(given, given) if isinstance(given, str) else given
+        given = {"enabled": True, "dtype": dtype}
+        if dtype in ("float16", torch.float16):
+            given["loss_scaler"] = GradScaler()
+    checked = ORTTrainerOptions({"mixed_precision": given})
+    result = copy.copy(options)
+    result.mixed_precision = checked.mixed_precision
+    return result
