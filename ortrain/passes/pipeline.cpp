@@ -18,6 +18,7 @@
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
+#include "ortrain/passes/move_casts.h"
 #include "ortrain/passes/recompute_checkpoints.h"
 
 namespace ortrain {
@@ -36,7 +37,7 @@ const std::vector<Stage>& stages() {
         eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
-        recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
+        move_casts(), recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
         fuse_elementwise()}},
   };
   return *all;
