@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture.prepare import prepare
+from ortrain.capture.signature import CallSignature
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Any]
@@ -257,3 +259,7 @@ def test_weights_are_cast_once() -> None:
     for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
         assert p.grad.dtype == torch.float32
         torch.testing.assert_close(p.grad, q.grad, rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = prepare(plain, CallSignature(plain.forward).flatten((x,), {}), (x,), {}, {}).graph
+    # The weight, the bias, the input.
+    assert graph.text().count("Cast <") == 3
