@@ -47,16 +47,28 @@ def ops_page() -> str:
             for kernel, limits in op["kernels"]
         )
         rows.append(
-            [f"`{name}`", str(op["since"]), types, op["gradient"], kernels, str(op["cases"]),
-             op["summary"]]
+            [f"`{name}`", str(op["since"]), types, op["gradient"], op["precision"], kernels,
+             str(op["cases"]), op["summary"]]
         )  # fmt: skip
     rules = sum(op["gradient"] == "yes" for op in ops)
     return (
         f"{NOTE}\n# Operators\n\n"
         f"{len(ops)} operators, {rules} with a gradient rule. Standard operators follow ONNX at "
         "opset 23; `since` is the first opset with this meaning. A kernel without types takes all "
-        "of the operator's.\n\n"
-        + table(["operator", "since", "types", "gradient", "CPU kernels", "cases", "meaning"], rows)
+        "of the operator's. `16 bits`: the list of mixed precision that it stands in.\n\n"
+        + table(
+            [
+                "operator",
+                "since",
+                "types",
+                "gradient",
+                "16 bits",
+                "CPU kernels",
+                "cases",
+                "meaning",
+            ],
+            rows,
+        )
         + composites_text()
     )
 

@@ -52,6 +52,14 @@ enum class Differentiability {
   missing,  // it has one, we have no rule
 };
 
+// What mixed precision makes of an operator's float inputs; see `ortrain/passes/mixed_precision.h`.
+enum class Precision {
+  promote,  // the widest type among them
+  allow,    // 16 bits: products, which gain by it and add up in float
+  deny,     // float32: what loses by it (exponentials, sums over axes, norms, losses)
+  keep,     // the types that they have without mixed precision
+};
+
 // Schema, inference and gradient of one operator.
 struct OpDef {
   std::string name;
@@ -63,6 +71,7 @@ struct OpDef {
   std::vector<FormalValue> outputs;
   std::vector<FormalAttribute> attrs;
   std::map<std::string, DTypeSet> types;
+  Precision precision = Precision::promote;
   // Sets dtype and shape of every wanted output; throws ShapeError or DTypeError. It runs on
   // symbolic extents when a graph is built, and again on concrete ones when it is planned.
   std::function<void(InferContext&)> infer;

@@ -18,6 +18,7 @@
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
+#include "ortrain/passes/move_casts.h"
 #include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/recompute_checkpoints.h"
 
@@ -37,7 +38,7 @@ const std::vector<Stage>& stages() {
         eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
-        recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
+        move_casts(), recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
         fuse_elementwise()}},
   };
   return *all;
@@ -155,6 +156,9 @@ std::vector<PassInfo> all_passes() {
   for (const Stage& stage : stages()) {
     for (const Pass& pass : stage.passes) result.push_back({pass.name, stage.name, pass.summary});
   }
+  // Takes options.
+  result.push_back({"mixed_precision", "precision",
+                    "Products run in 16 bits, what would lose by it in float32; casts between."});
   // Makes a second graph, for the calls that it fits.
   result.push_back({"remove_padding", "rows",
                     "Layers compute the rows that masks and outputs need, padding goes."});

@@ -21,6 +21,7 @@
 #include "ortrain/ir/standard_form.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/mixed_precision.h"
 #include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/pipeline.h"
 #include "python/src/attribute_conversion.h"
@@ -312,7 +313,21 @@ void init_graph(nb::module_& module) {
             return rows;
           },
           nb::arg("stage"))
-      .def("explain_passes", &explain_passes, nb::arg("stage"));
+      .def("explain_passes", &explain_passes, nb::arg("stage"))
+      .def(
+          "mixed_precision",
+          [](Graph& g, const std::string& dtype, std::vector<std::string> allow,
+             std::vector<std::string> deny, std::vector<std::string> promote) {
+            nb::gil_scoped_release release;
+            return mixed_precision(g, {.dtype = dtype_from_name(dtype).value_or(DType::undefined),
+                                       .allow = std::move(allow),
+                                       .deny = std::move(deny),
+                                       .promote = std::move(promote)});
+          },
+          nb::arg("dtype"), nb::arg("allow") = std::vector<std::string>(),
+          nb::arg("deny") = std::vector<std::string>(),
+          nb::arg("promote") = std::vector<std::string>(),
+          "Compute products in 16 bits; see ortrain/passes/mixed_precision.h.");
 }
 
 }  // namespace ortrain::python

@@ -17,6 +17,7 @@ void init_module_guard(nanobind::module_& module);
 void init_registry(nanobind::module_& module);
 void init_onnx_io(nanobind::module_& module);  // after init_graph
 void init_environment(nanobind::module_& module);
+void init_gradient_norm(nanobind::module_& module);
 void init_optimizer(nanobind::module_& module);
 void init_extension(nanobind::module_& module);
 

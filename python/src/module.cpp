@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   ortrain::python::init_module_guard(module);
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
+  ortrain::python::init_gradient_norm(module);
   ortrain::python::init_optimizer(module);
   ortrain::python::init_extension(module);
 }

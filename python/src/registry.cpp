@@ -43,6 +43,20 @@ const char* name_of_gradient(Differentiability differentiability) {
   return "";
 }
 
+const char* name_of_precision(Precision precision) {
+  switch (precision) {
+    case Precision::promote:
+      return "promote";
+    case Precision::allow:
+      return "allow";
+    case Precision::deny:
+      return "deny";
+    case Precision::keep:
+      return "keep";
+  }
+  return "";
+}
+
 nb::list list_ops() {
   nb::list result;
   for (const OpDef* def : op_registry().all()) {
@@ -52,6 +66,7 @@ nb::list list_ops() {
     row["since"] = def->since;
     row["summary"] = def->summary;
     row["gradient"] = name_of_gradient(def->differentiability());
+    row["precision"] = name_of_precision(def->precision);
     nb::dict types;
     for (const auto& [variable, set] : def->types) types[variable.c_str()] = type_names(set);
     row["types"] = types;

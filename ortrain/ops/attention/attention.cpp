@@ -213,6 +213,7 @@ void register_attention(OpRegistry& registry) {
        .outputs = {{"out", "T"}, {"logsumexp", "U", Arity::optional}},
        .attrs = kOptions,
        .types = kTypes,
+       .precision = Precision::allow,
        .infer = infer_attention,
        .gradient = attention_gradient,
        .draws_random_numbers = true,

@@ -246,6 +246,7 @@ void register_training(OpRegistry& registry) {
        .attrs = {{"epsilon", 1e-5}, {"momentum", 0.1}},
        .types =
            {{"T", kFloatTypes}, {"U", kFloatTypes}, {"R", kFloatTypes}, {"S", kFullFloatTypes}},
+       .precision = Precision::deny,
        .infer = infer_training,
        .gradient = training_gradient,
        .standard_form = training_form});
@@ -287,6 +288,7 @@ void register_inference(OpRegistry& registry) {
                    {"running_var", "T2", Arity::optional}},
        .attrs = {{"epsilon", 1e-5}, {"momentum", 0.9}, {"training_mode", int64_t{0}}},
        .types = {{"T", kFloatTypes}, {"T1", kFloatTypes}, {"T2", kFloatTypes}},
+       .precision = Precision::deny,
        .infer = infer_batch_normalization,
        .gradient = batch_normalization_gradient});
   registry.add({.name = "BatchNormInferenceGrad",
@@ -315,6 +317,7 @@ void register_instance(OpRegistry& registry) {
                 .outputs = {{"output", "T"}},
                 .attrs = {{"epsilon", 1e-5}},
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::deny,
                 .infer = infer_instance,
                 .gradient = instance_gradient});
   registry.add({.name = "InstanceNormGrad",

@@ -189,6 +189,7 @@ void register_conv(OpRegistry& registry) {
                 .outputs = {{"Y", "T"}},
                 .attrs = conv_attributes(),
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::allow,
                 .infer = infer_conv,
                 .gradient = conv_gradient,
                 .flops = [](const NodeSpec& s) { return filter_flops(s.output(0), s.input(1)); }});
@@ -223,6 +224,7 @@ void register_conv(OpRegistry& registry) {
                 .outputs = {{"Y", "T"}},
                 .attrs = std::move(transpose_attributes),
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::allow,
                 .infer = infer_conv_transpose,
                 .gradient = conv_transpose_gradient,
                 .flops = [](const NodeSpec& s) { return filter_flops(s.input(0), s.input(1)); }});

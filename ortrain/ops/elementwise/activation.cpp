@@ -176,9 +176,9 @@ void register_activation(OpRegistry& registry) {
       {{"alpha", 1.67326319217681884765625}, {"gamma", 1.05070102214813232421875}});
   add("Celu", 12, "X, alpha (exp(X / alpha) - 1) where X is negative.", celu_expression,
       celu_gradient, {{"alpha", 1.0}});
-  add(
-      "Softplus", 1, "log(1 + exp(X)).", [](ExprEmitter& e) { return softplus(e, e.input(0)); },
-      softplus_gradient);
+  registry.add(denied(unary_def(
+      "Softplus", 1, "log(1 + exp(X)).", kFloatTypes,
+      [](ExprEmitter& e) { return softplus(e, e.input(0)); }, softplus_gradient)));
   add("Softsign", 1, "X / (1 + |X|).", softsign_expression, softsign_gradient);
   add("HardSigmoid", 6, "alpha X + beta, cut to [0, 1].", hard_sigmoid_expression,
       hard_sigmoid_gradient, {{"alpha", 0.2}, {"beta", 0.5}});

@@ -31,6 +31,9 @@ OpDef binary_def(std::string name, int since, std::string summary, DTypeSet type
 OpDef fold_def(std::string name, int since, std::string summary, DTypeSet types, ExprOp op,
                Gradient gradient);
 
+// The same operator, which mixed precision computes in float32.
+OpDef denied(OpDef def);
+
 // The integer part of a float.
 ExprReg trunc_expression(ExprEmitter& e, ExprReg x);
 

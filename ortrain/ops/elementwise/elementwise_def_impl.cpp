@@ -55,6 +55,11 @@ OpDef fold_def(std::string name, int since, std::string summary, DTypeSet types,
   return def;
 }
 
+OpDef denied(OpDef def) {
+  def.precision = Precision::deny;
+  return def;
+}
+
 ExprReg trunc_expression(ExprEmitter& e, ExprReg x) {
   const ExprReg size = e.unary(ExprOp::floor, e.unary(ExprOp::abs, x));
   return e.emit(ExprOp::mul, {e.unary(ExprOp::sign, x), size});

@@ -99,11 +99,12 @@ ExprReg pow_expression(ExprEmitter& e) {
 }  // namespace
 
 void register_exponential(OpRegistry& registry) {
-  registry.add(unary_def("Exp", 6, "Exponential.", kFloatTypes, ExprOp::exp, exp_gradient));
-  registry.add(unary_def("Log", 6, "Natural logarithm.", kFloatTypes, ExprOp::log, log_gradient));
-  registry.add(unary_def("Sqrt", 6, "Square root.", kFloatTypes, ExprOp::sqrt, sqrt_gradient));
+  registry.add(denied(unary_def("Exp", 6, "Exponential.", kFloatTypes, ExprOp::exp, exp_gradient)));
   registry.add(
-      unary_def("Reciprocal", 6, "1 / X.", kFloatTypes, ExprOp::reciprocal, reciprocal_gradient));
+      denied(unary_def("Log", 6, "Natural logarithm.", kFloatTypes, ExprOp::log, log_gradient)));
+  registry.add(unary_def("Sqrt", 6, "Square root.", kFloatTypes, ExprOp::sqrt, sqrt_gradient));
+  registry.add(denied(
+      unary_def("Reciprocal", 6, "1 / X.", kFloatTypes, ExprOp::reciprocal, reciprocal_gradient)));
   registry.add(unary_def("Erf", 9, "Error function.", kFloatTypes, ExprOp::erf, erf_gradient));
 
   OpDef pow = binary_def("Pow", 7, "X to the power of Y, in the type of X.", kNumericTypes,
@@ -112,6 +113,7 @@ void register_exponential(OpRegistry& registry) {
   pow.outputs = {{"Z", "T"}};
   pow.types = {{"T", kNumericTypes}, {"T1", kNumericTypes}};
   pow.expression = pow_expression;
+  pow.precision = Precision::deny;
   registry.add(std::move(pow));
 }
 

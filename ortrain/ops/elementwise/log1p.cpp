@@ -20,10 +20,10 @@ void expm1_gradient(GradContext& g) {
 
 // ONNX has neither; log(1 + x) and exp(x) - 1 lose the digits of a small x.
 void register_log1p(OpRegistry& registry) {
-  OpDef log1p = unary_def("Log1p", 1, "log(1 + X), exact near 0.", kFloatTypes, ExprOp::log1p,
-                          log1p_gradient);
-  OpDef expm1 = unary_def("Expm1", 1, "exp(X) - 1, exact near 0.", kFloatTypes, ExprOp::expm1,
-                          expm1_gradient);
+  OpDef log1p = denied(unary_def("Log1p", 1, "log(1 + X), exact near 0.", kFloatTypes,
+                                 ExprOp::log1p, log1p_gradient));
+  OpDef expm1 = denied(unary_def("Expm1", 1, "exp(X) - 1, exact near 0.", kFloatTypes,
+                                 ExprOp::expm1, expm1_gradient));
   log1p.domain = kOrtrainDomain;
   expm1.domain = kOrtrainDomain;
   log1p.standard_form = [](ExpandContext& e) {

@@ -52,14 +52,17 @@ void register_trigonometry(OpRegistry& registry) {
   const auto add = [&](const char* name, const char* summary, ExprOp op, Gradient gradient) {
     registry.add(unary_def(name, 7, summary, kFloatTypes, op, std::move(gradient)));
   };
+  const auto add_denied = [&](const char* name, const char* summary, ExprOp op, Gradient gradient) {
+    registry.add(denied(unary_def(name, 7, summary, kFloatTypes, op, std::move(gradient))));
+  };
   add("Sin", "Sine.", ExprOp::sin, sin_gradient);
   add("Cos", "Cosine.", ExprOp::cos, cos_gradient);
-  add("Tan", "Tangent.", ExprOp::tan, tan_gradient);
-  add("Asin", "Inverse sine.", ExprOp::asin, asin_gradient);
-  add("Acos", "Inverse cosine.", ExprOp::acos, acos_gradient);
+  add_denied("Tan", "Tangent.", ExprOp::tan, tan_gradient);
+  add_denied("Asin", "Inverse sine.", ExprOp::asin, asin_gradient);
+  add_denied("Acos", "Inverse cosine.", ExprOp::acos, acos_gradient);
   add("Atan", "Inverse tangent.", ExprOp::atan, atan_gradient);
-  add("Sinh", "Hyperbolic sine.", ExprOp::sinh, sinh_gradient);
-  add("Cosh", "Hyperbolic cosine.", ExprOp::cosh, cosh_gradient);
+  add_denied("Sinh", "Hyperbolic sine.", ExprOp::sinh, sinh_gradient);
+  add_denied("Cosh", "Hyperbolic cosine.", ExprOp::cosh, cosh_gradient);
 }
 
 }  // namespace ortrain::ops

@@ -115,6 +115,7 @@ void register_external(OpRegistry& registry) {
                {"site", AttributeKind::int_, true},
                {"tracked", std::vector<int64_t>{}}};
   def.types = {{"T*", kAllTypes}};
+  def.precision = Precision::keep;
   def.infer = infer_external;
   def.gradient = external_gradient;
   def.draws_random_numbers = true;  // nobody knows

@@ -102,6 +102,7 @@ void register_grouped_matmul(OpRegistry& registry) {
                 .outputs = {{"y", "T"}},
                 .attrs = {{"trans_w", int64_t{0}}},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
+                .precision = Precision::allow,
                 .infer = infer_grouped_matmul,
                 .gradient = grouped_matmul_gradient,
                 .flops = [](const NodeSpec& s) { return product_flops(s); },

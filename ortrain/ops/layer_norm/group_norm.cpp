@@ -68,6 +68,7 @@ void register_group_norm(OpRegistry& registry) {
                  {"num_groups", AttributeKind::int_, true},
                  {"stash_type", int64_t{1}}},
        .types = {{"T", kFloatTypes}},
+       .precision = Precision::deny,
        .infer = infer_group_norm,
        .gradient = group_norm_gradient});
   registry.add({.name = "GroupNormalizationGrad",

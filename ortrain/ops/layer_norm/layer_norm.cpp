@@ -63,6 +63,7 @@ void register_layer_norm(OpRegistry& registry) {
        .outputs = {{"Y", "T"}, {"Mean", "U", Arity::optional}, {"InvStdDev", "U", Arity::optional}},
        .attrs = {{"axis", int64_t{-1}}, {"epsilon", 1e-5}, {"stash_type", int64_t{1}}},
        .types = {{"T", kFloatTypes}, {"U", kFullFloatTypes}},
+       .precision = Precision::deny,
        .infer = infer_layer_norm,
        .gradient = layer_norm_gradient,
        .row_operand = 0});

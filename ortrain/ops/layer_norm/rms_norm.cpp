@@ -46,6 +46,7 @@ void register_rms_norm(OpRegistry& registry) {
        .outputs = {{"Y", "T"}},
        .attrs = {{"axis", int64_t{-1}}, {"epsilon", 1e-5}, {"stash_type", int64_t{1}}},
        .types = {{"T", kFloatTypes}},
+       .precision = Precision::deny,
        .infer = infer_rms_norm,
        .gradient = rms_norm_gradient,
        .row_operand = 0});

@@ -149,6 +149,7 @@ void register_cross_entropy(OpRegistry& registry) {
                           {"ignore_index", int64_t{-100}},
                           {"label_smoothing", 0.0}},
                 .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
+                .precision = Precision::deny,
                 .infer = infer_cross_entropy,
                 .gradient = cross_entropy_gradient,
                 .standard_form = cross_entropy_form});

@@ -68,6 +68,7 @@ void register_nll_loss(OpRegistry& registry) {
        .outputs = {{"loss", "T"}},
        .attrs = {{"reduction", std::string("mean")}, {"ignore_index", AttributeKind::int_}},
        .types = {{"T", kFloatTypes}, {"I", kIndexTypes}},
+       .precision = Precision::deny,
        .infer = infer_nll,
        .gradient = nll_gradient});
   registry.add(

@@ -86,6 +86,7 @@ void register_gemm(OpRegistry& registry) {
        .outputs = {{"Y", "T"}},
        .attrs = {{"alpha", 1.0}, {"beta", 1.0}, {"transA", int64_t{0}}, {"transB", int64_t{0}}},
        .types = {{"T", kFloatTypes}},
+       .precision = Precision::allow,
        .infer = infer_gemm,
        .gradient = gemm_gradient,
        .row_operand = 0,

@@ -113,6 +113,7 @@ void register_linear(OpRegistry& registry) {
                 .inputs = {{"x", "T"}, {"weight", "T"}, {"bias", "T", Arity::optional}},
                 .outputs = {{"y", "T"}},
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::allow,
                 .infer = infer_linear,
                 .gradient = linear_gradient,
                 .row_operand = 0,

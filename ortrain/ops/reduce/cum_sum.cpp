@@ -36,6 +36,7 @@ void register_cum_sum(OpRegistry& registry) {
        .attrs = {{"exclusive", int64_t{0}}, {"reverse", int64_t{0}}},
        .types = {{"T", kFloatTypes | DTypeSet{DType::i32, DType::i64, DType::u32, DType::u64}},
                  {"T2", kIndexTypes}},
+       .precision = Precision::deny,
        .infer = infer_cum_sum,
        .gradient = cum_sum_gradient});
 }

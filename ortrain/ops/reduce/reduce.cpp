@@ -197,7 +197,8 @@ void infer_prod_grad(InferContext& context) {
 void register_reduce(OpRegistry& registry);
 void register_reduce(OpRegistry& registry) {
   const auto add = [&registry](const char* name, int since, const char* summary, DTypeSet types,
-                               void (*gradient)(GradContext&)) {
+                               void (*gradient)(GradContext&),
+                               Precision precision = Precision::deny) {
     registry.add({.name = name,
                   .since = since,
                   .summary = summary,
@@ -205,15 +206,16 @@ void register_reduce(OpRegistry& registry) {
                   .outputs = {{"reduced", "T"}},
                   .attrs = {{"keepdims", int64_t{1}}, {"noop_with_empty_axes", int64_t{0}}},
                   .types = {{"T", types}},
+                  .precision = precision,
                   .infer = infer_reduce,
                   .gradient = gradient});
   };
   add("ReduceSum", 13, "Sum over axes.", kReduceTypes, sum_gradient);
   add("ReduceMean", 18, "Mean over axes.", kReduceTypes, mean_gradient);
   add("ReduceMax", 18, "Maximum over axes; the gradient is split evenly among ties.", kExtremeTypes,
-      extreme_gradient);
+      extreme_gradient, Precision::promote);
   add("ReduceMin", 18, "Minimum over axes; the gradient is split evenly among ties.", kExtremeTypes,
-      extreme_gradient);
+      extreme_gradient, Precision::promote);
   add("ReduceProd", 18, "Product over axes.", kReduceTypes, product_gradient);
   add("ReduceL1", 18, "Sum of absolute values over axes.", kReduceTypes, l1_gradient);
   add("ReduceL2", 18, "Square root of the sum of squares over axes.", kReduceTypes, l2_gradient);

@@ -72,6 +72,7 @@ void register_softmax(OpRegistry& registry) {
                 .outputs = {{"output", "T"}},
                 .attrs = {{"axis", int64_t{-1}}},
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::deny,
                 .infer = infer_along_axis,
                 .gradient = softmax_gradient,
                 .row_operand = 0});
@@ -82,6 +83,7 @@ void register_softmax(OpRegistry& registry) {
                 .outputs = {{"output", "T"}},
                 .attrs = {{"axis", int64_t{-1}}},
                 .types = {{"T", kFloatTypes}},
+                .precision = Precision::deny,
                 .infer = infer_along_axis,
                 .gradient = log_softmax_gradient,
                 .row_operand = 0});

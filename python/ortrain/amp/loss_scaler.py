@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -17,6 +18,9 @@ class LossScaler:
       ValueError: The factor is not above 0.
     """
 
+    # Whether the loss is scaled, and steps that overflow are left out.
+    enabled: bool = True
+
     def __init__(self, loss_scale: float) -> None:
         if not loss_scale > 0:
             raise ValueError(f"loss_scale is {loss_scale}, expected a number above 0")
@@ -27,6 +31,9 @@ class LossScaler:
         """Go back to the first factor."""
         self.loss_scale = self._initial
 
+    def before_step(self) -> None:
+        """Called before the first batch of each optimizer step; ``loss_scale`` is read after it."""
+
     def update(self, train_step_info: Any) -> float:
         """Return the factor of the next step.
 
@@ -35,6 +42,14 @@ class LossScaler:
         """
         del train_step_info
         return self.loss_scale
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {key: value for key, value in vars(self).items() if isinstance(value, (int, float))}
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        for key, value in state.items():
+            setattr(self, key, value)
 
 
 class DynamicLossScaler(LossScaler):

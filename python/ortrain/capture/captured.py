@@ -98,6 +98,14 @@ class AutocastState:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield
 
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave autocast, where a graph holds its casts already."""
+        with contextlib.ExitStack() as stack:
+            for device, _ in self.enabled:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+
 
 @dataclasses.dataclass(slots=True)
 class CapturedModule:

@@ -17,6 +17,7 @@ from torch import nn
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.autocast_regions import decompose_under_autocast, has_autocast_region
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.decomposition import decompose_unknown
@@ -266,9 +267,13 @@ def _capture(
             inline_regions(program)
         else:
             keep_layers_in_regions(program)
-            program = program.run_decompositions({})
+            if known is not None and (autocast.enabled or has_autocast_region(program)):
+                program = decompose_under_autocast(program, known)
+            else:
+                program = program.run_decompositions({})
             if known is not None:
-                program = decompose_unknown(program, known)
+                with autocast.left():
+                    program = decompose_unknown(program, known)
             # Functionalizing traces once more, which may add conditions.
             conditions += internals.guards_code(program)
         seconds["functionalize"] = time.perf_counter() - start

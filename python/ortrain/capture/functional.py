@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.autocast_regions import in_region
 from ortrain.capture.writes import (
     is_rewritable_write,
     replace_writes,
@@ -84,11 +85,10 @@ def keep_layers_in_regions(program: torch.export.ExportedProgram) -> None:
         for call in owner.graph.nodes:
             if call.target is internals.no_grad_region():
                 body = _body(owner, call)
+                body.forward = fx.Interpreter(body).run
             elif call.target is internals.autocast_region():
                 body = getattr(owner, call.args[_AUTOCAST_BODY].target)
-            else:
-                continue
-            body.forward = fx.Interpreter(body).run
+                body.forward = in_region(fx.Interpreter(body).run)
 
 
 def _body(owner: fx.GraphModule, call: fx.Node) -> fx.GraphModule:

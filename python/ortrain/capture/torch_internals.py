@@ -300,6 +300,19 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
+# Composite, with parts that autocast casts, while it does not know them.
+_HIDE_AUTOCAST = frozenset({"aten::inner", "aten::nll_loss_nd", "aten::pad"})
+
+
+def loses_autocast(op: Any, known: Callable[[Any], bool]) -> bool:
+    """Tell whether autocast acts on the parts of ``op`` alone, and it has to come apart for that."""
+    if not isinstance(op, torch._ops.OpOverload) or not is_composite(op):
+        return False
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU"):
+        return False
+    return op.name().partition(".")[0] in _HIDE_AUTOCAST or not known(op)
+
+
 # Whole, their gradient is right where their parts' is NaN, or they check what they computed, which
 # an export could only order by tokens.
 _KEPT_WHOLE = frozenset(

@@ -8,6 +8,7 @@
 from ortrain.optim import lr_scheduler
 from ortrain.optim.adamw import FusedAdamW
 from ortrain.optim.config import AdagradConfig, AdamConfig, LambConfig, SGDConfig
+from ortrain.optim.fp16_optimizer import FP16_Optimizer
 from ortrain.optim.fused_adam import AdamWMode, FusedAdam
 from ortrain.optim.graph_optimizer import Expression, GraphOptimizer, RuleBuilder
 from ortrain.optim.lamb import FusedLAMB
@@ -18,6 +19,7 @@ __all__ = [
     "AdamConfig",
     "AdamWMode",
     "Expression",
+    "FP16_Optimizer",
     "FusedAdam",
     "FusedAdamW",
     "FusedLAMB",

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ortrain.amp import LossScaler
+import torch
+
+from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.distributed.adasum import require_power_of_two
 from ortrain.errors import UnsupportedError
 from ortrain.optim.lr_scheduler import _LRScheduler
@@ -57,6 +60,15 @@ def _refuse_stage(stage: int) -> str | None:
     )
 
 
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _refuse_half(dtype: str | torch.dtype) -> str | None:
+    if dtype in _HALF or dtype in _HALF.values():
+        return None
+    return "expected 'bfloat16' or 'float16'"
+
+
 _SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": _count(1, 1)},
     "device": {"id": _Key("cpu", (str,), _refuse_device), "mem_limit": _count(0, 0)},
@@ -83,7 +95,11 @@ _SCHEMA: dict[str, Any] = {
     "lr_scheduler": _Key(None, (_LRScheduler, type(None))),
     "mixed_precision": {
         "enabled": _bool(False),
-        "loss_scaler": _Key(None, (LossScaler, type(None))),
+        "dtype": _Key("bfloat16", (str, torch.dtype), _refuse_half),
+        "loss_scaler": _Key(None, (LossScaler, torch.amp.GradScaler, type(None))),
+        "allow": _Key([], (list,)),
+        "deny": _Key([], (list,)),
+        "promote": _Key([], (list,)),
     },
     "graph_transformer": {
         # Dropout masks and GELU are computed again in the backward in any case: none is stored.
@@ -216,10 +232,22 @@ class ORTTrainerOptions(_Options):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__({} if options is None else options, _SCHEMA, "")
-        for name in self.utils.frozen_weights:
-            if not isinstance(name, str):
-                raise TypeError("option 'utils.frozen_weights' must hold names of parameters")
+        mixed = self.mixed_precision
+        mixed.dtype = _HALF.get(mixed.dtype, mixed.dtype)
+        for key in ("allow", "deny", "promote"):
+            _check_names(f"mixed_precision.{key}", getattr(mixed, key), "operators")
+        _check_names("utils.frozen_weights", self.utils.frozen_weights, "parameters")
         _check_distributed(self.distributed)
+
+    @property
+    def precision(self) -> MixedPrecision | None:
+        """What is computed in 16 bits; None for nothing."""
+        mixed = self.mixed_precision
+        if not mixed.enabled:
+            return None
+        return MixedPrecision(
+            mixed.dtype, tuple(mixed.allow), tuple(mixed.deny), tuple(mixed.promote)
+        )
 
 
 def _check_distributed(options: Any) -> None:
@@ -239,3 +267,43 @@ def _check_distributed(options: Any) -> None:
     options.data_parallel_size = size
     if options.enable_adasum:
         require_power_of_two(size)
+
+
+def _check_names(path: str, names: list[Any], what: str) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"option '{path}' must hold names of {what}, it holds {name!r}")
+
+
+_SHORT = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def with_mixed_precision(options: ORTTrainerOptions, given: Any) -> ORTTrainerOptions:
+    """Return the options with another group ``mixed_precision``.
+
+    Args:
+      options: What they are; mixed precision must be off.
+      given: A 16-bit type ("bf16", "fp16", "bfloat16", "float16", a torch.dtype), of which float16
+        brings a GradScaler, or the group as a dict.
+
+    Raises:
+      ValueError: It is on in the options already, or a key is unknown.
+      TypeError: ``given`` has another type.
+      UnsupportedError: The type is another one.
+    """
+    if options.mixed_precision.enabled:
+        raise ValueError("mixed_precision is given, and enabled in the options too; give one")
+    if not isinstance(given, (str, torch.dtype, Mapping)):
+        raise TypeError(
+            f"mixed_precision is {given!r}, expected the name of a 16-bit type, a torch.dtype or a "
+            "dict"
+        )
+    if not isinstance(given, Mapping):
+        dtype = _SHORT.get(given, given) if isinstance(given, str) else given
+        given = {"enabled": True, "dtype": dtype}
+        if dtype in ("float16", torch.float16):
+            given["loss_scaler"] = GradScaler()
+    checked = ORTTrainerOptions({"mixed_precision": given})
+    result = copy.copy(options)
+    result.mixed_precision = checked.mixed_precision
+    return result

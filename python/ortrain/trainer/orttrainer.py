@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ortrain.amp import LossScaler
+from ortrain.amp import LossScaler, TorchGradScaler
 from ortrain.distributed import Processes
-from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.errors import InvalidModelError
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
 from ortrain.trainer import state_dicts
 from ortrain.trainer.model_description import ModelDescription
-from ortrain.trainer.options import ORTTrainerOptions
+from ortrain.trainer.options import ORTTrainerOptions, with_mixed_precision
 from ortrain.trainer.parallel_step_engine import Parallelism, ParallelStepEngine
 from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, StepSource, Tensors
 from ortrain.trainer.step_engine import StepEngine
@@ -30,6 +30,10 @@ _log = logging.getLogger("ortrain.trainer")
 
 # How far outputs of the graph and of PyTorch may be apart where the export is checked.
 _CHECK_TOLERANCE = 1e-3
+
+
+def _scaler_of(given: LossScaler | torch.amp.GradScaler | None) -> LossScaler | None:
+    return TorchGradScaler(given) if isinstance(given, torch.amp.GradScaler) else given
 
 
 class ORTTrainer:
@@ -48,6 +52,9 @@ class ORTTrainer:
       loss_fn: Called with the module's results and the last input; its value is the first output.
         None where the module computes the loss.
       options: What differs from the defaults.
+      mixed_precision: "bf16", "fp16" or another name of a 16-bit type, which turns mixed precision
+        on; "fp16" brings a ``GradScaler``. Or the options' group of that name, as a dict. "no" and
+        None leave it to the options.
 
     Raises:
       TypeError: An argument has another type.
@@ -68,6 +75,8 @@ class ORTTrainer:
         optim_config: _OptimizerConfig,
         loss_fn: LossFunction | None = None,
         options: ORTTrainerOptions | None = None,
+        *,
+        mixed_precision: str | torch.dtype | Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(optim_config, _OptimizerConfig):
             raise TypeError("optim_config must be one of ortrain.optim's configurations")
@@ -76,6 +85,8 @@ class ORTTrainer:
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError("loss_fn must be callable")
         self.options = options if options is not None else ORTTrainerOptions()
+        if mixed_precision not in (None, "no"):
+            self.options = with_mixed_precision(self.options, mixed_precision)
         self.optim_config = optim_config
         self.loss_fn = loss_fn
         self.model_desc = (
@@ -85,16 +96,16 @@ class ORTTrainer:
         if loss is None:
             raise ValueError("model_desc marks no output as the loss")
         mixed = self.options.mixed_precision
-        self._scaler: LossScaler | None = mixed.loss_scaler if mixed.enabled else None
+        self._scaler = _scaler_of(mixed.loss_scaler) if mixed.enabled else None
         self.model = model
-        self._source = self._source_of(model, torch.bfloat16 if mixed.enabled else None)
+        self._source = self._source_of(model)
         engine_options = optim_config.engine_options()
         if not self.options.utils.grad_norm_clip:
             engine_options["max_norm"] = 0.0
         engine_options |= {
             "loss": loss.name,
             "accumulation": self.options.batch.gradient_accumulation_steps,
-            "scales_loss": self._scaler is not None,
+            "scales_loss": self._scaler is not None and self._scaler.enabled,
             "memory_limit": self.options.device.mem_limit,
         }
         self.engine = self._make_engine(engine_options)
@@ -102,17 +113,14 @@ class ORTTrainer:
         self._sample: Tensors | None = None
         self._prepared = False
 
-    def _source_of(self, model: Any, autocast: torch.dtype | None) -> StepSource:
+    def _source_of(self, model: Any) -> StepSource:
+        precision = self.options.precision
         if isinstance(model, nn.Module):
-            return ModuleSource(model, self.loss_fn, self.model_desc, autocast)
+            return ModuleSource(model, self.loss_fn, self.model_desc, precision)
         if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
             if self.loss_fn is not None:
                 raise ValueError("loss_fn is for modules; an ONNX model brings its loss")
-            if autocast is not None:
-                raise UnsupportedError(
-                    "mixed_precision is for modules: ONNX models hold their types"
-                )
-            return OnnxSource(model, self.model_desc)
+            return OnnxSource(model, self.model_desc, precision)
         raise TypeError(
             f"model must be a torch.nn.Module or an onnx.ModelProto, got {type(model).__name__}"
         )
@@ -172,6 +180,7 @@ class ORTTrainer:
             self.options.lr_scheduler._step(info)
         state.learning_rate = self.optim_config.lr
         if self._scaler is not None and starts:
+            self._scaler.before_step()
             state.loss_scale = self._scaler.loss_scale
         outcome = self.engine.train_step(inputs)
         info.step += 1

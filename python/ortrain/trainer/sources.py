@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.amp import MixedPrecision
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
 from ortrain.capture.guards import sizes_of
@@ -73,7 +74,8 @@ class ModuleSource:
       module: The module; its parameters are trained where they are.
       loss_fn: Called with the module's result and the last input of the description.
       description: Inputs and outputs.
-      autocast: Type of torch.autocast around the forward, or None.
+      precision: Computes in 16 bits: under torch.autocast, or by the lists of operators where some
+        are given. None does not.
     """
 
     def __init__(
@@ -81,11 +83,13 @@ class ModuleSource:
         module: nn.Module,
         loss_fn: LossFunction | None,
         description: ModelDescription,
-        autocast: torch.dtype | None,
+        precision: MixedPrecision | None,
     ) -> None:
         self.module = module
         self._joined = _JoinedModule(module, loss_fn, description)
-        self._autocast = autocast
+        by_lists = precision is not None and precision.by_lists
+        self._lists = precision if by_lists else None
+        self._autocast = None if precision is None or by_lists else precision.dtype
         self._states = ModuleStates(self._joined)
         self._seen: tuple[int, list[tuple[int, int] | None]] = (0, [])
 
@@ -103,6 +107,8 @@ class ModuleSource:
             call = signature.flatten((), inputs)
             refuse_hooks(joined)
             prepared = prepare(joined, call, (), inputs, {})
+        if self._lists is not None:
+            self._lists.apply(prepared.graph)
         names = list(inputs)
         ones = extents_of_one(call) if prepared.squeezes else None
         return StepGraph(
@@ -265,9 +271,12 @@ class OnnxSource:
     Args:
       model: An onnx.ModelProto.
       description: Inputs and outputs.
+      precision: Computes in 16 bits, by the lists of operators; None does not.
     """
 
-    def __init__(self, model: Any, description: ModelDescription) -> None:
+    def __init__(
+        self, model: Any, description: ModelDescription, precision: MixedPrecision | None
+    ) -> None:
         self._graph, self._tensors = _core.load_onnx_model(
             model.SerializeToString(),
             initializers="weights",
@@ -285,6 +294,8 @@ class OnnxSource:
                     f"the model has no output '{name}'; it has {', '.join(outputs)}"
                 )
         self._graph.select_outputs(description.output_names)
+        if precision is not None:
+            precision.apply(self._graph)
 
     def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
         del inputs

@@ -185,7 +185,7 @@ def save_checkpoint(
     if scheduler is not None:
         kept["scheduler"] = scheduler._state()
     if scaler is not None:
-        kept["loss_scaler"] = {k: v for k, v in vars(scaler).items() if isinstance(v, (int, float))}
+        kept["loss_scaler"] = scaler._state()
     state = trainer.engine.whole_state(optimizer=optimizer, on_all=False)
     properties = {_PROPERTY: json.dumps(kept)}
     return trainer.engine.on_first(
@@ -220,8 +220,7 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
     if trainer.options.lr_scheduler is not None and "scheduler" in kept:
         trainer.options.lr_scheduler._load_state(kept["scheduler"])
     if trainer.loss_scaler is not None:
-        for key, value in kept.get("loss_scaler", {}).items():
-            setattr(trainer.loss_scaler, key, value)
+        trainer.loss_scaler._load_state(kept.get("loss_scaler", {}))
     user: StateDict = kept.get("user", {})
     return user
 

@@ -234,7 +234,7 @@ def batch_norm_no_stats(
     mean, var = e.full(channels, 0, dtype), e.full(channels, 1, dtype)
     y, _, _, mean, deviation = _batch_norm_training(e, x, weight, bias, mean, var, momentum, eps)
     mean, deviation = (e.node("StopGradient", v, domain="ortrain") for v in (mean, deviation))
-    return y, mean, deviation
+    return y, e.cast(mean, x.dtype), e.cast(deviation, x.dtype)
 
 
 @converts("aten._native_batch_norm_legit_no_training.default")

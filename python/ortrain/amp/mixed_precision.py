@@ -1,0 +1,45 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer computes in 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """A 16-bit type and the operators that leave the lists of their definitions.
+
+    Attributes:
+      dtype: torch.bfloat16 or torch.float16.
+      allow: Names of operators that are computed in it.
+      deny: Names of those that are computed in float32.
+      promote: Names of those that are computed in the widest type that they are given.
+    """
+
+    dtype: torch.dtype
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    promote: tuple[str, ...] = ()
+
+    @property
+    def by_lists(self) -> bool:
+        """Whether an operator leaves its list."""
+        return bool(self.allow or self.deny or self.promote)
+
+    def apply(self, graph: Any) -> bool:
+        """Rewrite a forward graph; return whether it changed.
+
+        Raises:
+          InvalidModelError: A name is no operator, stands in two lists, or is allowed and not
+            computed in 16 bits.
+        """
+        name = str(self.dtype).removeprefix("torch.")
+        changed: bool = graph.mixed_precision(
+            name, list(self.allow), list(self.deny), list(self.promote)
+        )
+        return changed

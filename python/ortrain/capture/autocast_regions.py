@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Autocast while an export is traced again: casts of composite operators, regions of the module."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import AutocastState
+
+_OFF = AutocastState(())
+
+
+class _Recorded(threading.local):
+    """The autocast state of the code that is traced: where an operator comes apart it reads as off."""
+
+    state = _OFF
+
+
+_recorded = _Recorded()
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    held, _recorded.state = _recorded.state, AutocastState.current()
+    try:
+        yield
+    finally:
+        _recorded.state = held
+
+
+def in_region(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the body of a region under autocast, which tells its composite operators of it."""
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _recording():
+            return body(*args, **kwargs)
+
+    return run
+
+
+def has_autocast_region(program: torch.export.ExportedProgram) -> bool:
+    """Tell whether the module turns autocast on or off inside of its forward."""
+    return any(node.target is internals.autocast_region() for node in _nodes(program))
+
+
+def decompose_under_autocast(
+    program: torch.export.ExportedProgram, known: Callable[[Any], bool]
+) -> torch.export.ExportedProgram:
+    """Trace again with the autocast of the moment and of regions, which leaves their casts.
+
+    Autocast looks at the parts of composite operators that are none of its own. Those that have no
+    conversion, or hide parts that it casts, come apart in the same trace: later it is gone.
+    """
+    table: dict[Any, Callable[..., Any]] = {}
+    traced, seen = None, program
+    while True:
+        parts = {
+            node.target: _apart(function)
+            for node in _nodes(seen)
+            if node.target not in table
+            and internals.loses_autocast(node.target, known)
+            and (function := internals.decomposition(node.target)) is not None
+        }
+        if traced is not None and not parts:
+            return traced
+        table |= parts
+        with _recording():
+            traced = seen = program.run_decompositions(table)
+
+
+def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        with _recorded.state.applied():
+            return function(*args, **kwargs)
+
+    return apply
+
+
+def _nodes(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
+    for owner in program.graph_module.modules():
+        if isinstance(owner, fx.GraphModule):
+            yield from owner.graph.nodes
