@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ import torch.distributed as dist
 
 from ortrain.distributed.environment import Place, discover
 from ortrain.errors import UnsupportedError
+from ortrain.logs import get_logger
 
-_log = logging.getLogger("ortrain.distributed")
+_log = get_logger("ortrain.distributed")
 
 _SECONDS_TO_LET_GO = 0.1
 

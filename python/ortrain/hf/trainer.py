@@ -14,9 +14,11 @@ from torch import nn
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ortrain.callbacks import StepMetricsCallback
 from ortrain.errors import UnsupportedError
 from ortrain.hf.module_with_loss import ModuleWithLoss
 from ortrain.hf.training_args import ORTOptimizerNames, ORTTrainingArguments
+from ortrain.logs import get_logger
 from ortrain.module import ORTModule
 from ortrain.onnx_export import export_module
 from ortrain.onnx_module import OnnxModule
@@ -54,7 +56,8 @@ class ORTTrainer(Trainer):
 
     Arguments, methods, files and events are those of Trainer. ``trainer.model`` stays the model
     itself; ``trainer.model_wrapped`` is the ORTModule around it, or what distributed training has
-    put around that. ``evaluate`` and ``predict`` take ``inference_with_ort=True``: the model is
+    put around that. Targets of ``report_to`` also get what steps take (``StepMetricsCallback``).
+    ``evaluate`` and ``predict`` take ``inference_with_ort=True``: the model is
     exported to ONNX and the file is what runs.
 
     Raises:
@@ -62,6 +65,11 @@ class ORTTrainer(Trainer):
     """
 
     args: ORTTrainingArguments
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args.report_to:
+            StepMetricsCallback.install(self)
 
     def create_accelerator_and_postprocess(self) -> None:
         """As Trainer's; what the accelerator prepares is the model on the engine."""
@@ -89,7 +97,7 @@ class ORTTrainer(Trainer):
         self.accelerator.prepare_model = prepare_model_on_engine
         level = getattr(self.args, "onnx_log_level", "WARNING")
         if level != "WARNING":
-            logging.getLogger("ortrain").setLevel(_LEVELS.get(level, level))
+            get_logger("ortrain").setLevel(_LEVELS.get(level, level))
 
     def _on_engine(self, prepared: Any) -> Any:
         """Return the model of the trainer as it runs on the engine; anything else as it is."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from ortrain.amp import LossScaler, TorchGradScaler
 from ortrain.distributed import Processes
 from ortrain.errors import InvalidModelError
+from ortrain.logs import get_logger
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
 from ortrain.trainer import state_dicts
@@ -26,7 +26,7 @@ from ortrain.trainer.sources import LossFunction, ModuleSource, OnnxSource, Step
 from ortrain.trainer.step_engine import StepEngine
 from ortrain.trainer.train_step_info import TrainStepInfo
 
-_log = logging.getLogger("ortrain.trainer")
+_log = get_logger("ortrain.trainer")
 
 # How far outputs of the graph and of PyTorch may be apart where the export is checked.
 _CHECK_TOLERANCE = 1e-3
