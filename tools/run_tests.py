@@ -12,6 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
+TESTS = ROOT / "tests" / "python"
+# About as long as all the others together.
+_LONG_FOLDERS = frozenset({"distributed", "hf", "models"})
 
 
 def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
@@ -73,16 +76,31 @@ def cpp_tests(
     return commands
 
 
+def python_tests(jobs: int, *, quick: bool) -> dict[Path, list[str]]:
+    """Return one command, or two where two fit: the folders that wait for processes by themselves."""
+    folders = sorted(p for p in TESTS.iterdir() if any(p.glob("test_*.py")))
+    groups = [folders]
+    if jobs > 1:
+        long = [f for f in folders if f.name in _LONG_FOLDERS]
+        groups = [[f for f in folders if f not in long], long]
+    commands = {}
+    for number, group in enumerate(groups):
+        report = BUILD / f"pytest-{number}.xml"
+        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *map(str, group)]
+        commands[report] = [*command, *(["-m", "not slow"] if quick else [])]
+    return commands
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
     args = parser.parse_args()
 
-    report = BUILD / "pytest.xml"
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
-    command += ["-m", "not slow"] * args.quick
-    results = [run("C++ tests", cpp_tests(args.jobs)), run("Python tests", {report: command})]
+    results = [
+        run("C++ tests", cpp_tests(args.jobs)),
+        run("Python tests", python_tests(args.jobs, quick=args.quick)),
+    ]
 
     passed, failed, skipped = (sum(column) for column in zip(*results, strict=True))
     if skipped:
