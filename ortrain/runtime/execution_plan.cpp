@@ -562,16 +562,29 @@ class PlanMaker {
 
   void find_output_steps() {
     plan_.output_steps.assign(graph_.outputs().size(), {});
+    std::vector<size_t> input_ends(graph_.inputs().size(), 0);
     for (size_t s = 0; s < plan_.steps.size(); ++s) {
       const size_t begin = plan_.steps[s].first_arg;
       const size_t end =
           s + 1 < plan_.steps.size() ? plan_.steps[s + 1].first_arg : plan_.args.size();
       for (size_t a = begin; a < end; ++a) {
+        if (plan_.args[a].kind == Location::Kind::input) input_ends[plan_.args[a].index] = s + 1;
         if (plan_.args[a].kind != Location::Kind::output) continue;
         StepRange& range = plan_.output_steps[plan_.args[a].index];
         if (range.end == 0) range.begin = s;
         range.end = s + 1;
       }
+    }
+    // Who takes a gradient may change what it is the gradient of at once.
+    std::map<std::string_view, size_t> input_of;
+    for (size_t i = 0; i < graph_.inputs().size(); ++i) {
+      input_of[graph_.value(graph_.inputs()[i].value).name] = i;
+    }
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const GraphOutput& output = graph_.outputs()[k];
+      const auto found = input_of.find(output.target);
+      if (output.role != OutputRole::gradient || found == input_of.end()) continue;
+      plan_.output_steps[k].end = std::max(plan_.output_steps[k].end, input_ends[found->second]);
     }
   }
 

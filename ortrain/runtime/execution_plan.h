@@ -55,7 +55,7 @@ struct ExecutionPlan {
   std::vector<Location> args;
   std::vector<TensorData> constants;
   // Per graph output: from the first step that touches its block to behind the last; empty where it
-  // has none.
+  // has none. Of a gradient, to behind the last that reads the input that it is the gradient of.
   std::vector<StepRange> output_steps;
 
   size_t arena_bytes = 0;

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,21 @@ _MOST_PLANS = 64
 
 # Which rows a program computes: None for all, else the packed ones with or without causal masks.
 Form = bool | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BackwardPart:
+    """A stretch of the backward.
+
+    Attributes:
+      end: Step of the plan behind its last one.
+      positions: The inputs whose gradients are final then.
+      reads: The inputs that it or a later part may read.
+    """
+
+    end: int
+    positions: list[int]
+    reads: list[int]
 
 
 class Program:
@@ -76,42 +92,22 @@ class Program:
         self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
         user = [o["value"] for o in graph.outputs if o["role"] == "user"]
         self.late_outputs = [i for i, name in enumerate(user) if name in late]
-        self._parts: dict[int, list[tuple[int, list[int]]]] = {}
+        self._parts: dict[int, list[BackwardPart]] = {}
 
-    def parts(self, run: Any) -> list[tuple[int, list[int]]]:
-        """Return the parts of the backward of a run whose forward has run.
-
-        Each is the step of the plan behind its last one, and the inputs whose gradients it ends.
-        """
+    def parts(self, run: Any) -> list[BackwardPart]:
+        """Return the parts of the backward of a run whose forward has run."""
         found = self._parts.get(run.plan_id)
         if found is None:
             if len(self._parts) >= _MOST_PLANS:
                 self._parts.clear()
             size = max(_LEAST_PART, run.memory_plan["gradient_bytes"] // _MOST_PARTS)
-            found = self._parts[run.plan_id] = [
-                (end, [self.outgoing[g] for g in gradients])
-                for end, gradients in run.backward_parts(size)
-            ]
+            found = self._parts[run.plan_id] = []
+            unread = set(self.late_inputs)
+            for end, gradients in run.backward_parts(size):
+                positions = [self.outgoing[g] for g in gradients]
+                found.append(BackwardPart(end, positions, sorted(unread)))
+                unread -= set(positions)
         return found
-
-
-def explain_passes(program: Program, unfused: Any) -> tuple[list[Any], list[Any]] | None:
-    """Make the graph of a program again, and return what each pass did.
-
-    Args:
-      program: The program.
-      unfused: The graph that it was made of; a copy is changed.
-
-    Returns:
-      A row per pass, and the rewrites that were taken and refused, whose node ids are those of the
-      program's graph. None where passes have been added or switched off since, so that another
-      graph comes out.
-    """
-    graph = unfused.copy()
-    if program.gradient_of:
-        graph.build_backward(list(program.gradient_of))
-    passes, notes = graph.explain_passes("fuse")
-    return (passes, notes) if graph.text() == program.graph.text() else None
 
 
 def _values_read_by_backward(nodes: Sequence[Any]) -> set[str]:

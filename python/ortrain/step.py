@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ortrain import _core, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
-from ortrain.program import Form, Program, inputs_with_gradients
+from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
 
 _ANCHOR = torch.empty(0)
 
@@ -67,7 +67,7 @@ def _gradients_are_awaited(program: Program, inputs: Sequence[torch.Tensor]) -> 
     """Tell whether somebody acts on single gradients while the backward goes on."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return True
-    return any(has_accumulation_hooks(inputs[p]) for p in program.outgoing[:1])
+    return any(has_accumulation_hooks(inputs[p]) for p in program.outgoing)
 
 
 class _Pass:
@@ -86,7 +86,8 @@ class _Pass:
         for position in entry.updated_inputs:  # backward may run the forward again
             self.inputs[position] = self.inputs[position].clone()
         self.run = _core.Run(program.session)
-        self.parts: list[tuple[int, list[int]]] = []
+        self.parts: list[BackwardPart] = []
+        self._unfinished: Any = None  # the run whose backward goes on with the next part
         self._made: dict[int, torch.Tensor] = {}  # by position, not handed over yet
 
     def forward(self) -> list[torch.Tensor]:
@@ -108,9 +109,9 @@ class _Pass:
         self.parts = program.parts(self.run)
         token = None
         for index in range(len(self.parts) - 1, 0, -1):
-            positions = self.parts[index][1]
+            positions = self.parts[index].positions
             token = _Part.apply(self, index, token, *(inputs[p] for p in positions))
-        later = {p for _, positions in self.parts[1:] for p in positions}
+        later = {p for part in self.parts[1:] for p in part.positions}
         return [p for p in range(len(inputs)) if p not in later], token
 
     def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -136,19 +137,26 @@ class _Pass:
             _check_versions(self, range(len(self.inputs)))
             run.forward(self.inputs)
         self._made.clear()
+        self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]
         if run is self.run and len(self.parts) > 1:
             run.begin_backward(incoming)
+            self._unfinished = run
             return
         made = run.backward(incoming)
         self._made.update(zip(program.outgoing, made, strict=True))
 
     def gradients(self, index: int, positions: Iterable[int]) -> list[torch.Tensor | None]:
         """Run a part where it has not run, and hand over what it made."""
-        if self.run.in_backward:
+        run = self._unfinished
+        if run is not None:
+            if index > 0:
+                _check_versions(self, self.parts[index].reads)
             outgoing = self.program.outgoing
-            for place, gradient in self.run.continue_backward(self.parts[index][0]):
+            for place, gradient in run.continue_backward(self.parts[index].end):
                 self._made[outgoing[place]] = gradient
+            if not run.in_backward:
+                self._unfinished = None
         return [self._made.pop(p, None) for p in positions]
 
 
@@ -195,7 +203,7 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
-            made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index][1])
+            made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index].positions)
         return (None, None, _ANCHOR if ctx.linked else None, *_marked(made))
 
 

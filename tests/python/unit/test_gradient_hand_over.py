@@ -146,3 +146,78 @@ def test_without_hooks_the_backward_is_one_node() -> None:
     result = wrapped(torch.ones(2, 16))
     below = [f for f, _ in result.grad_fn.next_functions if f is not None]
     assert not any("Part" in type(f).__name__ for f in below)
+
+
+class RootMeanSquare(nn.Module):
+    """A weight that its own gradient does not need, and the one of its argument does."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def test_a_parameter_may_change_once_its_gradient_is_there() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Linear(16, 16), RootMeanSquare(16), nn.Linear(16, 16), RootMeanSquare(16)
+    )
+    model = copy.deepcopy(plain)
+    found = []
+    for m, called in ((plain, plain), (model, ORTModule(model))):
+        gradients: dict[int, torch.Tensor] = {}
+        numbers = {id(p): i for i, p in enumerate(m.parameters())}
+
+        def spoil(p: nn.Parameter, gradients: dict = gradients, numbers: dict = numbers) -> None:
+            gradients[numbers[id(p)]] = p.grad.clone()
+            with torch.no_grad():
+                p.fill_(float("nan"))
+
+        watch(m, spoil)
+        called(torch.arange(48.0).view(3, 16)).square().sum().backward()
+        found.append(gradients)
+    assert found[0].keys() == found[1].keys()
+    for i, gradient in found[0].items():
+        torch.testing.assert_close(found[1][i], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_parameter_that_is_still_needed_may_not_change() -> None:
+    _, model, wrapped = pair()
+    first, last = model[0].weight, model[8].weight
+
+    def spoil(_: nn.Parameter) -> None:
+        with torch.no_grad():
+            model[2].weight.zero_()
+
+    last.register_post_accumulate_grad_hook(spoil)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        wrapped(torch.ones(2, 16)).sum().backward()
+    assert first.grad is None
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = chain(4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.body(x)
+        return y, (2 * y).exp()
+
+
+def test_a_backward_that_stopped_half_way_does_not_go_on_in_the_next() -> None:
+    plain = Twice()
+    model = copy.deepcopy(plain)
+    for m in (plain, model):
+        watch(m, lambda p: None)
+    wrapped = ORTModule(model)
+    for m, called in ((plain, plain), (model, wrapped)):
+        a, b = called(torch.ones(2, 16))
+        (a.sum() + b.sum()).backward()
+        m.zero_grad()
+        a, b = called(torch.ones(2, 16))
+        torch.autograd.grad(a.sum() + b.sum(), m.body[6].weight, retain_graph=True)
+        a.sum().backward()
+    same(plain, model)
