@@ -143,6 +143,8 @@ class StepMetricsCallback(TrainerCallback):
             self._tokens += embedded.shape[0] * embedded.shape[1]
             self._counted = True
 
+    _count_tokens.only_observes = True  # type: ignore[attr-defined]  # files may do without it
+
     def _release(self) -> None:
         for hook in self._hooks:
             hook.remove()

@@ -20,6 +20,7 @@ from ortrain.capture.export import tracing_alone
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.side_effects import has_hooks
 from ortrain.capture.signature import CallSignature
 from ortrain.errors import UnsupportedError
 
@@ -58,11 +59,15 @@ def export_module(
       outputs make up the module's result.
 
     Raises:
-      CaptureError: The module cannot be captured whole.
+      CaptureError: The module cannot be captured whole, or has hooks of its own.
       UnsupportedError: An operator has no form in standard operators, or not in this opset.
       FileError: The file cannot be written.
     """
     kwargs = kwargs or {}
+    if has_hooks(module, observers=False):
+        raise CaptureError(
+            "the module has hooks, which a file would lose", module=type(module).__name__
+        )
     with modes_kept(module), torch.no_grad(), tracing_alone() as alone:
         if not alone:
             raise CaptureError("another thread captures for long")

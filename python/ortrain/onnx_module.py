@@ -71,6 +71,12 @@ class OnnxModule(nn.Module):
         outputs = _core.Run(found.session).forward(given)
         return found.prepared.output_tree.rebuild(outputs)
 
+    def _get_name(self) -> str:
+        """Return the name of the module's class, below adapters of peft: Trainer decides by it."""
+        source = self.__dict__["_source"]
+        base = source.get_base_model() if hasattr(source, "get_base_model") else source
+        return base._get_name()
+
     def _path(self, index: int) -> Path:
         name = f"model_{index}.onnx" if index else "model.onnx"
         return self.__dict__["_folder"] / name
@@ -83,7 +89,7 @@ class OnnxModule(nn.Module):
         state = self.__dict__
         state["_folder"].mkdir(parents=True, exist_ok=True)
         path = self._path(len(state["_files"]))
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False):  # files are in the module's own types
             prepared = export_module(state["_source"], path, args, kwargs)
         graph, _ = _core.load_onnx_model(
             path, initializers="constants", external_data_directory=path.parent

@@ -73,14 +73,18 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
         )
 
 
-def has_hooks(part: nn.Module) -> bool:
+def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
     """Tell whether a layer has hooks that run with its forward or backward.
 
     Those by which transformers and peft let gradients flow into an embedding count for nothing: a
     graph has the gradients that are asked for.
+
+    Args:
+      part: The layer.
+      observers: Whether those count that say of themselves ``only_observes``.
     """
     return any(
-        not _lets_gradients_flow(hook)
+        not _lets_gradients_flow(hook) and (observers or not getattr(hook, "only_observes", False))
         for table in _HOOK_TABLES
         for hook in (getattr(part, table, None) or {}).values()
     )

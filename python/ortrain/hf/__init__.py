@@ -6,12 +6,13 @@
 They need ``transformers`` and ``accelerate``.
 """
 
-from ortrain.hf.module_with_loss import ModuleWithLoss
+from ortrain.hf.module_with_loss import LossLayer, ModuleWithLoss
 from ortrain.hf.seq2seq import ORTSeq2SeqTrainer, ORTSeq2SeqTrainingArguments
 from ortrain.hf.trainer import ORTTrainer, get_ort_optimizer_cls_and_kwargs
 from ortrain.hf.training_args import ORTOptimizerNames, ORTTrainingArguments
 
 __all__ = [
+    "LossLayer",
     "ModuleWithLoss",
     "ORTOptimizerNames",
     "ORTSeq2SeqTrainer",

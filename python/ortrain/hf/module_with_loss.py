@@ -4,69 +4,76 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
-# (outputs, labels, number of labelled items in the whole batch) to the loss, a scalar.
-LossFunction = Callable[[Any, Any, Any], torch.Tensor]
+
+class _AttributesOf:
+    """Has the attributes of a callable object, of which guards do not look at the inside."""
+
+    def __init__(self, function: Any) -> None:
+        self.__dict__ = vars(function)
+
+
+class LossLayer(nn.Module):
+    """Calls a loss function; its attributes, parameters among them, are seen as a layer's are.
+
+    Args:
+      function: Called as ``function(outputs, labels, num_items_in_batch=items, **options)``.
+      options: More keyword arguments for it.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.function = function
+        self.options = dict(options or {})
+        if not isinstance(function, nn.Module) and hasattr(function, "__dict__"):
+            self.attributes = _AttributesOf(function)
+
+    def train(self, mode: bool = True) -> LossLayer:
+        """Leave the function in its mode: a Trainer does not change that either."""
+        self.training = mode
+        return self
+
+    def forward(self, outputs: Any, labels: Any, items: Any) -> Any:
+        """Return the loss, a scalar."""
+        return self.function(outputs, labels, num_items_in_batch=items, **self.options)
 
 
 class ModuleWithLoss(nn.Module):
-    """Computes a model and a loss that the Trainer would compute behind it.
-
-    Tensors have the names that they have in the model.
+    """Computes a model and a loss that a Trainer would compute behind it.
 
     Args:
-      model: The model.
-      loss_fn: Given the model's results, the labels and the number of labelled items, the loss.
+      model: The model; the layer ``model`` of this one.
+      loss: Given the model's results, the labels and the number of labelled items, the loss.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
+    def __init__(self, model: nn.Module, loss: LossLayer) -> None:
         super().__init__()
-        state = self.__dict__
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            state[name] = model.__dict__[name]
-        state["training"] = model.training
-        state["_original_model"] = model
-        state["loss_fn"] = loss_fn
-        accepted = inspect.signature(model.forward).parameters
-        collects = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
-        own = ("loss_labels", "loss_items")
+        self.model = model
+        self.loss = loss
 
-        def forward(*, loss_labels: Any = None, loss_items: Any = None, **inputs: Any) -> Any:
-            outputs = model(**inputs)
-            if loss_labels is None:
-                return outputs
-            return loss_fn(outputs, loss_labels, loss_items), outputs
+    def forward(
+        self, *args: Any, loss_labels: Any = None, loss_items: Any = None, **kwargs: Any
+    ) -> Any:
+        """Run the model, and the loss where there are labels.
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        names = [n for n, p in accepted.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        parameters = [inspect.Parameter(n, keyword, default=None) for n in own]
-        parameters += [inspect.Parameter(n, keyword, default=accepted[n].default) for n in names]
-        if collects:
-            parameters.append(inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD))
-        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        self.forward = forward
+        Args:
+          *args: The model's.
+          loss_labels: Labels for the loss; None leaves it out.
+          loss_items: Number of labelled items in the whole batch, a scalar tensor, or None.
+          **kwargs: The model's.
 
-    @property
-    def original_model(self) -> nn.Module:
-        """The model."""
-        return self._original_model  # not by __dict__: an ORTModule around this looks it up here
+        Returns:
+          The loss and the model's results, or these alone.
+        """
+        outputs = self.model(*args, **kwargs)
+        if loss_labels is None:
+            return outputs
+        return self.loss(outputs, loss_labels, loss_items), outputs
 
-    def train(self, mode: bool = True) -> ModuleWithLoss:
-        """Put the model into training or evaluation mode."""
-        self.training = mode
-        self.original_model.train(mode)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "_original_model" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["_original_model"], name)
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the model's gradients; a Trainer does not touch those of a loss function."""
+        self.model.zero_grad(set_to_none)

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ortrain.callbacks import StepMetricsCallback
 from ortrain.errors import UnsupportedError
-from ortrain.hf.module_with_loss import ModuleWithLoss
+from ortrain.hf.module_with_loss import LossLayer, ModuleWithLoss
 from ortrain.hf.training_args import ORTOptimizerNames, ORTTrainingArguments
 from ortrain.logs import get_logger
 from ortrain.module import ORTModule
@@ -46,9 +46,10 @@ def get_ort_optimizer_cls_and_kwargs(args: Any) -> tuple[type, dict[str, Any]]:
     return FusedAdamW, options
 
 
-def _base_model(model: nn.Module) -> nn.Module:
-    """Return the model below adapters of peft."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+def causal_language_model(model: nn.Module) -> bool:
+    """Tell whether transformers takes a model, below adapters of peft, for one that shifts labels."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 class ORTTrainer(Trainer):
@@ -85,19 +86,42 @@ class ORTTrainer(Trainer):
                 "DeepSpeed ZeRO 3 keeps pieces of parameters, and graphs need them whole; use stage "
                 "1 or 2"
             )
+        if plugin is not None and getattr(self.args, "use_module_with_loss", False):
+            raise UnsupportedError(
+                "use_module_with_loss=True with DeepSpeed: its checkpoints would name parameters of "
+                "the loss's module, not the model's"
+            )
         prepare, prepare_model = self.accelerator.prepare, self.accelerator.prepare_model
 
         def prepare_on_engine(*objects: Any, **options: Any) -> Any:
-            return prepare(*(self._on_engine(o) for o in objects), **options)
+            given = [self._on_engine(o) for o in objects]
+            for module in given:
+                if isinstance(module, ORTModule) and self._evaluates_only:
+                    self._forget_preparation(module)
+            return prepare(*given, **options)
 
-        def prepare_model_on_engine(model: nn.Module, *args: Any, **options: Any) -> nn.Module:
-            return prepare_model(self._on_engine(model), *args, **options)
+        def prepare_model_on_engine(
+            model: nn.Module, *args: Any, evaluation_mode: bool = False, **options: Any
+        ) -> nn.Module:
+            self._evaluates_only = evaluation_mode
+            return prepare_model(
+                self._on_engine(model), *args, evaluation_mode=evaluation_mode, **options
+            )
 
+        self._evaluates_only = False
         self.accelerator.prepare = prepare_on_engine
         self.accelerator.prepare_model = prepare_model_on_engine
         level = getattr(self.args, "onnx_log_level", "WARNING")
         if level != "WARNING":
             get_logger("ortrain").setLevel(_LEVELS.get(level, level))
+
+    def _forget_preparation(self, module: ORTModule) -> None:
+        """Let a module be prepared again: for evaluation it gets no DistributedDataParallel."""
+        models = self.accelerator._models
+        models[:] = [m for m in models if m is not module]
+        for name in ("_is_accelerate_prepared", "_original_forward", "forward"):
+            module.__dict__.pop(name, None)
+        self._evaluates_only = False
 
     def _on_engine(self, prepared: Any) -> Any:
         """Return the model of the trainer as it runs on the engine; anything else as it is."""
@@ -115,17 +139,11 @@ class ORTTrainer(Trainer):
         if not getattr(self.args, "use_module_with_loss", False):
             return model
         if self.compute_loss_func is not None:
-            return ModuleWithLoss(model, self._loss_of_function)
+            return ModuleWithLoss(model, LossLayer(self.compute_loss_func))
         if self.label_smoother is not None:
-            return ModuleWithLoss(model, self._loss_of_smoother)
+            shifts = causal_language_model(model)
+            return ModuleWithLoss(model, LossLayer(self.label_smoother, {"shift_labels": shifts}))
         return model
-
-    def _loss_of_function(self, outputs: Any, labels: Any, items: Any) -> Any:
-        return self.compute_loss_func(outputs, labels, num_items_in_batch=items)
-
-    def _loss_of_smoother(self, outputs: Any, labels: Any, items: Any) -> Any:
-        shifts = _base_model(self.model)._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        return self.label_smoother(outputs, labels, shift_labels=shifts, num_items_in_batch=items)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
         state = self.__dict__
@@ -160,6 +178,17 @@ class ORTTrainer(Trainer):
         if averages and (self.model_accepts_loss_kwargs or self.compute_loss_func):
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        return super()._clip_grad_norm(self._without_loss(model))
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return super()._get_grad_norm(self._without_loss(model), grad_norm)
+
+    def _without_loss(self, model: nn.Module) -> nn.Module:
+        """Return the model where parameters of a loss stand beside its own."""
+        inner = self.accelerator.unwrap_model(model)
+        return self.model if isinstance(inner, ModuleWithLoss) else model
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; ``optim="adamw_ort_fused"`` gives FusedAdamW."""
@@ -244,5 +273,5 @@ class ORTTrainer(Trainer):
         ours = self.__dict__.get("_engine_module")
         if ours is None:
             return []
-        prefix = self.args.onnx_prefix or type(self.model).__name__
+        prefix = getattr(self.args, "onnx_prefix", None) or type(self.model).__name__
         return ours.save_graphs(Path(folder or self.args.output_dir), prefix)

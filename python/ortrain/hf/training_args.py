@@ -44,6 +44,14 @@ class EngineArguments:
                 "torch.compile; leave it False"
             )
 
+    def set_optimizer(self, name: Any = "adamw_torch", **options: Any) -> Any:
+        """As TrainingArguments'; takes ``"adamw_ort_fused"`` too."""
+        ours = getattr(name, "value", name) == ORTOptimizerNames.ADAMW_ORT_FUSED.value
+        result = super().set_optimizer("adamw_torch" if ours else name, **options)  # type: ignore[misc]
+        if ours:
+            self.optim = ORTOptimizerNames.ADAMW_ORT_FUSED.value
+        return result
+
 
 @dataclasses.dataclass
 class ORTTrainingArguments(EngineArguments, TrainingArguments):

@@ -255,3 +255,39 @@ def fully_sharded() -> list[str]:
         else:
             messages.append("")
     return messages
+
+
+def evaluates_before_training() -> tuple[bool, float]:
+    """Train with ORTTrainer after an evaluation; tell what was trained, and the sum of weights."""
+    from ortrain.hf import ORTTrainer, ORTTrainingArguments
+
+    torch.manual_seed(1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.mse_loss(self.layer(x).squeeze(-1), labels)}
+
+    generator = torch.Generator().manual_seed(3)
+    rows = [
+        {"x": torch.randn(4, generator=generator), "labels": torch.tensor(float(i))}
+        for i in range(16)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        args = ORTTrainingArguments(
+            folder,
+            max_steps=3,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = ORTTrainer(model=Net(), args=args, train_dataset=rows, eval_dataset=rows)
+        trainer.evaluate()
+        trainer.train()
+    weights = sum(float(p.detach().double().sum()) for p in trainer.model.parameters())
+    return isinstance(trainer.model_wrapped, DistributedDataParallel), weights

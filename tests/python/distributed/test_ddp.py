@@ -10,7 +10,7 @@ from typing import Any
 import ddp_runs
 import pytest
 import torch
-from ranks import Ranks
+from ranks import Ranks, ranks
 
 Group = Callable[[int], Ranks]
 
@@ -80,3 +80,11 @@ def test_fsdp_runs_in_pytorch_or_is_refused(group: Group) -> None:
     for original, second in group(2).run(ddp_runs.fully_sharded):
         assert original == ""  # with a warning that the module runs in PyTorch
         assert second.startswith("UnsupportedError") and "fully_shard" in second, second
+
+
+@pytest.mark.slow
+def test_trainer_that_evaluates_first_trains_in_parallel() -> None:
+    with ranks(2) as processes:  # of their own: accelerate keeps its state
+        (first, a), (second, b) = processes.run(ddp_runs.evaluates_before_training)
+    assert first and second
+    assert a == b

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +21,20 @@ from trainer_models import (
     classifier,
     language_data,
     language_model,
+    padded,
     regression,
     regression_data,
+    seeded,
     summarizer,
     summary_data,
     token_classifier,
     token_data,
 )
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
-from ortrain import ORTModule
+from ortrain import CaptureError, ORTModule
 from ortrain.hf import (
+    LossLayer,
     ModuleWithLoss,
     ORTOptimizerNames,
     ORTTrainer,
@@ -181,7 +185,154 @@ def test_loss_behind_the_model_is_part_of_the_graph(tmp_path: Path) -> None:
     assert isinstance(module.module, ModuleWithLoss)
     entry = next(iter(module.__dict__["_ortrain_engine"]._captured()))
     assert any("oft" in n["op"] for n in entry.captured.graph.nodes())  # LogSoftmax
-    assert list(trainer.model.state_dict()) == list(module.state_dict())
+    assert module.module.model is trainer.model
+
+
+class _Scaled(nn.Module):
+    """A loss with a parameter, and a factor that a callback changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+        self.factor = 1.0
+
+    def forward(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        error = nn.functional.mse_loss(outputs, labels)
+        return self.factor * error * torch.exp(-self.log_scale) + self.log_scale
+
+
+class _Anneal(TrainerCallback):
+    def __init__(self, loss: _Scaled) -> None:
+        self.loss = loss
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.loss.factor = 1.0 + state.global_step // 2
+
+
+def test_loss_with_parameters_and_attributes_that_change(tmp_path: Path) -> None:
+    def scenario(side: Side) -> Outcome:
+        model, loss = regression("predictions")(), _Scaled()
+        optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.05)
+        trainer = side.make(
+            model,
+            regression_data(),
+            compute_loss_func=loss,
+            optimizers=(optimizer, None),
+            callbacks=[_Anneal(loss)],
+            max_steps=6,
+            **({"use_module_with_loss": True} if side.ours else {}),
+        )
+        trainer.train()
+        return outcome(trainer, scale=loss.log_scale.detach().clone())
+
+    theirs, ours = (scenario(side) for side in sides(tmp_path))
+    assert theirs.values["scale"] != 0
+    compare(theirs, ours)
+
+
+def test_changes_of_the_model_behind_a_loss_are_seen(tmp_path: Path) -> None:
+    def scenario(side: Side) -> Outcome:
+        trainer = side.make(
+            language_model(),
+            language_data(),
+            eval_dataset=language_data(6),
+            label_smoothing_factor=0.1,
+            max_steps=2,
+            **({"use_module_with_loss": True} if side.ours else {}),
+        )
+        losses = [trainer.evaluate()["eval_loss"]]
+        trainer.label_smoother.epsilon = 0.9
+        losses.append(trainer.evaluate()["eval_loss"])
+        trainer.model.lm_head.register_forward_hook(lambda layer, args, result: 2 * result)
+        losses.append(trainer.evaluate()["eval_loss"])
+        trainer.train()
+        return outcome(trainer, losses=losses)
+
+    theirs, ours = (scenario(side) for side in sides(tmp_path))
+    assert len({round(x, 4) for x in theirs.values["losses"]}) == 3
+    compare(theirs, ours)
+
+
+def test_copy_of_a_module_with_loss_has_weights_of_its_own() -> None:
+    module = ModuleWithLoss(regression("predictions")(), LossLayer(nn.functional.mse_loss))
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    x = torch.ones(2, 6)
+    assert torch.equal(other(x), torch.zeros(2))
+    assert not torch.equal(module(x), torch.zeros(2))
+
+
+@pytest.mark.slow
+def test_adapters_with_label_smoothing(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    def scenario(side: Side) -> Outcome:
+        config = LoraConfig(target_modules=["query"], r=2, modules_to_save=["classifier"])
+        model = classifier()
+        adapted = seeded(lambda: get_peft_model(model, config))
+        trainer = side.make(
+            adapted,
+            classification_data(),
+            eval_dataset=classification_data(6),
+            label_names=["labels"],
+            label_smoothing_factor=0.1,
+            max_steps=4,
+            **({"use_module_with_loss": True} if side.ours else {}),
+        )
+        trainer.train()
+        values = {"loss": trainer.evaluate()["eval_loss"]}
+        if side.ours:
+            file = trainer.evaluate(inference_with_ort=True)["eval_loss"]
+            np.testing.assert_allclose(file, values["loss"], rtol=1e-5)
+        return outcome(trainer, **values)
+
+    theirs, ours = (scenario(side) for side in sides(tmp_path))
+    ours.log = ours.log[:-1]  # the evaluation of the file
+    ours.files = [f for f in ours.files if not f.startswith("onnx")]
+    compare(theirs, ours)
+
+
+def test_label_smoothing_with_the_onnx_file(tmp_path: Path) -> None:
+    trainer = sides(tmp_path)[1].make(
+        language_model(),
+        language_data(),
+        eval_dataset=language_data(6),
+        label_smoothing_factor=0.1,
+    )
+    own = trainer.evaluate()["eval_loss"]
+    np.testing.assert_allclose(
+        trainer.evaluate(inference_with_ort=True)["eval_loss"], own, rtol=1e-5
+    )
+
+
+def test_hooks_of_the_model_are_not_lost_in_a_file(tmp_path: Path) -> None:
+    model = regression("dict")()
+    model.register_forward_hook(lambda layer, args, result: result)
+    trainer = sides(tmp_path)[1].make(model, regression_data(), eval_dataset=regression_data(8))
+    with pytest.raises(CaptureError, match="hooks"):
+        trainer.evaluate(inference_with_ort=True)
+    with pytest.raises(CaptureError, match="hooks"):
+        trainer.export_onnx(tmp_path / "m.onnx")
+
+
+def test_optimizer_is_set_by_name() -> None:
+    args = ORTTrainingArguments(output_dir="x")
+    args.set_optimizer("adamw_ort_fused", learning_rate=0.25)
+    assert args.optim == "adamw_ort_fused"
+    assert args.learning_rate == 0.25
+
+
+def test_plain_arguments_will_do(tmp_path: Path) -> None:
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, report_to=[], use_cpu=True, save_strategy="no"
+    )
+    trainer = ORTTrainer(
+        model=regression("dict")(), args=args, train_dataset=regression_data(), data_collator=padded
+    )
+    trainer.train()
+    assert len(trainer.save_onnx_graphs()) == 2
 
 
 def test_graphs_are_written(tmp_path: Path) -> None:
