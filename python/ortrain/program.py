@@ -110,6 +110,25 @@ class Program:
         return found
 
 
+def explain_passes(program: Program, unfused: Any) -> tuple[list[Any], list[Any]] | None:
+    """Make the graph of a program again, and return what each pass did.
+
+    Args:
+      program: The program.
+      unfused: The graph that it was made of; a copy is changed.
+
+    Returns:
+      A row per pass, and the rewrites that were taken and refused, whose node ids are those of the
+      program's graph. None where passes have been added or switched off since, so that another
+      graph comes out.
+    """
+    graph = unfused.copy()
+    if program.gradient_of:
+        graph.build_backward(list(program.gradient_of))
+    passes, notes = graph.explain_passes("fuse")
+    return (passes, notes) if graph.text() == program.graph.text() else None
+
+
 def _values_read_by_backward(nodes: Sequence[Any]) -> set[str]:
     """Return the names of the values whose memory backward nodes read, through views too."""
     reading = [n for n in nodes if n["phase"] == "backward" and n["op"] != "Shape"]
