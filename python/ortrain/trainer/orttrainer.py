@@ -317,14 +317,17 @@ class ORTTrainer:
 
         Args:
           path: The folder.
-          strict: The tensors must be those of the model, the states those of the optimizer.
+          strict: The tensors must be those of the model, the states those of the optimizer and of
+            the loss scaler. Otherwise a scaler of another kind keeps its own state.
 
         Returns:
           The ``user_dict`` of the checkpoint.
 
         Raises:
           FileError: None is complete.
-          InvalidModelError: It does not fit the model; nothing has changed.
+          InvalidModelError: It does not fit the model, the optimizer or the kind of loss scaler; or
+            it was written inside of an optimizer step that this trainer cannot finish, having
+            another number of batches per step or no loss scaler. Nothing has changed.
         """
         return state_dicts.load_checkpoint(self, Path(path), strict=strict)
 
