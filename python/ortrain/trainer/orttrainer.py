@@ -53,13 +53,14 @@ class ORTTrainer:
         None where the module computes the loss.
       options: What differs from the defaults.
       mixed_precision: "bf16", "fp16" or another name of a 16-bit type, which turns mixed precision
-        on; "fp16" brings a ``GradScaler``. Or the options' group of that name, as a dict. "no" and
-        None leave it to the options.
+        on; "fp16" brings a ``GradScaler`` unless the options name a loss scaler. Or keys of the
+        options' group of that name, as a dict, which turns it on unless ``enabled`` is False. What it
+        leaves out comes from the options. "no" and None leave all to them.
 
     Raises:
       TypeError: An argument has another type.
       ValueError: The description has no loss, or a name in it is wrong; or the options contradict
-        the process group or launcher.
+        the process group or launcher, or ``mixed_precision``.
       UnsupportedError: An option asks for something that there is not.
       InvalidModelError: A parameter that is named does not exist.
 
@@ -84,9 +85,8 @@ class ORTTrainer:
             raise TypeError("options must be an ORTTrainerOptions")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError("loss_fn must be callable")
-        self.options = options if options is not None else ORTTrainerOptions()
-        if mixed_precision not in (None, "no"):
-            self.options = with_mixed_precision(self.options, mixed_precision)
+        options = options if options is not None else ORTTrainerOptions()
+        self.options = with_mixed_precision(options, mixed_precision)
         self.optim_config = optim_config
         self.loss_fn = loss_fn
         self.model_desc = (
@@ -108,6 +108,7 @@ class ORTTrainer:
             "scales_loss": self._scaler is not None and self._scaler.enabled,
             "memory_limit": self.options.device.mem_limit,
         }
+        self._world_rank = self.options.distributed.world_rank
         self.engine = self._make_engine(engine_options)
         self._info = TrainStepInfo(optim_config)
         self._sample: Tensors | None = None
@@ -140,7 +141,7 @@ class ORTTrainer:
             distributed.world_size,
             distributed.given("local_rank"),
         )
-        distributed.world_rank = processes.rank
+        self._world_rank = processes.rank
         parallelism = Parallelism(
             reduces_once=distributed.allreduce_post_accumulation,
             shards_states=distributed.deepspeed_zero_optimization.stage == 1,
@@ -248,6 +249,11 @@ class ORTTrainer:
             opset=self.options._internal_use.onnx_opset_version,
             post_process=post_process,
         )
+
+    @property
+    def world_rank(self) -> int:
+        """The number of this process among those that train together, from 0."""
+        return self._world_rank
 
     @property
     def loss_scaler(self) -> LossScaler | None:
@@ -368,7 +374,7 @@ class ORTTrainer:
     def _save_graphs(self, inputs: Tensors) -> None:
         paths = self.options.debug.graph_save_paths
         wanted = any(value for key, value in vars(paths).items() if key != "_given")
-        if not wanted or self.options.distributed.world_rank != 0:
+        if not wanted or self._world_rank != 0:
             return
         source, program = self.engine.training_program(inputs)
         loss = self.model_desc.output_names.index(self.model_desc.loss.name)

@@ -50,7 +50,7 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
         "trainer_options": {
             "mixed_precision": trainer.options.mixed_precision.enabled,
             "optimizer_name": trainer.optim_config.name,
-            "world_rank": distributed.world_rank,
+            "world_rank": trainer.world_rank,
             "world_size": distributed.world_size,
             "zero_stage": distributed.deepspeed_zero_optimization.stage,
         },
