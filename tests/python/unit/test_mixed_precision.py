@@ -16,6 +16,7 @@ from torch import nn
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
 from ortrain.amp import DynamicLossScaler, GradScaler
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.trainer.sources import ModuleSource
 
 DESCRIPTION = {
     "inputs": [("x", ["batch", 3, 6, 6]), ("label", ["batch"])],
@@ -162,6 +163,37 @@ def test_lists_refuse_a_module_with_autocast_regions(net: Net, key: str, enabled
     with pytest.raises(UnsupportedError, match=text):
         trainer.eval_step(*batch(0))
     trainer_of(net, mixed_precision={"enabled": True}).train_step(*batch(0))
+
+
+def deep(dtype: str | None, **lists: Any) -> ORTTrainer:
+    """Return a trainer of a deep model with large outputs that checks its export."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 128)]
+    for _ in range(4):
+        layers += [nn.GELU(), nn.Linear(128, 128)]
+    model = nn.Sequential(*layers, nn.Linear(128, 4))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    mixed = {} if dtype is None else {"enabled": True, "dtype": dtype, **lists}
+    return trainer_of(model, mixed_precision=mixed, debug={"check_model_export": True})
+
+
+@pytest.mark.parametrize("lists", [{}, {"deny": ["ReduceMax"]}])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_export_is_checked_by_the_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: str | None, lists: Any
+) -> None:
+    x, label = batch(0)
+    deep(dtype, **lists).train_step(x * 20, label)
+
+    run = ModuleSource.run
+    # PyTorch's are others then, by more than rounding.
+    monkeypatch.setattr(
+        ModuleSource, "run", lambda self, inputs: [1.3 * t for t in run(self, inputs)]
+    )
+    with pytest.raises(InvalidModelError, match="output 'loss' of the exported graph differs"):
+        deep(dtype, **lists).train_step(x * 20, label)
 
 
 @pytest.mark.parametrize("given", ["bf16", "bfloat16", torch.bfloat16, {"enabled": True}])
