@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ortrain.amp.loss_scaler import LossScaler
+from ortrain.amp.loss_scaler import LossScaler, require_above_zero, require_numbers
 
 _KEYS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 
@@ -41,6 +41,8 @@ class GradScaler(LossScaler):
       >>> scaler = GradScaler(init_scale=2.0**12, growth_interval=100)
       >>> options = ORTTrainerOptions({"mixed_precision": {"enabled": True, "loss_scaler": scaler}})
     """
+
+    _kind = "GradScaler"
 
     def __init__(
         self,
@@ -120,30 +122,43 @@ class GradScaler(LossScaler):
         """
         if not self.enabled:
             return
-        missing = [key for key in _KEYS if key not in state_dict]
-        if missing:
-            raise ValueError(f"state_dict has no {', '.join(map(repr, missing))}")
-        scale, growth, backoff, interval, tracker = (state_dict[key] for key in _KEYS)
-        for key in _KEYS[:3]:
-            if not state_dict[key] > 0:
-                raise ValueError(f"state_dict['{key}'] is {state_dict[key]}, expected above 0")
-        self.loss_scale = self._initial = _float32(scale)
+        self._take(state_dict)
+        self._initial = self.loss_scale
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, and leave the scale alone that ``reset`` goes back to."""
+        if not self.enabled:
+            return
+        require_numbers(state, _KEYS)
+        require_above_zero(state, _KEYS[:3])
+        scale, growth, backoff, interval, tracker = (state[key] for key in _KEYS)
+        self.loss_scale = _float32(scale)
         self.growth_factor, self.backoff_factor, self.growth_interval = growth, backoff, interval
         self._growth_tracker = tracker
 
     def _state(self) -> dict[str, Any]:
-        return self.state_dict()
+        state = self.state_dict()
+        return {**state, "initial": self._initial} if state else {}
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if not self.enabled:
+            return
+        require_numbers(state, (*_KEYS, "initial"))
+        require_above_zero(state, (*_KEYS[:3], "initial"))
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        if state:
-            self.load_state_dict(state)
+        if self.enabled:
+            self._check_state(state)
+            self._take(state)
+            self._initial = float(state["initial"])
 
 
 class TorchGradScaler(GradScaler):
     """A ``torch.amp.GradScaler`` as the loss scaler of an ORTTrainer.
 
-    The scale and its growth are read from it before a step and written to it after one, so that
-    what the program does with it (``get_scale``, ``state_dict``, ``update(1024.0)``) holds.
+    The scale and its growth are read from it before a step and again before they change at its end,
+    and written to it then, so that what the program does with it (``get_scale``, ``state_dict``,
+    ``update(1024.0)``) holds. The batches of one step have the scale that the first of them had.
 
     Args:
       scaler: The scaler.
@@ -153,18 +168,30 @@ class TorchGradScaler(GradScaler):
         self.scaler = scaler
         enabled = scaler.is_enabled()
         super().__init__(scaler.get_scale(), enabled=enabled)
+        if enabled:
+            # It makes its tensors when it scales something; update(1024.0) needs them.
+            scaler.scale(torch.zeros(()))
         self.load_state_dict(scaler.state_dict())
+
+    def reset(self) -> None:
+        """Go back to the first scale, and tell the scaler."""
+        super().reset()
+        self._tell()
 
     def before_step(self) -> None:
         """Take over what the program has done with the scaler."""
-        self.load_state_dict(self.scaler.state_dict())
+        self._take(self.scaler.state_dict())
 
     def update(self, train_step_info: Any) -> float:
         """Return the scale of the next step, and tell the scaler."""
+        self._take(self.scaler.state_dict())
         scale = super().update(train_step_info)
-        self.scaler.load_state_dict(self.state_dict())
+        self._tell()
         return scale
+
+    def _tell(self) -> None:
+        self.scaler.load_state_dict(self.state_dict())
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         super()._load_state(state)
-        self.scaler.load_state_dict(self.state_dict())
+        self._tell()

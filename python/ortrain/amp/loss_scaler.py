@@ -4,8 +4,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+
+def require_numbers(state: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raise ValueError where a key of a scaler's state is missing or no number."""
+    missing = [key for key in keys if key not in state]
+    if missing:
+        raise ValueError(f"state_dict has no {', '.join(map(repr, missing))}")
+    for key in keys:
+        if not isinstance(state[key], (int, float)):
+            raise ValueError(f"state_dict['{key}'] is {state[key]!r}, expected a number")
+
+
+def require_above_zero(state: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raise ValueError where a number of a scaler's state is 0 or less."""
+    for key in keys:
+        if not state[key] > 0:
+            raise ValueError(f"state_dict['{key}'] is {state[key]}, expected above 0")
 
 
 class LossScaler:
@@ -20,6 +37,9 @@ class LossScaler:
 
     # Whether the loss is scaled, and steps that overflow are left out.
     enabled: bool = True
+
+    # What a checkpoint calls scalers of this rule: states of one kind fit each other.
+    _kind = "LossScaler"
 
     def __init__(self, loss_scale: float) -> None:
         if not loss_scale > 0:
@@ -45,11 +65,16 @@ class LossScaler:
 
     def _state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {key: value for key, value in vars(self).items() if isinstance(value, (int, float))}
+        return {"loss_scale": self.loss_scale, "initial": self._initial}
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError where ``_load_state`` would not take a state."""
+        require_numbers(state, LossScaler._state(self))
+        require_above_zero(state, ("loss_scale", "initial"))
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)
+        self._check_state(state)
+        self.loss_scale, self._initial = state["loss_scale"], state["initial"]
 
 
 class DynamicLossScaler(LossScaler):
@@ -65,6 +90,8 @@ class DynamicLossScaler(LossScaler):
     Raises:
       ValueError: The bounds do not hold the first factor, or the window is not above 0.
     """
+
+    _kind = "DynamicLossScaler"
 
     def __init__(
         self,
@@ -105,3 +132,26 @@ class DynamicLossScaler(LossScaler):
             self.loss_scale = min(self.max_loss_scale, self.loss_scale * 2)
             self._stable_steps = 0
         return self.loss_scale
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **super()._state(),
+            "automatic_update": self.automatic_update,
+            "up_scale_window": self.up_scale_window,
+            "min_loss_scale": self.min_loss_scale,
+            "max_loss_scale": self.max_loss_scale,
+            "stable_steps": self._stable_steps,
+        }
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        super()._check_state(state)
+        require_numbers(state, DynamicLossScaler._state(self))
+        require_above_zero(state, ("up_scale_window", "min_loss_scale", "max_loss_scale"))
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        super()._load_state(state)
+        self.automatic_update = state["automatic_update"]
+        self.up_scale_window = state["up_scale_window"]
+        self.min_loss_scale = state["min_loss_scale"]
+        self.max_loss_scale = state["max_loss_scale"]
+        self._stable_steps = state["stable_steps"]

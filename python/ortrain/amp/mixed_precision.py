@@ -9,6 +9,24 @@ from typing import Any
 
 import torch
 
+# The lists of operators, as options and the engine name them.
+LISTS = ("allow", "deny", "promote")
+
+_TYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+TYPE_NAMES = " or ".join(f"'{name}'" for name in _TYPES)
+
+
+def half_type(given: object) -> torch.dtype | None:
+    """Return the 16-bit float type of a name or a torch.dtype; None for anything else."""
+    if isinstance(given, str):
+        return _TYPES.get(given)
+    return next((dtype for dtype in _TYPES.values() if given is dtype), None)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MixedPrecision:
@@ -29,7 +47,12 @@ class MixedPrecision:
     @property
     def by_lists(self) -> bool:
         """Whether an operator leaves its list."""
-        return bool(self.allow or self.deny or self.promote)
+        return self.first_list is not None
+
+    @property
+    def first_list(self) -> str | None:
+        """The first list that has a name in it; None where each operator keeps its list."""
+        return next((key for key in LISTS if getattr(self, key)), None)
 
     def apply(self, graph: Any) -> bool:
         """Rewrite a forward graph; return whether it changed.

@@ -127,6 +127,7 @@ class CapturedModule:
       seconds: Wall time per stage.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
+      autocast_regions: Whether the module turns autocast on or off inside of its forward.
     """
 
     module_name: str
@@ -145,6 +146,7 @@ class CapturedModule:
     seconds: dict[str, float]
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
+    autocast_regions: bool = False
 
 
 def environment_key() -> Hashable:

@@ -258,6 +258,7 @@ def _capture(
 
         start = time.perf_counter()
         conditions = internals.guards_code(program)
+        autocast_regions = has_autocast_region(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
@@ -267,7 +268,7 @@ def _capture(
             inline_regions(program)
         else:
             keep_layers_in_regions(program)
-            if known is not None and (autocast.enabled or has_autocast_region(program)):
+            if known is not None and (autocast.enabled or autocast_regions):
                 program = decompose_under_autocast(program, known)
             else:
                 program = program.run_decompositions({})
@@ -303,6 +304,7 @@ def _capture(
         dims=dimensions_of(values),
         ones=held_at_one(values, guards, tensors),
         functions=functions,
+        autocast_regions=autocast_regions,
         training={path: part.training for path, part in module.named_modules()},
         autocast=autocast,
         grad_enabled=torch.is_grad_enabled(),

@@ -66,6 +66,7 @@ def prepare(
         output_tree=captured.output_tree,
         grad_enabled=captured.grad_enabled,
         squeezes=squeezes,
+        autocast_regions=captured.autocast_regions,
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
     )

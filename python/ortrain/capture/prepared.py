@@ -49,6 +49,7 @@ class PreparedGraph:
       output_tree: Rebuilds the module's result from the user outputs.
       grad_enabled: Grad mode at the capture.
       squeezes: Whether it holds only where the same extents are 1 as in the sample.
+      autocast_regions: Whether the module turns autocast on or off inside of its forward.
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
     """
@@ -61,6 +62,7 @@ class PreparedGraph:
     output_tree: OutputTree
     grad_enabled: bool
     squeezes: bool
+    autocast_regions: bool
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
 
@@ -82,6 +84,7 @@ class PreparedGraph:
             "paths": self.output_tree.paths,
             "grad_enabled": self.grad_enabled,
             "squeezes": self.squeezes,
+            "autocast_regions": self.autocast_regions,
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -107,6 +110,7 @@ class PreparedGraph:
                 output_tree=OutputTree(_tree_from_json(read["tree"]), tuple(read["paths"])),
                 grad_enabled=read["grad_enabled"],
                 squeezes=read["squeezes"],
+                autocast_regions=read["autocast_regions"],
             )
         except NotStorableError:
             raise

@@ -42,7 +42,8 @@ def add_script_commands(app: typer.Typer) -> None:
 def explain(context: typer.Context, script: _Script) -> None:
     """Run a script, then say what every ORTModule in it did, and what it did not.
 
-    Ctrl-C ends the script, and tells of it until then.
+    Ctrl-C or an error ends the script, and it is told of until then. Of several processes the first
+    one tells.
     """
     from ortrain.tools.explain import text
 
@@ -61,14 +62,20 @@ def report(
 ) -> None:
     """Run a script, then write one HTML page on every ORTModule in it: graphs, memory, times.
 
-    Ctrl-C ends the script, and writes the page on it until then.
+    Ctrl-C or an error ends the script, and the page is written on it until then. Of several processes
+    the first one writes.
     """
+    from ortrain import logs
     from ortrain.tools.report import page
 
     if not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {output.resolve().parent}", param_hint="-o")
     status, modules = _run(script, context.args, timed=True)
-    output.write_text(page(modules, f"{script.name}: what Ortrain did"), encoding="utf-8")
+    if not modules:
+        raise typer.Exit(status)
+    rank = logs.rank()
+    of = script.name if rank is None else f"{script.name}, process {rank}"
+    output.write_text(page(modules, f"{of}: what Ortrain did"), encoding="utf-8")
     typer.echo(f"wrote {output} ({output.stat().st_size / 2**20:.1f} MiB)")
     raise typer.Exit(status)
 
@@ -96,10 +103,15 @@ def bench(
 
 
 def _run(script: Path, arguments: list[str], *, timed: bool) -> tuple[int, list[ModuleFindings]]:
-    """Run a script; returns its exit status and what its ORTModules have to say."""
+    """Run a script; returns its exit status and what its ORTModules have to say.
+
+    An error that ends it is printed, with status 1. Processes other than the first have nothing to
+    say.
+    """
+    import traceback
     from contextlib import ExitStack
 
-    from ortrain import made_modules
+    from ortrain import logs, made_modules
     from ortrain.profile import profile
     from ortrain.tools.findings import findings_of
     from ortrain.tools.script import run_script
@@ -113,9 +125,15 @@ def _run(script: Path, arguments: list[str], *, timed: bool) -> tuple[int, list[
         except KeyboardInterrupt:
             typer.echo("interrupted; this is what there was until then", err=True)
             status = _INTERRUPTED
+        except Exception:
+            typer.echo(traceback.format_exc(), err=True)
+            status = 1
+    if not logs.is_main_process():
+        return status, []
     if not made:
         typer.echo(
-            f"{script} made no ORTModule: wrap the model, model = ortrain.ORTModule(model)",
+            f"{script} made no ORTModule, which is what is told of here: wrap the model, "
+            "model = ortrain.ORTModule(model). Graphs of ORTTrainer are not shown.",
             err=True,
         )
         raise typer.Exit(status or 1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ortrain.amp import GradScaler, LossScaler, MixedPrecision
+from ortrain.amp.mixed_precision import LISTS, TYPE_NAMES, half_type
 from ortrain.distributed.adasum import require_power_of_two
 from ortrain.errors import UnsupportedError
 from ortrain.optim.lr_scheduler import _LRScheduler
@@ -60,13 +61,8 @@ def _refuse_stage(stage: int) -> str | None:
     )
 
 
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 def _refuse_half(dtype: str | torch.dtype) -> str | None:
-    if dtype in _HALF or dtype in _HALF.values():
-        return None
-    return "expected 'bfloat16' or 'float16'"
+    return None if half_type(dtype) is not None else f"expected {TYPE_NAMES}"
 
 
 _SCHEMA: dict[str, Any] = {
@@ -233,8 +229,8 @@ class ORTTrainerOptions(_Options):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__({} if options is None else options, _SCHEMA, "")
         mixed = self.mixed_precision
-        mixed.dtype = _HALF.get(mixed.dtype, mixed.dtype)
-        for key in ("allow", "deny", "promote"):
+        mixed.dtype = half_type(mixed.dtype)
+        for key in LISTS:
             _check_names(f"mixed_precision.{key}", getattr(mixed, key), "operators")
         _check_names("utils.frozen_weights", self.utils.frozen_weights, "parameters")
         _check_distributed(self.distributed)
@@ -275,35 +271,59 @@ def _check_names(path: str, names: list[Any], what: str) -> None:
             raise TypeError(f"option '{path}' must hold names of {what}, it holds {name!r}")
 
 
-_SHORT = {"bf16": "bfloat16", "fp16": "float16"}
-
-
 def with_mixed_precision(options: ORTTrainerOptions, given: Any) -> ORTTrainerOptions:
-    """Return the options with another group ``mixed_precision``.
+    """Return the options with an argument ``mixed_precision`` put into the group of that name.
+
+    Keys that stand on one side only are taken from there.
 
     Args:
-      options: What they are; mixed precision must be off.
+      options: What they are; they stay as they are.
       given: A 16-bit type ("bf16", "fp16", "bfloat16", "float16", a torch.dtype), of which float16
-        brings a GradScaler, or the group as a dict.
+        brings a GradScaler where the options say nothing of a loss scaler; or keys of the group as a
+        dict, which turns mixed precision on unless ``enabled`` is False. None and "no" add nothing.
 
     Raises:
-      ValueError: It is on in the options already, or a key is unknown.
+      ValueError: It is on in the options already, both sides have a key and differ in it, a key is
+        unknown, or the group says how to compute and not whether to.
       TypeError: ``given`` has another type.
       UnsupportedError: The type is another one.
     """
-    if options.mixed_precision.enabled:
-        raise ValueError("mixed_precision is given, and enabled in the options too; give one")
+    mixed = options.mixed_precision
+    if given is None or given == "no":
+        _require_enabled_said(mixed)
+        return options
     if not isinstance(given, (str, torch.dtype, Mapping)):
         raise TypeError(
             f"mixed_precision is {given!r}, expected the name of a 16-bit type, a torch.dtype or a "
             "dict"
         )
-    if not isinstance(given, Mapping):
-        dtype = _SHORT.get(given, given) if isinstance(given, str) else given
-        given = {"enabled": True, "dtype": dtype}
-        if dtype in ("float16", torch.float16):
-            given["loss_scaler"] = GradScaler()
-    checked = ORTTrainerOptions({"mixed_precision": given})
+    if mixed.enabled:
+        raise ValueError("mixed_precision is given, and enabled in the options too; give one")
+    keys = dict(given) if isinstance(given, Mapping) else {"dtype": given}
+    keys.setdefault("enabled", True)
+    argument = ORTTrainerOptions({"mixed_precision": keys}).mixed_precision
+    for key in (key for key in keys if key in mixed._given):
+        ours, theirs = getattr(argument, key), getattr(mixed, key)
+        if ours is not theirs and ours != theirs:
+            raise ValueError(
+                f"the argument mixed_precision has '{key}' {ours!r}, the option "
+                f"'mixed_precision.{key}' is {theirs!r}; give one"
+            )
+    merged = {**{key: getattr(mixed, key) for key in mixed._given}, **keys}
+    if not isinstance(given, Mapping) and argument.dtype == torch.float16:
+        merged.setdefault("loss_scaler", GradScaler())
     result = copy.copy(options)
-    result.mixed_precision = checked.mixed_precision
+    result.mixed_precision = ORTTrainerOptions({"mixed_precision": merged}).mixed_precision
     return result
+
+
+def _require_enabled_said(mixed: Any) -> None:
+    """Raise ValueError for a group that would be without effect by an oversight."""
+    if mixed.enabled or "enabled" in mixed._given:
+        return
+    for key in ("dtype", "loss_scaler", *LISTS):
+        if mixed.given(key) not in (None, [], torch.bfloat16):
+            raise ValueError(
+                f"option 'mixed_precision.{key}' is given and 'mixed_precision.enabled' is not: "
+                "without it nothing is computed in 16 bits"
+            )

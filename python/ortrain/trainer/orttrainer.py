@@ -19,6 +19,7 @@ from ortrain.logs import get_logger
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
 from ortrain.trainer import state_dicts
+from ortrain.trainer.export_check import check_outputs
 from ortrain.trainer.model_description import ModelDescription
 from ortrain.trainer.options import ORTTrainerOptions, with_mixed_precision
 from ortrain.trainer.parallel_step_engine import Parallelism, ParallelStepEngine
@@ -27,9 +28,6 @@ from ortrain.trainer.step_engine import StepEngine
 from ortrain.trainer.train_step_info import TrainStepInfo
 
 _log = get_logger("ortrain.trainer")
-
-# How far outputs of the graph and of PyTorch may be apart where the export is checked.
-_CHECK_TOLERANCE = 1e-3
 
 
 def _scaler_of(given: LossScaler | torch.amp.GradScaler | None) -> LossScaler | None:
@@ -53,13 +51,14 @@ class ORTTrainer:
         None where the module computes the loss.
       options: What differs from the defaults.
       mixed_precision: "bf16", "fp16" or another name of a 16-bit type, which turns mixed precision
-        on; "fp16" brings a ``GradScaler``. Or the options' group of that name, as a dict. "no" and
-        None leave it to the options.
+        on; "fp16" brings a ``GradScaler`` unless the options name a loss scaler. Or keys of the
+        options' group of that name, as a dict, which turns it on unless ``enabled`` is False. What it
+        leaves out comes from the options. "no" and None leave all to them.
 
     Raises:
       TypeError: An argument has another type.
       ValueError: The description has no loss, or a name in it is wrong; or the options contradict
-        the process group or launcher.
+        the process group or launcher, or ``mixed_precision``.
       UnsupportedError: An option asks for something that there is not.
       InvalidModelError: A parameter that is named does not exist.
 
@@ -84,9 +83,8 @@ class ORTTrainer:
             raise TypeError("options must be an ORTTrainerOptions")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError("loss_fn must be callable")
-        self.options = options if options is not None else ORTTrainerOptions()
-        if mixed_precision not in (None, "no"):
-            self.options = with_mixed_precision(self.options, mixed_precision)
+        options = options if options is not None else ORTTrainerOptions()
+        self.options = with_mixed_precision(options, mixed_precision)
         self.optim_config = optim_config
         self.loss_fn = loss_fn
         self.model_desc = (
@@ -108,6 +106,7 @@ class ORTTrainer:
             "scales_loss": self._scaler is not None and self._scaler.enabled,
             "memory_limit": self.options.device.mem_limit,
         }
+        self._world_rank = self.options.distributed.world_rank
         self.engine = self._make_engine(engine_options)
         self._info = TrainStepInfo(optim_config)
         self._sample: Tensors | None = None
@@ -140,7 +139,7 @@ class ORTTrainer:
             distributed.world_size,
             distributed.given("local_rank"),
         )
-        distributed.world_rank = processes.rank
+        self._world_rank = processes.rank
         parallelism = Parallelism(
             reduces_once=distributed.allreduce_post_accumulation,
             shards_states=distributed.deepspeed_zero_optimization.stage == 1,
@@ -250,6 +249,11 @@ class ORTTrainer:
         )
 
     @property
+    def world_rank(self) -> int:
+        """The number of this process among those that train together, from 0."""
+        return self._world_rank
+
+    @property
     def loss_scaler(self) -> LossScaler | None:
         """What scales the loss; None without mixed precision."""
         return self._scaler
@@ -317,14 +321,17 @@ class ORTTrainer:
 
         Args:
           path: The folder.
-          strict: The tensors must be those of the model, the states those of the optimizer.
+          strict: The tensors must be those of the model, the states those of the optimizer and of
+            the loss scaler. Otherwise a scaler of another kind keeps its own state.
 
         Returns:
           The ``user_dict`` of the checkpoint.
 
         Raises:
           FileError: None is complete.
-          InvalidModelError: It does not fit the model; nothing has changed.
+          InvalidModelError: It does not fit the model, the optimizer or the kind of loss scaler; or
+            it was written inside of an optimizer step that this trainer cannot finish, having
+            another number of batches per step or no loss scaler. Nothing has changed.
         """
         return state_dicts.load_checkpoint(self, Path(path), strict=strict)
 
@@ -352,20 +359,14 @@ class ORTTrainer:
     def _check_export(self, inputs: Tensors) -> None:
         if not isinstance(self._source, ModuleSource):
             return
-        expected = self._source.run(inputs)
-        for entry, ours, theirs in zip(
-            self.model_desc.outputs, self.engine.eval_step(inputs), expected, strict=True
-        ):
-            if not torch.allclose(ours, theirs, rtol=_CHECK_TOLERANCE, atol=_CHECK_TOLERANCE):
-                raise InvalidModelError(
-                    f"output '{entry.name}' of the exported graph differs from PyTorch's by up to "
-                    f"{(ours.double() - theirs.double()).abs().max().item():.3g}"
-                )
+        theirs = self._source.run(inputs)
+        ours = self.engine.eval_step(inputs)
+        check_outputs(self.model_desc.output_names, ours, theirs, self.options.precision)
 
     def _save_graphs(self, inputs: Tensors) -> None:
         paths = self.options.debug.graph_save_paths
         wanted = any(value for key, value in vars(paths).items() if key != "_given")
-        if not wanted or self.options.distributed.world_rank != 0:
+        if not wanted or self._world_rank != 0:
             return
         source, program = self.engine.training_program(inputs)
         loss = self.model_desc.output_names.index(self.model_desc.loss.name)

@@ -98,6 +98,7 @@ class ModuleSource:
 
         Raises:
           CaptureError: It cannot be captured whole.
+          UnsupportedError: It has autocast regions, and lists of operators are given.
         """
         joined = self._joined
         signature = CallSignature(joined.forward)
@@ -108,6 +109,12 @@ class ModuleSource:
             refuse_hooks(joined)
             prepared = prepare(joined, call, (), inputs, {})
         if self._lists is not None:
+            if prepared.autocast_regions:
+                raise UnsupportedError(
+                    f"option 'mixed_precision.{self._lists.first_list}' replaces torch.autocast by "
+                    "lists of operators, and the module has autocast regions of its own, which lists "
+                    "do not know: give no lists, or take the regions out of its forward"
+                )
             self._lists.apply(prepared.graph)
         names = list(inputs)
         ones = extents_of_one(call) if prepared.squeezes else None

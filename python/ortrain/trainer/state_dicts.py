@@ -18,6 +18,7 @@ from ortrain.errors import InvalidModelError
 from ortrain.trainer.flat_layout import state_dtype
 
 if TYPE_CHECKING:
+    from ortrain.amp import LossScaler
     from ortrain.trainer.orttrainer import ORTTrainer
     from ortrain.trainer.step_engine import StepEngine
 
@@ -49,7 +50,7 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
         "trainer_options": {
             "mixed_precision": trainer.options.mixed_precision.enabled,
             "optimizer_name": trainer.optim_config.name,
-            "world_rank": distributed.world_rank,
+            "world_rank": trainer.world_rank,
             "world_size": distributed.world_size,
             "zero_stage": distributed.deepspeed_zero_optimization.stage,
         },
@@ -185,7 +186,13 @@ def save_checkpoint(
     if scheduler is not None:
         kept["scheduler"] = scheduler._state()
     if scaler is not None:
-        kept["loss_scaler"] = scaler._state()
+        kept["loss_scaler"] = {"kind": scaler._kind, "state": scaler._state()}
+    if optimizer and trainer.engine.state.kept_batches > 0:
+        kept["accumulation"] = {
+            "batches": trainer.engine.state.kept_batches,
+            "of": trainer.options.batch.gradient_accumulation_steps,
+            "loss_scale": trainer.engine.state.loss_scale if _scales(trainer) else 1.0,
+        }
     state = trainer.engine.whole_state(optimizer=optimizer, on_all=False)
     properties = {_PROPERTY: json.dumps(kept)}
     return trainer.engine.on_first(
@@ -209,7 +216,12 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
         raise InvalidModelError(
             f"the checkpoint has the states of {name}, the trainer is {trainer.optim_config.name}"
         )
+
+    engine.everywhere(lambda: _check_kept(trainer, kept, strict=strict))
     engine.everywhere(lambda: _core.restore_checkpoint(engine.state, checkpoint, strict))
+    if "accumulation" in kept:
+        # The rest of the batches is scaled as those before were.
+        engine.state.loss_scale = kept["accumulation"]["loss_scale"]
     engine.adopt_state(optimizer=True, seed=engine.state.seed)
     increment_version(list(engine.tensors.values()))
     info = trainer.train_step_info
@@ -219,10 +231,68 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
         trainer.optim_config.lr = float.fromhex(kept["lr"])
     if trainer.options.lr_scheduler is not None and "scheduler" in kept:
         trainer.options.lr_scheduler._load_state(kept["scheduler"])
-    if trainer.loss_scaler is not None:
-        trainer.loss_scaler._load_state(kept.get("loss_scaler", {}))
+    scaler = trainer.loss_scaler
+    if scaler is not None and _fitting_scaler_state(scaler, kept):
+        scaler._load_state(kept["loss_scaler"]["state"])
     user: StateDict = kept.get("user", {})
     return user
+
+
+def _check_kept(trainer: ORTTrainer, kept: Mapping[str, Any], *, strict: bool) -> None:
+    _check_scaler(trainer, kept, strict=strict)
+    _check_accumulation(trainer, kept)
+
+
+def _scales(trainer: ORTTrainer) -> bool:
+    return trainer.loss_scaler is not None and trainer.loss_scaler.enabled
+
+
+def _fitting_scaler_state(scaler: LossScaler, kept: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint has the state of a scaler of this kind that was not disabled."""
+    given = kept.get("loss_scaler")
+    return given is not None and given["kind"] == scaler._kind and bool(given["state"])
+
+
+def _check_scaler(trainer: ORTTrainer, kept: Mapping[str, Any], *, strict: bool) -> None:
+    """Raise InvalidModelError where the state of the loss scaler does not fit the trainer's."""
+    scaler, given = trainer.loss_scaler, kept.get("loss_scaler")
+    if scaler is None or given is None:
+        return
+    if strict and given["kind"] != scaler._kind:
+        raise InvalidModelError(
+            f"the checkpoint has the state of a {given['kind']}, the trainer's loss scaler is a "
+            f"{scaler._kind}"
+        )
+    if _fitting_scaler_state(scaler, kept):
+        try:
+            scaler._check_state(given["state"])
+        except ValueError as error:
+            raise InvalidModelError(f"the checkpoint's loss scaler: {error}") from error
+
+
+def _check_accumulation(trainer: ORTTrainer, kept: Mapping[str, Any]) -> None:
+    """Raise InvalidModelError where gradients of a step's first batches do not fit the rest of it.
+
+    They have been divided by the number of batches, and hold the loss scale. The number of
+    processes may be another: each of their batches had its part of the mean.
+    """
+    accumulation = kept.get("accumulation")
+    if accumulation is None:
+        return
+    batches, number, scale = (accumulation[key] for key in ("batches", "of", "loss_scale"))
+    own = trainer.options.batch.gradient_accumulation_steps
+    if number != own:
+        raise InvalidModelError(
+            f"the checkpoint was written after {batches} of {number} batches of a step, and "
+            f"'batch.gradient_accumulation_steps' is {own}: go on with {number}, or save between "
+            "two optimizer steps"
+        )
+    if scale != 1.0 and not _scales(trainer):
+        raise InvalidModelError(
+            f"the checkpoint was written after {batches} of {number} batches of a step, whose "
+            f"gradients hold the loss scale {scale:g}, and the trainer does not scale the loss: go "
+            "on with a loss scaler, or save between two optimizer steps"
+        )
 
 
 def _read_alike(engine: StepEngine, folder: Path) -> Any:

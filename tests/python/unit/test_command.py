@@ -100,6 +100,35 @@ def test_scripts_without_ortmodule_are_told_so(tmp_path):
         told = run(command, script)
         assert told.exit_code == 1
         assert "made no ORTModule" in told.output
+        assert "ORTTrainer are not shown" in told.output
+
+
+def test_a_script_that_fails_is_told_of(script, tmp_path):
+    page = tmp_path / "r.html"
+    told = run("report", script, "-o", page, "--fail-at", 2)
+    assert told.exit_code == 1
+    assert "RuntimeError: broken at 2" in told.output and f"wrote {page}" in told.output
+    assert "first call" in page.read_text()
+    told = run("explain", script, "--fail-at", 2)
+    assert told.exit_code == 1
+    assert "RuntimeError: broken at 2" in told.output and "first call" in told.output
+    told = run("report", script, "-o", tmp_path / "none.html", "--steps", "many")
+    assert told.exit_code == 2 and not (tmp_path / "none.html").exists()
+
+
+def test_of_several_processes_the_first_one_tells(script, tmp_path, monkeypatch):
+    page = tmp_path / "r.html"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for command in (("explain",), ("report", "-o", page)):
+        told = run(*command, script, "--steps", 1)
+        assert told.exit_code == 0, told.output
+        assert "first call" not in told.output and "wrote" not in told.output
+        assert run(*command, script, "--fail-at", 0).exit_code == 1
+    assert not page.exists()
+    monkeypatch.setenv("RANK", "0")
+    assert run("report", "-o", page, script, "--steps", 1).exit_code == 0
+    assert "train.py, process 0: what Ortrain did" in page.read_text()
 
 
 def test_status_of_the_script_is_kept(tmp_path):

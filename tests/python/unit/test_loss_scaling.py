@@ -338,6 +338,50 @@ def test_torch_scaler_is_followed_in_both_directions() -> None:
     assert scaler.get_scale() == trainer.loss_scaler.loss_scale == 48.0
 
 
+def torch_scaled(accumulation: int = 1, interval: int = 100) -> tuple[ORTTrainer, Any]:
+    scaler = torch.amp.GradScaler("cpu", **numbers(interval=interval))
+    pattern = Pattern("", {}, accumulation=accumulation)
+    return make_trainer(_wide(Net()), scaler, pattern, optim.SGDConfig(lr=0.01)), scaler
+
+
+def test_torch_scaler_takes_a_scale_before_the_first_step() -> None:
+    trainer, scaler = torch_scaled()
+    scaler.update(64.0)
+    trainer.train_step(torch.randn(3, 6), torch.randn(3, 4))
+    assert scaler.get_scale() == trainer.loss_scaler.loss_scale == 64.0
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, 64.0), (math.inf, 32.0)])
+def test_scale_that_is_set_inside_of_a_step_holds_after_it(factor: float, expected: float) -> None:
+    trainer, scaler = torch_scaled(accumulation=2)
+    other, _ = torch_scaled(accumulation=2)
+    other.load_state_dict(trainer.state_dict())
+    x, target = torch.randn(3, 6), torch.randn(3, 4)
+    trainer.train_step(x, target)
+    scaler.update(64.0)
+    trainer.train_step(x, target * factor)
+    assert scaler.get_scale() == expected
+    # Both batches of the step had the scale of the first.
+    for _ in range(2):
+        other.train_step(x, target * factor)
+    if factor == 1.0:
+        for a, b in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+    trainer.train_step(x, target)
+    assert trainer.engine.state.loss_scale == expected
+
+
+def test_torch_scaler_is_told_of_a_reset() -> None:
+    trainer, scaler = torch_scaled(interval=1)
+    for _ in range(3):
+        trainer.train_step(torch.randn(3, 6), torch.randn(3, 4))
+    assert scaler.get_scale() == 8192.0
+    trainer.loss_scaler.reset()
+    assert scaler.get_scale() == trainer.loss_scaler.loss_scale == 1024.0
+    trainer.train_step(torch.randn(3, 6), torch.randn(3, 4))
+    assert scaler.get_scale() == 2048.0
+
+
 def test_refusals() -> None:
     for arguments, text in (
         ({"growth_factor": 1.0}, "growth_factor is 1.0, expected a number above 1"),

@@ -16,6 +16,7 @@ from torch import nn
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
 from ortrain.amp import DynamicLossScaler, GradScaler
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.trainer.sources import ModuleSource
 
 DESCRIPTION = {
     "inputs": [("x", ["batch", 3, 6, 6]), ("label", ["batch"])],
@@ -145,6 +146,56 @@ def test_module_by_lists(net: Net) -> None:
     assert losses_of(nothing, 8) == losses_of(trainer_of(copy.deepcopy(net)), 8)
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("key", ["allow", "deny", "promote"])
+def test_lists_refuse_a_module_with_autocast_regions(net: Net, key: str, enabled: bool) -> None:
+    inner = net.head.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return inner(x.float()).float()
+
+    net.head.forward = forward
+    trainer = trainer_of(net, mixed_precision={"enabled": True, key: ["Tanh"]})
+    text = f"'mixed_precision.{key}' replaces torch.autocast by lists"
+    with pytest.raises(UnsupportedError, match=text):
+        trainer.train_step(*batch(0))
+    with pytest.raises(UnsupportedError, match=text):
+        trainer.eval_step(*batch(0))
+    trainer_of(net, mixed_precision={"enabled": True}).train_step(*batch(0))
+
+
+def deep(dtype: str | None, **lists: Any) -> ORTTrainer:
+    """Return a trainer of a deep model with large outputs that checks its export."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 128)]
+    for _ in range(4):
+        layers += [nn.GELU(), nn.Linear(128, 128)]
+    model = nn.Sequential(*layers, nn.Linear(128, 4))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    mixed = {} if dtype is None else {"enabled": True, "dtype": dtype, **lists}
+    return trainer_of(model, mixed_precision=mixed, debug={"check_model_export": True})
+
+
+@pytest.mark.parametrize("lists", [{}, {"deny": ["ReduceMax"]}])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+def test_export_is_checked_by_the_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: str | None, lists: Any
+) -> None:
+    x, label = batch(0)
+    deep(dtype, **lists).train_step(x * 20, label)
+
+    run = ModuleSource.run
+    # PyTorch's are others then, by more than rounding.
+    monkeypatch.setattr(
+        ModuleSource, "run", lambda self, inputs: [1.3 * t for t in run(self, inputs)]
+    )
+    with pytest.raises(InvalidModelError, match="output 'loss' of the exported graph differs"):
+        deep(dtype, **lists).train_step(x * 20, label)
+
+
 @pytest.mark.parametrize("given", ["bf16", "bfloat16", torch.bfloat16, {"enabled": True}])
 def test_argument(net: Net, given: Any) -> None:
     def make(**arguments: Any) -> ORTTrainer:
@@ -166,6 +217,76 @@ def test_argument(net: Net, given: Any) -> None:
     assert half.options.mixed_precision.dtype == torch.float16
     with pytest.raises(ValueError, match="in the options too"):
         make(mixed_precision=given, o={"mixed_precision": {"enabled": True}})
+
+
+def merged(options: dict[str, Any], given: Any) -> ORTTrainer:
+    torch.manual_seed(4)
+    groups = ORTTrainerOptions({"mixed_precision": options})
+    loss = nn.CrossEntropyLoss()
+    return ORTTrainer(
+        Net(), DESCRIPTION, optim.AdamConfig(lr=0.01), loss, groups, mixed_precision=given
+    )
+
+
+def test_argument_and_options_are_put_together() -> None:
+    scaler = GradScaler(128.0)
+    half = {"dtype": "float16", "loss_scaler": scaler}
+    for options, given in (
+        ({**half, "deny": ["Softmax"]}, "fp16"),
+        ({"deny": ["Softmax"]}, half),
+        ({"dtype": "fp16", "deny": ["Softmax"]}, {"loss_scaler": scaler, "deny": ["Softmax"]}),
+        ({"enabled": True, **half, "deny": ["Softmax"]}, None),
+        ({"enabled": True, **half, "deny": ["Softmax"]}, "no"),
+    ):
+        trainer = merged(options, given)
+        mixed = trainer.options.mixed_precision
+        assert (mixed.enabled, mixed.dtype, mixed.deny) == (True, torch.float16, ["Softmax"])
+        assert trainer.loss_scaler is scaler
+    assert merged({"loss_scaler": None}, "fp16").loss_scaler is None
+    assert merged({"dtype": "bfloat16"}, None).loss_scaler is None
+    off = merged({"deny": ["Softmax"]}, {"enabled": False, "dtype": "float16"})
+    assert losses_of(off, 2) == losses_of(merged({}, None), 2)
+
+
+def test_a_dict_turns_mixed_precision_on() -> None:
+    expected = losses_of(merged({"enabled": True, "dtype": "float16"}, None), 3)
+    for given in ({"dtype": "float16"}, {"dtype": "fp16"}, {"dtype": torch.float16}):
+        assert losses_of(merged({}, given), 3) == expected
+    assert expected != losses_of(merged({}, None), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "text"),
+    [
+        ({"dtype": "bfloat16"}, "fp16", "'dtype' torch.float16, the option .* is torch.bfloat16"),
+        ({"dtype": "fp16"}, {"dtype": "bf16"}, "'mixed_precision.dtype' is torch.float16"),
+        (
+            {"loss_scaler": GradScaler()},
+            {"loss_scaler": GradScaler()},
+            "the argument mixed_precision has 'loss_scaler'",
+        ),
+        ({"deny": ["Softmax"]}, {"deny": ["Tanh"]}, r"'mixed_precision.deny' is \['Softmax'\]"),
+        ({"enabled": False}, "bf16", "'enabled' True, the option 'mixed_precision.enabled' is Fal"),
+        ({"enabled": True}, {"deny": ["Tanh"]}, "enabled in the options too"),
+        ({"dtype": "float16"}, None, "'mixed_precision.dtype' is given and 'mixed_precision.enab"),
+        ({"loss_scaler": GradScaler()}, "no", "'mixed_precision.loss_scaler' is given and"),
+        ({"promote": ["Tanh"]}, None, "'mixed_precision.promote' is given and"),
+    ],
+)
+def test_what_would_be_lost_is_refused(options: Any, given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        merged(options, given)
+
+
+def test_options_of_the_caller_stay_as_they_are() -> None:
+    options = ORTTrainerOptions({"mixed_precision": {"dtype": "float16"}})
+    loss = nn.CrossEntropyLoss()
+    for _ in range(2):
+        trainer = ORTTrainer(
+            Net(), DESCRIPTION, optim.AdamConfig(), loss, options, mixed_precision="fp16"
+        )
+        assert trainer.options.mixed_precision.enabled and trainer.loss_scaler is not None
+        assert not options.mixed_precision.enabled and options.mixed_precision.loss_scaler is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
-from ortrain.amp import DynamicLossScaler
+from ortrain.amp import DynamicLossScaler, GradScaler, LossScaler
 from ortrain.errors import FileError, InvalidModelError, UnsupportedError
 from ortrain.onnx_export import export_module
 
@@ -94,6 +94,104 @@ def test_loss_scaler_is_kept(tmp_path: Path) -> None:
     other.load_checkpoint(tmp_path)
     assert train(other, 6) == expected
     assert other.loss_scaler.loss_scale == trainer.loss_scaler.loss_scale == 128.0
+
+
+def scaled(scaler: Any, seed: int = 1, **groups: Any) -> ORTTrainer:
+    mixed = {"enabled": True, "dtype": "float16", "loss_scaler": scaler}
+    return make(seed, mixed_precision=mixed, **groups)
+
+
+def assert_refused_unchanged(trainer: ORTTrainer, folder: Path, text: str) -> None:
+    train(trainer, 2)
+    info, scaler = trainer.train_step_info, trainer.loss_scaler
+    before = trainer.state_dict()["model"]["full_precision"]
+    held = (info.step, trainer.optim_config.lr, None if scaler is None else dict(vars(scaler)))
+    with pytest.raises(InvalidModelError, match=text):
+        trainer.load_checkpoint(folder)
+    for name, tensor in trainer.state_dict(pytorch_format=True).items():
+        assert torch.equal(tensor, before[name])
+    now = (info.step, trainer.optim_config.lr, None if scaler is None else dict(vars(scaler)))
+    assert now == held
+
+
+KINDS = {
+    "LossScaler": lambda: LossScaler(512.0),
+    "DynamicLossScaler": lambda: DynamicLossScaler(loss_scale=512.0),
+    "GradScaler": lambda: GradScaler(512.0),
+}
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_of_other_scalers_are_refused(tmp_path: Path, kind: str, other: str) -> None:
+    trainer = scaled(KINDS[kind]())
+    train(trainer, 2)
+    trainer.save_checkpoint(tmp_path)
+    second = scaled(KINDS[other]())
+    if kind == other:
+        second.load_checkpoint(tmp_path)
+        assert vars(second.loss_scaler) == vars(trainer.loss_scaler)
+        return
+    text = f"the state of a {kind}, the trainer's loss scaler is a {other}"
+    assert_refused_unchanged(second, tmp_path, text)
+    own = dict(vars(second.loss_scaler))
+    second.load_checkpoint(tmp_path, strict=False)
+    assert vars(second.loss_scaler) == own
+
+
+def test_scaler_goes_back_to_its_first_scale_after_a_checkpoint(tmp_path: Path) -> None:
+    trainer = scaled(GradScaler(64.0, growth_interval=1))
+    train(trainer, 4)
+    trainer.save_checkpoint(tmp_path)
+    other = scaled(GradScaler(2.0))
+    other.load_checkpoint(tmp_path)
+    assert other.loss_scaler.loss_scale == 256.0
+    other.loss_scaler.reset()
+    assert other.loss_scaler.loss_scale == 64.0
+
+
+def test_gradients_that_hold_a_loss_scale_are_not_loaded_without_one(tmp_path: Path) -> None:
+    trainer = scaled(GradScaler(512.0))
+    train(trainer, 3)
+    trainer.save_checkpoint(tmp_path)
+    text = "after 1 of 2 batches of a step, whose gradients hold the loss scale 512"
+    for scaler in (None, GradScaler(enabled=False)):
+        assert_refused_unchanged(scaled(scaler), tmp_path, text)
+    # Another scale to begin with is none: the checkpoint's goes on.
+    other = scaled(GradScaler(4.0), 2)
+    other.load_checkpoint(tmp_path)
+    assert train(other, 5) == train(trainer, 5)
+    # Between two steps nothing holds the scale.
+    trainer.save_checkpoint(tmp_path)
+    scaled(None).load_checkpoint(tmp_path)
+
+
+def test_gradients_without_a_loss_scale_go_on_under_a_scaler(tmp_path: Path) -> None:
+    trainer = scaled(None)
+    train(trainer, 1)
+    trainer.save_checkpoint(tmp_path)
+    train(trainer, 1)
+    other = scaled(GradScaler(512.0), 2)
+    train(other, 2)  # with a scale of its own
+    other.load_checkpoint(tmp_path)
+    train(other, 1)
+    for a, b in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_is_not_finished_with_another_number_of_batches(tmp_path: Path, steps: int) -> None:
+    def of(batches: int) -> ORTTrainer:
+        return make(1, batch={"gradient_accumulation_steps": batches})
+
+    trainer = of(4)
+    train(trainer, steps)
+    trainer.save_checkpoint(tmp_path)
+    text = rf"after {steps} of 4 batches of a step, and .*gradient_accumulation_steps' is 2"
+    assert_refused_unchanged(of(2), tmp_path, text)
+    train(trainer, 4 - steps)
+    trainer.save_checkpoint(tmp_path)
+    of(2).load_checkpoint(tmp_path)
 
 
 def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
