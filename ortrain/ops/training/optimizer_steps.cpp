@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ops/training/optimizer_steps.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "ortrain/ir/infer_context.h"
@@ -17,12 +18,19 @@ void require_scalar(const InferContext& context, size_t i, const char* what) {
   }
 }
 
+// Shapes that may turn out equal once symbols have numbers; then this is asked again.
+bool may_be_equal(const Shape& a, const Shape& b) {
+  return std::ranges::equal(a, b, [](const Dim& x, const Dim& y) {
+    return x == y || !x.is_constant() || !y.is_constant();
+  });
+}
+
 // A gradient or state must have the shape of its parameter, and be wide where that is.
 void require_alike(const InferContext& context, size_t parameter, size_t input, const char* what,
                    size_t i) {
   if (!context.has_input(parameter)) throw InvalidModelError(str("parameter ", i, " is absent"));
   if (!context.has_input(input)) throw InvalidModelError(str("the ", what, " ", i, " is absent"));
-  if (!(context.shape(input) == context.shape(parameter))) {
+  if (!may_be_equal(context.shape(input), context.shape(parameter))) {
     throw ShapeError(str("the ", what, " ", i, " has shape ", shape_str(context.shape(input)),
                          ", the parameter ", shape_str(context.shape(parameter))));
   }
