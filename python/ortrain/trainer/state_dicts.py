@@ -179,7 +179,7 @@ def save_checkpoint(
         "step": info.step,
         "optimizer": config.name,
         "lr": float(config.lr).hex(),
-        "user": _checked_user_dict(user_dict),
+        "user": trainer.engine.everywhere(lambda: _checked_user_dict(user_dict)),
     }
     scheduler, scaler = trainer.options.lr_scheduler, trainer.loss_scaler
     if scheduler is not None:
