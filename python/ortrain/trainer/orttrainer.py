@@ -266,7 +266,7 @@ class ORTTrainer:
     # --- the state
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Return copies of the state, whole; where processes share it, all of them call it.
+        """Return copies of the state, whole; of several processes all call it.
 
         Args:
           pytorch_format: Parameters and buffers alone, named as in ``torch.nn.Module.state_dict``;

@@ -165,13 +165,14 @@ class ParallelStepEngine(StepEngine):
         """Return the graph of a call, when all processes are about to do the same."""
         while True:
             if self._wanted_layout != self._layout:
-                agree(self.processes, {"the layout": "another"}, self._description)
+                own = {"the layout of the gradients": list(self._wanted_layout.places.items())}
+                agree(self.processes, own, self._description)
                 self._lay_out()
             made = self._find(self._training, inputs) or self._make_training(inputs)
             if self._wanted_layout == self._layout:  # the capture has added no parameter
                 break
         state = self.state
-        own = {
+        now: dict[str, Any] = {
             "the learning rate": state.learning_rate,
             "the loss scale": state.loss_scale,
             "the number of steps so far": state.steps,
@@ -179,7 +180,7 @@ class ParallelStepEngine(StepEngine):
             "the list of trained parameters": sorted(made.runs.trained),
             "the list of written buffers": sorted(made.buffers),
         }
-        agree(self.processes, own, lambda: self._description(made))
+        agree(self.processes, now, lambda: self._description(made))
         return made
 
     def _clear_gradients_without(self, trained: list[str]) -> None:

@@ -39,7 +39,7 @@ _PROPERTY = "trainer"
 def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
     """Return copies of parameters, buffers and optimizer states, with the counters.
 
-    States that several processes share are put together; all of them call it then.
+    Several processes all call it: states that they share, and gradients so far, are put together.
 
     The keys are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``.
     """

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 import torch.distributed as dist
@@ -176,6 +178,24 @@ def test_frozen_in_one_process(group: Group, newly_trained: bool) -> None:
         assert torch.equal(second[1][name], expected), name
 
 
+def run_others_unfrozen() -> str:
+    rank = dist.get_rank()
+    frozen = make(2, "adam")
+    for name in ("0.bias", "2.bias"):
+        frozen.model.get_parameter(name).requires_grad_(False)
+    trainer = ORTTrainer(
+        frozen.model, frozen.model_desc, frozen.optim_config, frozen.loss_fn, frozen.options
+    )
+    train(trainer, rank, 2, 1)
+    trainer.model.get_parameter(("0.bias", "2.bias")[rank]).requires_grad_(True)
+    return refusal(lambda: train(trainer, rank, 2, 1))
+
+
+def test_others_unfrozen_in_each_process(group: Group) -> None:
+    for text in group(2).run(run_others_unfrozen):
+        assert text.startswith("'0.bias' is ((64,), 'torch.float32', ")
+
+
 def run_freezing(number: int, folder: Path, reload: bool) -> tuple[list[str], Weights]:
     rank = dist.get_rank()
     trainer = make(2, "adam", distributed=stage(number))
@@ -251,6 +271,28 @@ def test_scales_are_those_of_distributed_data_parallel(group: Group) -> None:
     ours, theirs = (group(2).run(run_scales, which) for which in (True, False))
     assert ours == theirs
     assert min(ours[0]) < 2.0**23
+
+
+def run_export(folder: Path) -> None:
+    trainer = make(2, "sgd", clip=False)
+    train(trainer, dist.get_rank(), 2, 1)
+    if dist.get_rank() == 0:
+        trainer.save_as_onnx(folder / "step.onnx", training=True)
+
+
+def scalars_of(path: Path) -> list[float]:
+    graph = onnx.load(path).graph
+    tensors = [a.t for n in graph.node for a in n.attribute if a.name == "value"]
+    held = [onnx.numpy_helper.to_array(t) for t in (*tensors, *graph.initializer) if not t.dims]
+    return sorted(float(value) for value in held)
+
+
+def test_the_written_step_is_that_of_one_process(group: Group, tmp_path: Path) -> None:
+    group(2).run(run_export, tmp_path)
+    alone = make(1, "sgd", clip=False)
+    train(alone, 0, 1, 1)
+    alone.save_as_onnx(tmp_path / "alone.onnx", training=True)
+    assert scalars_of(tmp_path / "step.onnx") == scalars_of(tmp_path / "alone.onnx")
 
 
 def run_plan() -> list[dict[str, int]]:
