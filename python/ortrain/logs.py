@@ -20,6 +20,8 @@ import os
 import sys
 from typing import Any
 
+from ortrain.launchers import discover
+
 __all__ = ["JsonFormatter", "RankFilter", "configure", "get_logger", "is_main_process", "rank"]
 
 _LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
@@ -33,16 +35,17 @@ _levels_before: dict[str, int] = {}
 def rank() -> int | None:
     """Return this process's rank where several work together; None where it is alone.
 
-    Several do where torch.distributed is initialized, or WORLD_SIZE is above 1; RANK counts then.
+    Several do where torch.distributed is initialized, or a launcher has started them: torchrun, MPI
+    or Slurm, as ``ortrain.distributed.discover`` reads their variables.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
     try:
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        return int(os.environ.get("RANK", "0")) if several else None
+        place = discover()
     except ValueError:  # of another launcher, which means something else by them
         return None
+    return place.world_rank if place.world_size > 1 else None
 
 
 def is_main_process() -> bool:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ortrain.distributed.environment import Place, discover
 from ortrain.errors import UnsupportedError
+from ortrain.launchers import Place, discover
 from ortrain.logs import get_logger
 
 _log = get_logger("ortrain.distributed")

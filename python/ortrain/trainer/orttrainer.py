@@ -145,7 +145,16 @@ class ORTTrainer:
             shards_states=distributed.deepspeed_zero_optimization.stage == 1,
             adasum=distributed.enable_adasum,
         )
-        return ParallelStepEngine(self._source, engine_options, frozen, processes, parallelism)
+        scaler = self._scaler
+        settings = {
+            "the precision": repr(self.options.precision),
+            "the loss scaler": None if scaler is None else (type(scaler).__name__, scaler._state()),
+            "the learning rate": self.optim_config.lr,
+            "the learning rate's schedule": type(self.options.lr_scheduler).__name__,
+        }
+        return ParallelStepEngine(
+            self._source, engine_options, frozen, processes, parallelism, settings
+        )
 
     # --- steps
 
@@ -261,7 +270,7 @@ class ORTTrainer:
     # --- the state
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Return copies of the state, whole; where processes share it, all of them call it.
+        """Return copies of the state, whole; of several processes all call it.
 
         Args:
           pytorch_format: Parameters and buffers alone, named as in ``torch.nn.Module.state_dict``;

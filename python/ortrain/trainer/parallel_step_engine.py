@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core
 from ortrain.distributed import Processes, adasum
-from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.errors import UnsupportedError
+from ortrain.trainer.agreement import agree, require_alike
 from ortrain.trainer.flat_layout import FlatLayout
 from ortrain.trainer.sharded_states import ShardedStates
 from ortrain.trainer.sources import StepSource, Tensors
@@ -48,6 +49,7 @@ class ParallelStepEngine(StepEngine):
       frozen: Names of parameters that do not change.
       processes: Those that train together.
       parallelism: How.
+      settings: What else must be alike in all processes, by the words for it in errors; picklable.
 
     Raises:
       InvalidModelError: The processes have different models or settings; or as StepEngine.
@@ -60,22 +62,31 @@ class ParallelStepEngine(StepEngine):
         frozen: list[str],
         processes: Processes,
         parallelism: Parallelism,
+        settings: Mapping[str, Any],
     ) -> None:
         self.processes = processes
         self._parallelism = parallelism
         self._batches: int = options["accumulation"]
         self._separate = self._batches > 1 and not parallelism.reduces_once
         self._layout = FlatLayout({})
+        # Where the next step wants things to lie, and the parameters that were ever trained: what
+        # is frozen keeps its place, and the states that it may need again.
+        self._wanted_layout = self._layout
+        self._ever_trained: set[str] = set()
         self._gradients = self._layout.zeros()
         # Of the batches so far, where each is reduced by itself.
         self._sums = self._layout.zeros()
         self._summed: list[str] | None = None  # the parameters that those batches train
         self._shards: ShardedStates | None = None
-        # The sum over the processes is their mean then.
-        divisor = self._batches * (1 if parallelism.adasum else processes.size)
-        shared = {**options, "accumulation": divisor}
-        processes.everywhere(lambda: StepEngine.__init__(self, source, shared, frozen))
-        self._require_alike(options)
+        self._latest_trained: list[str] | None = None
+        self._plans: list[dict[str, int]] = []
+        processes.everywhere(lambda: StepEngine.__init__(self, source, options, frozen))
+        numbers = {
+            "the optimizer's numbers": repr(sorted(options.items(), key=lambda item: item[0])),
+            "the distributed options": repr(parallelism),
+        }
+        require_alike(processes, {**self._description(), **numbers, **settings})
+        self._lay_out()
         processes.broadcast(list(self.tensors.values()))
         increment_version(list(self.tensors.values()))
         self._seed = 0
@@ -89,31 +100,38 @@ class ParallelStepEngine(StepEngine):
         held = self.state.optimizer.items()
         return sum(t.numel() * t.element_size() for n, t in held if not n.endswith(":grad"))
 
+    @property
+    def memory_plan(self) -> dict[str, int]:
+        """Bytes that the latest training step needed, by the larger one of its two graphs."""
+        return max(self._plans, key=lambda plan: plan["total_bytes"], default={})
+
     def share_tensors(self) -> None:
         super().share_tensors()
-        trained = [name for name, yes in self._requires_grad.items() if yes]
-        layout = FlatLayout({name: self._tensors[name] for name in trained})
-        if layout != self._layout:
-            self._lay_out(layout)
-        if self._shards is not None:
-            self._shards.follow(self._tensors)
-        self._share_gradients()
+        self._want_layout(name for name, yes in self._requires_grad.items() if yes)
+        # Things move, which all processes do together, when a step comes.
+        if self._wanted_layout == self._layout:
+            self._share_memory()
 
     def train_step(self, inputs: Tensors) -> StepOutcome:
         """Run this process's part of a batch; with the last one of a step, the optimizer.
 
         Raises:
+          InvalidModelError: The processes do not train the same parameters in this step, or not
+            with the same learning rate and loss scale; nothing has changed.
           RuntimeError: Another process has ended.
         """
         self._follow_module()
-        made = self._find(self._training, inputs) or self._make_training(inputs)
+        made = self._make_alike(inputs)
         given = [inputs[name] for name in made.source.inputs]
         before = self.state.kept_batches
+        if before == 0 and self._latest_trained != made.runs.trained:
+            self._clear_gradients_without(made.runs.trained)
         last = before + 1 >= self._batches
         if self._separate:
             outputs = self._add_reduced(made, given, before, last=last)
         else:
             outputs = made.runs.add_gradients(self.state, given)[0]
+            self._plans = [made.runs.memory_plan]
             if last:
                 self._reduce()
         if made.buffers:
@@ -121,6 +139,7 @@ class ParallelStepEngine(StepEngine):
         if not last:
             return StepOutcome(outputs, False, True, None)
         updated, finite, norm = self._update(made)
+        self._plans.append(made.runs.memory_plan)
         self.state.kept_batches = 0
         if updated:
             increment_version(self._trained)
@@ -142,6 +161,35 @@ class ParallelStepEngine(StepEngine):
 
     # --- a step
 
+    def _make_alike(self, inputs: Tensors) -> MadeStep:
+        """Return the graph of a call, when all processes are about to do the same."""
+        while True:
+            if self._wanted_layout != self._layout:
+                own = {"the layout of the gradients": list(self._wanted_layout.places.items())}
+                agree(self.processes, own, self._description)
+                self._lay_out()
+            made = self._find(self._training, inputs) or self._make_training(inputs)
+            if self._wanted_layout == self._layout:  # the capture has added no parameter
+                break
+        state = self.state
+        now: dict[str, Any] = {
+            "the learning rate": state.learning_rate,
+            "the loss scale": state.loss_scale,
+            "the number of steps so far": state.steps,
+            "the number of batches since the latest step": state.kept_batches,
+            "the list of trained parameters": sorted(made.runs.trained),
+            "the list of written buffers": sorted(made.buffers),
+        }
+        agree(self.processes, now, lambda: self._description(made))
+        return made
+
+    def _clear_gradients_without(self, trained: list[str]) -> None:
+        """Put zeros where gradients lie that no graph of this step writes."""
+        for name, view in self._layout.views(self._gradients).items():
+            if name not in trained:
+                view.zero_()
+        self._latest_trained = list(trained)
+
     def _add_reduced(
         self, made: MadeStep, given: list[torch.Tensor], before: int, *, last: bool
     ) -> Any:
@@ -157,6 +205,7 @@ class ParallelStepEngine(StepEngine):
             outputs = made.runs.add_gradients(self.state, given)[0]
         finally:
             self.state.kept_batches = before
+        self._plans = [made.runs.memory_plan]
         self._reduce()
         for dtype, batch in self._gradients.items():
             if before == 0:
@@ -174,7 +223,12 @@ class ParallelStepEngine(StepEngine):
             if self._parallelism.adasum:
                 adasum.all_reduce(flat, self._layout.parts(dtype), self.processes)
             else:
-                self.processes.all_reduce(flat)
+                self._average(flat)
+
+    def _average(self, flat: torch.Tensor) -> None:
+        # As DistributedDataParallel does: gradients that are large overflow alike.
+        flat.mul_(1.0 / self.processes.size)
+        self.processes.all_reduce(flat)
 
     def _update(self, made: MadeStep) -> tuple[bool, bool, float | None]:
         if self._shards is None:
@@ -221,23 +275,26 @@ class ParallelStepEngine(StepEngine):
             return
         held = self.state.optimizer
         if self._shards is not None:
+            # States of what is frozen wait for the day that it is trained again.
+            self._want_layout(target.rpartition(":")[0] for target in held)
+            if self._wanted_layout != self._layout:
+                self._lay_out()
             self._shards.take(held)
             self.state.clear_optimizer()
-        # Batches that were reduced before are not reduced again.
-        first = self.processes.rank == 0
+        # What was put together before stands in all processes, and its mean is the same.
         target = self._sums if self._separate else self._gradients
         views = self._layout.views(target)
         for name, view in views.items():
             kept = held.get(f"{name}:grad") if self.state.kept_batches > 0 else None
-            if kept is not None and (first or self._separate):
+            if kept is not None:
                 view.copy_(kept)
             else:
                 view.zero_()
-        self._summed = None
+        self._summed = self._latest_trained = None
         self._share_gradients()
 
     def _kept_gradients(self) -> dict[torch.dtype, torch.Tensor]:
-        """Return the sums over batches and processes so far."""
+        """Return the means over the processes of what the batches so far have added up to."""
         if self._separate:
             return self._sums
         if self._parallelism.adasum:
@@ -247,7 +304,7 @@ class ParallelStepEngine(StepEngine):
             )
         sums = {dtype: flat.clone() for dtype, flat in self._gradients.items()}
         for flat in sums.values():
-            self.processes.all_reduce(flat)
+            self._average(flat)
         return sums
 
     def _set_seed(self, seed: int) -> None:
@@ -258,8 +315,16 @@ class ParallelStepEngine(StepEngine):
 
     # --- memory
 
-    def _lay_out(self, layout: FlatLayout) -> None:
-        """Move gradients and shares of states to where they lie by another layout."""
+    def _want_layout(self, trained: Iterable[str]) -> None:
+        """Have places for these parameters too; those that are gone lose theirs."""
+        self._ever_trained.update(trained)
+        self._ever_trained &= self._requires_grad.keys()
+        kept = [name for name in self._requires_grad if name in self._ever_trained]
+        self._wanted_layout = FlatLayout({name: self._tensors[name] for name in kept})
+
+    def _lay_out(self) -> None:
+        """Move gradients and shares of states to where they are wanted; all processes call it."""
+        layout = self._wanted_layout
         whole = self._shards.gather(on_all=True) if self._shards is not None else {}
         gradients = self._moved(self._gradients, layout)
         sums = self._moved(self._sums, layout) if self._separate else {}
@@ -269,6 +334,14 @@ class ParallelStepEngine(StepEngine):
             self._shards.take(whole)
             self._options["owned"] = self._shards.slices
             self._options["sum_norms"] = self._shards.sum_norms_key
+        self._training.clear()  # the slices stand in the graphs
+        self._latest_trained = None
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        if self._shards is not None:
+            self._shards.follow(self._tensors)
+        self._share_gradients()
 
     def _moved(self, flats: Mapping[torch.dtype, torch.Tensor], layout: FlatLayout) -> Any:
         """Return vectors by another layout, with what stands in those of the present one."""
@@ -288,18 +361,14 @@ class ParallelStepEngine(StepEngine):
         kinds = [_core.optimizer_states(self._options["step"], rule) for rule in rules]
         return sorted({kind for names in kinds for kind in names})
 
-    def _require_alike(self, options: Mapping[str, Any]) -> None:
-        """Raise InvalidModelError where another process has another model or other settings."""
-        own: dict[str, Any] = {
+    def _description(self, made: MadeStep | None = None) -> dict[str, Any]:
+        """Return shape, type and flag of each tensor, and what a step does with it."""
+        result: dict[str, Any] = {
             f"'{name}'": (tuple(t.shape), str(t.dtype), self._requires_grad.get(name))
             for name, t in self._tensors.items()
         }
-        own["the optimizer's numbers"] = repr(sorted(options.items(), key=lambda item: item[0]))
-        own["the distributed options"] = repr(self._parallelism)
-        for rank, other in enumerate(self.processes.from_all(own)):
-            for what in {**own, **other}:
-                if own.get(what) != other.get(what):
-                    raise InvalidModelError(
-                        f"{what} is {own.get(what)} in process {self.processes.rank}, "
-                        f"{other.get(what)} in process {rank}"
-                    )
+        if made is not None:
+            trained = made.runs.trained
+            for name in self._layout.places:
+                result[f"'{name}' in this step"] = "trained" if name in trained else "not trained"
+        return result

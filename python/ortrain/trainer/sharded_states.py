@@ -86,7 +86,7 @@ class ShardedStates:
         """Give all processes what each has updated. Overwrites the gradients.
 
         Args:
-          trained: The parameters of the step that was made; the gradients of others stay zero.
+          trained: The parameters of the step that was made, in all processes; others stay.
         """
         processes, names = self._processes, frozenset(trained)
         for name, begin, end, staged in self._staged(processes.rank, names):

@@ -40,7 +40,7 @@ _PROPERTY = "trainer"
 def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
     """Return copies of parameters, buffers and optimizer states, with the counters.
 
-    States that several processes share are put together; all of them call it then.
+    Several processes all call it: states that they share, and gradients so far, are put together.
 
     The keys are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``.
     """
@@ -180,7 +180,7 @@ def save_checkpoint(
         "step": info.step,
         "optimizer": config.name,
         "lr": float(config.lr).hex(),
-        "user": _checked_user_dict(user_dict),
+        "user": trainer.engine.everywhere(lambda: _checked_user_dict(user_dict)),
     }
     scheduler, scaler = trainer.options.lr_scheduler, trainer.loss_scaler
     if scheduler is not None:

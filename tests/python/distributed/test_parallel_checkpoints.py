@@ -166,6 +166,26 @@ def test_what_fails_in_one_process_fails_in_all(group: Group, tmp_path: Path) ->
     assert second == [f"process 0: {text}" for text in first]
 
 
+def run_bad_user_dict(folder: Path) -> str:
+    rank = dist.get_rank()
+    trainer = make(2, "adam", distributed=stage(1))
+    train(trainer, rank, 2, 1)
+    text = ""
+    try:
+        trainer.save_checkpoint(folder, {"kept": torch.zeros(1)} if rank == 1 else None)
+    except TypeError as error:
+        text = str(error)
+    train(trainer, rank, 2, 1)  # nobody waits for anybody
+    return text
+
+
+def test_a_bad_user_dict_in_one_process(group: Group, tmp_path: Path) -> None:
+    first, second = group(2).run(run_bad_user_dict, tmp_path)
+    assert second.startswith("user_dict['kept'] is a Tensor")
+    assert first == f"process 1: {second}"
+    assert list(tmp_path.iterdir()) == []
+
+
 def run_refused(folder: Path) -> list[str]:
     rank = dist.get_rank()
     distributed = {"enable_adasum": True, "allreduce_post_accumulation": True}

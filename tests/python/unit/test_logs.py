@@ -57,6 +57,23 @@ def test_one_process_has_no_rank(caplog, monkeypatch):
     assert caplog.messages == ["alone"]
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+    ],
+)
+def test_rank_is_that_of_any_launcher(monkeypatch, variables):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert logs.rank() == ortrain.distributed.world_rank() == 1
+    assert not logs.is_main_process()
+
+
 def test_rank_of_torch_distributed_counts_first(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

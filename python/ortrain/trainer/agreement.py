@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""That several processes are about to do the same: told apart before anything has changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ortrain.distributed import Processes
+from ortrain.errors import InvalidModelError
+
+
+def require_alike(processes: Processes, own: Mapping[str, Any]) -> None:
+    """Compare what each process has, by what it is; all processes call it, and all or none raise.
+
+    Args:
+      processes: Those that must agree.
+      own: What this one has; picklable.
+
+    Raises:
+      InvalidModelError: Some have other values; names the first difference, with both values.
+    """
+    for rank, other in enumerate(processes.from_all(dict(own))):
+        for what in {**own, **other}:
+            if own.get(what) != other.get(what):
+                raise InvalidModelError(
+                    f"{what} is {own.get(what)} in process {processes.rank}, "
+                    f"{other.get(what)} in process {rank}"
+                )
+
+
+def agree(
+    processes: Processes, own: Mapping[str, Any], details: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Do as ``require_alike`` by a collective of 16 bytes, for what is compared in every step.
+
+    Args:
+      processes: Those that must agree.
+      own: What this one has; its repr is compared.
+      details: Gives what is looked at first for the error's text, where processes differ.
+
+    Raises:
+      InvalidModelError: Some have other values.
+    """
+    text = repr(sorted(own.items()))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little", signed=True)
+    # The inverse of the largest ~x is the smallest x.
+    extremes = torch.tensor([number, ~number], dtype=torch.int64)
+    processes.all_reduce(extremes, "MAX")
+    largest, inverse_of_smallest = extremes.tolist()
+    if largest != ~inverse_of_smallest:
+        require_alike(processes, {**details(), **own})
