@@ -29,6 +29,12 @@ class _Exported:
     names: list[str]
 
 
+def name_below_adapters(module: nn.Module) -> str:
+    """Return the name of a module's class, of the model below where adapters of peft are around."""
+    base = module.get_base_model() if hasattr(module, "get_base_model") else module
+    return base._get_name()
+
+
 class OnnxModule(nn.Module):
     """Runs what a module computes in eval mode, from ONNX files written of it.
 
@@ -72,10 +78,7 @@ class OnnxModule(nn.Module):
         return found.prepared.output_tree.rebuild(outputs)
 
     def _get_name(self) -> str:
-        """Return the name of the module's class, below adapters of peft: Trainer decides by it."""
-        source = self.__dict__["_source"]
-        base = source.get_base_model() if hasattr(source, "get_base_model") else source
-        return base._get_name()
+        return name_below_adapters(self.__dict__["_source"])  # Trainer decides by it
 
     def _path(self, index: int) -> Path:
         name = f"model_{index}.onnx" if index else "model.onnx"

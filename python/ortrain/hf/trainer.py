@@ -21,7 +21,7 @@ from ortrain.hf.training_args import ORTOptimizerNames, ORTTrainingArguments
 from ortrain.logs import get_logger
 from ortrain.module import ORTModule
 from ortrain.onnx_export import export_module
-from ortrain.onnx_module import OnnxModule
+from ortrain.onnx_module import OnnxModule, name_below_adapters
 from ortrain.optim import FusedAdamW
 
 _LEVELS = {"VERBOSE": logging.DEBUG, "FATAL": logging.CRITICAL}
@@ -44,12 +44,6 @@ def get_ort_optimizer_cls_and_kwargs(args: Any) -> tuple[type, dict[str, Any]]:
         "eps": args.adam_epsilon,
     }
     return FusedAdamW, options
-
-
-def causal_language_model(model: nn.Module) -> bool:
-    """Tell whether transformers takes a model, below adapters of peft, for one that shifts labels."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 class ORTTrainer(Trainer):
@@ -141,7 +135,7 @@ class ORTTrainer(Trainer):
         if self.compute_loss_func is not None:
             return ModuleWithLoss(model, LossLayer(self.compute_loss_func))
         if self.label_smoother is not None:
-            shifts = causal_language_model(model)
+            shifts = name_below_adapters(model) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             return ModuleWithLoss(model, LossLayer(self.label_smoother, {"shift_labels": shifts}))
         return model
 

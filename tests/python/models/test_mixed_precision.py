@@ -22,6 +22,8 @@ from ortrain import ORTModule, ORTTrainer, ORTTrainerOptions, optim
 from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
 from ortrain.testing.models import CASES
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("mlp", "encoder", "bert", "gpt2", "llama", "vit")
 STEPS = 10
 RATE = 0.005

@@ -82,6 +82,7 @@ def run_deepspeed(stage: int, which: str) -> Any:
     return json.loads(line.removeprefix("RESULT"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_trains_as_before(stage: int) -> None:
     if importlib.util.find_spec("deepspeed") is None:
