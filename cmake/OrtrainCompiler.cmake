@@ -24,17 +24,18 @@ if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
 endif()
 
-add_library(ortrain_flags INTERFACE)
 # No -ffast-math and no -march: NaN must survive, and the wheel runs on any x86-64.
-target_compile_options(ortrain_flags INTERFACE -Wall -Wextra -Werror -fno-math-errno
+set(ORTRAIN_WARNINGS -Wall -Wextra -Werror -fno-math-errno
   # Designated initializers leave members at their defaults on purpose.
   -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives of gcc 12 inside std::optional and std::string.
-  target_compile_options(ortrain_flags INTERFACE
+  list(APPEND ORTRAIN_WARNINGS
     -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
     -Wno-array-bounds)
 endif()
+add_library(ortrain_flags INTERFACE)
+target_compile_options(ortrain_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ORTRAIN_WARNINGS}>")
 
 if(ORTRAIN_SANITIZE)
   add_compile_options(-fsanitize=${ORTRAIN_SANITIZE} -fno-omit-frame-pointer)

@@ -21,6 +21,9 @@ target_include_directories(_core SYSTEM PRIVATE "${ORTRAIN_NANOBIND_INCLUDE}")
 target_compile_definitions(_core PRIVATE
   ORTRAIN_VERSION="${PROJECT_VERSION}" ORTRAIN_BUILD_TYPE="${CMAKE_BUILD_TYPE}")
 target_link_libraries(_core PRIVATE ortrain_core ortrain_testing ortrain_flags)
+if(TARGET ortrain_gpu)
+  target_link_libraries(_core PRIVATE ortrain_gpu)
+endif()
 target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
 # The core looks for its plugins beside itself.
 set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")

@@ -4,6 +4,9 @@
 # One test executable from every *_test.cpp.
 file(GLOB_RECURSE ORTRAIN_TEST_FILES CONFIGURE_DEPENDS
   ortrain/*_test.cpp tests/cpp/*_test.cpp)
+if(NOT ORTRAIN_GPU STREQUAL "simulator")
+  list(FILTER ORTRAIN_TEST_FILES EXCLUDE REGEX "/ortrain/gpu/")
+endif()
 if(NOT ORTRAIN_TEST_FILES)
   message(STATUS "C++ tests: no sources")
   return()
@@ -16,6 +19,9 @@ include(GoogleTest)
 add_executable(ortrain_tests ${ORTRAIN_TEST_FILES} ortrain/capi/ortrain.cpp)
 target_link_libraries(ortrain_tests PRIVATE
   ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
+if(TARGET ortrain_gpu)
+  target_link_libraries(ortrain_tests PRIVATE ortrain_gpu)
+endif()
 target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
 target_compile_definitions(ortrain_tests PRIVATE
   ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" ORTRAIN_VERSION="${PROJECT_VERSION}")

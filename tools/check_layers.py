@@ -17,6 +17,7 @@ CPP = {
     "autodiff": {"ir", "base"},
     "runtime": {"plan", "ir", "base"},
     "cpu": {"runtime", "plan", "ir", "base"},
+    "gpu": {"runtime", "plan", "ir", "base"},
     "onednn": {"cpu", "base"},
     "training": {"runtime", "plan", "passes", "autodiff", "ir", "base"},
     "extension": {"cpu", "runtime", "plan", "ir", "base"},
@@ -27,12 +28,14 @@ CPP = {
 OPS = {
     "ops:rule": {"ops", "autodiff", "ir", "base"},
     "ops:_cpu": {"ops", "cpu", "runtime", "plan", "ir", "base"},
+    "ops:_gpu": {"ops", "gpu", "runtime", "plan", "ir", "base"},
     "ops:_impl": {"ops", "cpu", "runtime", "plan", "ir", "base"},
     "ops:_cases": {"ops", "testing", "runtime", "ir", "base"},
 }
 # Headers of other projects that only these folders see.
 FENCED = {"nlohmann/": ("training/",), "xxhash.h": ("training/",)}
 FENCED |= {"hwy/": ("cpu/",), "dnnl": ("onednn/",), "onnx/onnx-ml.pb.h": ("ir/onnx_",)}
+FENCED |= {"cuda": ("gpu/",), "hip/": ("gpu/",)}
 FENCED |= {"nanobind/": ("../python/src/",), "Python.h": ("../python/src/",)}
 # Module under python/ortrain -> modules that it may not import at any level.
 PYTHON = {
@@ -54,6 +57,8 @@ def layer_of(path: str, rule_headers: set[str]) -> str:
     folder, _, rest = path.partition("/")
     if folder != "ops":
         return folder
+    if rest.endswith((".cu", ".cuh")):
+        return "ops:_gpu"
     suffix = re.search(r"_(cpu|impl|cases)\.\w+$", rest)
     if suffix:
         return f"ops:{suffix.group(0).split('.')[0]}"
@@ -81,7 +86,7 @@ def cpp_errors(root: Path) -> list[str]:
     """Return one line per forbidden #include below root/ortrain."""
     errors, allowed, rule_headers = [], {**CPP, **OPS}, headers_of_rules(root)
     for path in sorted((root / "ortrain").rglob("*")):
-        if path.suffix not in (".h", ".cpp") or path.stem.endswith("_test"):
+        if path.suffix not in (".h", ".cpp", ".cu", ".cuh") or path.stem.endswith("_test"):
             continue
         name = path.relative_to(root / "ortrain").as_posix()
         layer = layer_of(name, rule_headers)

@@ -5,12 +5,14 @@
 #include <array>
 #include <cstdint>
 
+#include "ortrain/base/device_code.h"
+
 namespace ortrain {
 
 // Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four
 // random words from a 128-bit counter and a 64-bit key, with no state.
-inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
-                                      std::array<uint32_t, 2> key) {
+ORTRAIN_HOST_DEVICE inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
+                                                          std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter[2];
@@ -25,25 +27,28 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
 }
 
 // The words of elements 4 * block .. 4 * block + 3 of the node with this `stream`.
-inline std::array<uint32_t, 4> philox_block(uint64_t seed, uint64_t stream, uint64_t block) {
+ORTRAIN_HOST_DEVICE inline std::array<uint32_t, 4> philox_block(uint64_t seed, uint64_t stream,
+                                                                uint64_t block) {
   return philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
                  static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
 }
 
 // The word of element `index`.
-inline uint32_t philox_word(uint64_t seed, uint64_t stream, uint64_t index) {
+ORTRAIN_HOST_DEVICE inline uint32_t philox_word(uint64_t seed, uint64_t stream, uint64_t index) {
   return philox_block(seed, stream, index / 4)[index % 4];
 }
 
 // Dropout keeps an element when its word is at least this: P(dropped) = ratio.
-inline uint32_t dropout_threshold(double ratio) {
+ORTRAIN_HOST_DEVICE inline uint32_t dropout_threshold(double ratio) {
   const double scaled = ratio * 4294967296.0;
   if (!(scaled > 0.0)) return 0;
   return scaled >= 4294967295.0 ? 0xFFFFFFFFu : static_cast<uint32_t>(scaled);
 }
 
 // Factor of the kept elements; 0 at ratio 1, where nothing is kept.
-inline double dropout_scale(double ratio) { return ratio < 1.0 ? 1.0 / (1.0 - ratio) : 0.0; }
+ORTRAIN_HOST_DEVICE inline double dropout_scale(double ratio) {
+  return ratio < 1.0 ? 1.0 / (1.0 - ratio) : 0.0;
+}
 
 }  // namespace ortrain

@@ -4,12 +4,14 @@
 
 #include <type_traits>
 
-#include "ortrain/base/dim.h"
+#include "ortrain/base/axis_split.h"
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/scratch.h"
 #include "ortrain/cpu/storage.h"
 
 namespace ortrain::cpu {
+
+using ::ortrain::AxisSplit;
 
 template <class T>
 constexpr Storage kStorageOf = std::is_same_v<T, float>      ? Storage::kF32
@@ -56,17 +58,6 @@ class RowAccess {
  private:
   int64_t n_;
   C* buffers_ = nullptr;
-};
-
-// A shape seen from one axis: element (o, i, r) lies at (o * size + i) * inner + r.
-struct AxisSplit {
-  int64_t outer, size, inner;
-
-  AxisSplit(const Dims& dims, int64_t axis) : outer(1), size(1), inner(1) {
-    if (dims.empty()) return;  // a scalar is one element along its only axis
-    const size_t at = static_cast<size_t>(normalize_axis(axis, dims.size()));
-    for (size_t i = 0; i < dims.size(); ++i) (i < at ? outer : i == at ? size : inner) *= dims[i];
-  }
 };
 
 // Rows per range so that a thread gets enough elements to be worth waking.

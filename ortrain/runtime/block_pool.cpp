@@ -162,11 +162,9 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
     stats_.bytes_in_use += size;
     most_in_use_ = std::max(most_in_use_, stats_.bytes_in_use);
   }
-  auto* block = new Block();
-  block->data_ = data;
-  block->bytes_ = size;
+  auto* block = new Block(data, size);
   return std::shared_ptr<Block>(block, [pool = shared_from_this(), is_arena](Block* dropped) {
-    pool->release(is_arena, dropped->data_, dropped->bytes_);
+    pool->release(is_arena, dropped->data(), dropped->bytes());
     delete dropped;
   });
 }

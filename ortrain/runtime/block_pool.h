@@ -10,22 +10,24 @@
 
 namespace ortrain {
 
-// A piece of host memory, 64-byte aligned, contents undefined. It goes back to its pool when the
-// last reference is dropped.
+// A piece of memory, 64-byte aligned, contents undefined. It goes back to where it came from when
+// the last reference is dropped.
 class Block {
  public:
+  // `data` belongs to whoever makes the block: a pool, or a device.
+  Block(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
  private:
-  friend class BlockPool;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
+  void* data_;
+  size_t bytes_;
 };
 
 // Keeps freed blocks for reuse, so that steady training neither allocates nor faults pages. Arenas
 // and tensors are kept apart: arenas are few and large, any that fits will do, and where none fits
-// the largest, from 4 MiB on, grows, so that only the pages it gains are new; tensors want a close fit. Thread-safe.
+// the largest, from 4 MiB on, grows, so that only the pages it gains are new; tensors want a close
+// fit. Thread-safe.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static std::shared_ptr<BlockPool> create();
@@ -64,7 +66,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   mutable std::mutex mutex_;
   std::vector<Free> free_arenas_;   // oldest first
   std::vector<Free> free_tensors_;  // oldest first
-  size_t most_in_use_ = 0;  // since the last trim
+  size_t most_in_use_ = 0;          // since the last trim
   Stats stats_;
 };
 

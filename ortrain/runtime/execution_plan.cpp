@@ -47,6 +47,7 @@ class PlanMaker {
     assign_buffers();
     assign_outputs();
     place_and_emit();
+    plan_.placed = place_constants(kernels_.device(), plan_.constants);
     log_summary();
     return std::make_shared<const ExecutionPlan>(std::move(plan_));
   }
@@ -172,6 +173,14 @@ class PlanMaker {
     return true;
   }
 
+  static size_t bytes_of_outputs(const NodeSpec& spec) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < spec.num_outputs(); ++i) {
+      if (spec.has_output(i)) bytes += spec.output(i).bytes();
+    }
+    return bytes;
+  }
+
   void choose_kernels_and_fold() {
     for (NodeId id : graph_.order()) {
       const Node& node = graph_.node(id);
@@ -185,7 +194,11 @@ class PlanMaker {
       work.node = id;
       work.spec = node_spec(def, node);
       std::vector<std::string> refused;
-      work.kernel = kernels_.select(*work.spec, &refused);
+      // What depends on constants alone is computed on the host.
+      const bool folds =
+          constant && !def.draws_random_numbers && bytes_of_outputs(*work.spec) <= kFoldBytes;
+      const KernelRegistry& kernels = folds ? cpu_kernels() : kernels_;
+      work.kernel = kernels.select(*work.spec, &refused);
       if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
       if (log_enabled("dispatch")) {
         std::string line = str(Graph::context(node), work.kernel->name);
@@ -193,11 +206,7 @@ class PlanMaker {
         log_line("dispatch", line);
       }
       if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
-      size_t bytes = 0;
-      for (size_t i = 0; i < work.spec->num_outputs(); ++i) {
-        if (work.spec->has_output(i)) bytes += work.spec->output(i).bytes();
-      }
-      if (constant && !def.draws_random_numbers && bytes <= kFoldBytes) {
+      if (folds) {
         evaluate(work);
         continue;
       }
@@ -594,8 +603,8 @@ class PlanMaker {
       const size_t bytes = plan_.outputs[copy.output].bytes();
       PlanStep step{.kernel = "copy",
                     .run =
-                        [bytes](const KernelArgs& args) {
-                          if (bytes > 0) std::memcpy(args.out[0], args.in[0], bytes);
+                        [bytes, device = &kernels_.device()](const KernelArgs& args) {
+                          device->copy(args.out[0], args.in[0], bytes, args.stream);
                         },
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = 1,

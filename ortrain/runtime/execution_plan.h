@@ -54,6 +54,7 @@ struct ExecutionPlan {
   size_t num_forward_steps = 0;
   std::vector<Location> args;
   std::vector<TensorData> constants;
+  PlacedConstants placed;  // the same where the kernels read them
   // Per graph output: from the first step that touches its block to behind the last; empty where it
   // has none. Of a gradient, to behind the last that reads the input that it is the gradient of.
   std::vector<StepRange> output_steps;

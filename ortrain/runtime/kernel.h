@@ -15,6 +15,8 @@
 
 namespace ortrain {
 
+struct Fault;
+
 // What the nodes of one run keep from its forward for its backward, by a number of theirs.
 struct RunState {
   std::map<int64_t, std::shared_ptr<void>> kept;
@@ -27,6 +29,11 @@ struct KernelArgs {
   void* const* out;
   void* workspace;
   RunState* run = nullptr;  // null while planning
+  // On a device: the stream to work on, where to report what is wrong with values, and the number
+  // to report it under.
+  void* stream = nullptr;
+  Fault* fault = nullptr;
+  uint32_t step = 0;
 
   template <typename T>
   const T* input(size_t i) const {

@@ -50,6 +50,15 @@ const std::vector<Kernel>& KernelRegistry::find(std::string_view domain,
   return found == kernels_.end() ? kNone : found->second;
 }
 
+std::vector<std::string> KernelRegistry::operators() const {
+  std::vector<std::string> names;
+  const std::shared_lock lock(mutex_);
+  for (const auto& [key, kernels] : kernels_) {
+    names.push_back(key.first.empty() ? key.second : key.first + "::" + key.second);
+  }
+  return names;
+}
+
 const Kernel* KernelRegistry::select(const NodeSpec& spec,
                                      std::vector<std::string>* refused) const {
   for (const Kernel& kernel : find(spec.node().domain, spec.node().op)) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ortrain/runtime/device.h"
 #include "ortrain/runtime/kernel.h"
 
 namespace ortrain {
@@ -15,10 +16,16 @@ namespace ortrain {
 // The kernels of one provider, per operator, best first. Thread-safe; what it returns stays valid.
 class KernelRegistry {
  public:
+  explicit KernelRegistry(Device& device = host_device()) : device_(&device) {}
+  // Whose memory the kernels work on.
+  Device& device() const { return *device_; }
+
   // Standard operators: "Softmax"; ours: "ortrain::Softmax". Throws InternalError if there already.
   void add(std::string_view op, std::vector<Kernel> kernels);
   // Best first; empty when there is none.
   const std::vector<Kernel>& find(std::string_view domain, std::string_view name) const;
+  // "Softmax", "ortrain::Attention": every operator that has kernels.
+  std::vector<std::string> operators() const;
 
   // The first kernel that takes the node. `refused` gets "name: reason" of those before it.
   // Null if none does.
@@ -28,6 +35,7 @@ class KernelRegistry {
                              std::string* why = nullptr) const;
 
  private:
+  Device* device_;
   mutable std::shared_mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::vector<Kernel>, std::less<>> kernels_;
 };

@@ -3,20 +3,20 @@
 #include "ortrain/runtime/nan_check.h"
 
 #include <cmath>
-#include <optional>
+#include <vector>
 
 #include "ortrain/base/dtype_dispatch.h"
 
 namespace ortrain {
-namespace {
 
-struct Found {
-  int64_t count = 0;
-  int64_t first = 0;  // position in memory order
-};
-
-Found find_nan(const TensorSpec& spec, const void* data) {
+NanCheck::Found NanCheck::find_nan(const TensorSpec& spec, const void* data) const {
   if (data == nullptr || !spec.defined() || !is_float(spec.dtype)) return {};
+  std::vector<char> copied;
+  if (!device_->is_host()) {
+    copied.resize(spec.bytes());
+    device_->download(copied.data(), data, copied.size(), stream_);
+    data = copied.data();
+  }
   return dispatch_float(spec.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* values = static_cast<const T*>(data);
@@ -31,7 +31,7 @@ Found find_nan(const TensorSpec& spec, const void* data) {
 }
 
 // "3 of float32[2, 3] are NaN, the first at [0, 2]"
-std::string described(const TensorSpec& spec, Found found) {
+std::string NanCheck::described(const TensorSpec& spec, Found found) {
   Dims position(spec.dims.size());
   int64_t rest = found.first;
   for (size_t k = spec.dims.size(); k-- > 0;) {
@@ -41,8 +41,6 @@ std::string described(const TensorSpec& spec, Found found) {
   return str(found.count, " of ", tensor_spec_str(spec), found.count == 1 ? " is" : " are",
              " NaN, the first at ", dims_str(position));
 }
-
-}  // namespace
 
 void NanCheck::see_input(const Graph& graph, const GraphInput& input, const TensorSpec& spec,
                          const void* data) {

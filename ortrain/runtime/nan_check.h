@@ -7,6 +7,7 @@
 
 #include "ortrain/ir/graph.h"
 #include "ortrain/ir/node_spec.h"
+#include "ortrain/runtime/device.h"
 
 namespace ortrain {
 
@@ -15,6 +16,10 @@ namespace ortrain {
 // that holds one is an error.
 class NanCheck {
  public:
+  // `device` has the values, of work on `stream`. Not on the host: they are copied for each look.
+  explicit NanCheck(Device& device = host_device(), void* stream = nullptr)
+      : device_(&device), stream_(stream) {}
+
   // An input of the graph, before the first node runs.
   void see_input(const Graph& graph, const GraphInput& input, const TensorSpec& spec,
                  const void* data);
@@ -24,6 +29,15 @@ class NanCheck {
   void require_numbers(const GraphOutput& output, const TensorSpec& spec, const void* data) const;
 
  private:
+  struct Found {
+    int64_t count = 0;
+    int64_t first = 0;  // position in memory order
+  };
+  Found find_nan(const TensorSpec& spec, const void* data) const;
+  static std::string described(const TensorSpec& spec, Found found);
+
+  Device* device_;
+  void* stream_;
   std::string first_;  // empty until there is one
 };
 

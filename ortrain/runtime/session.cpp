@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
@@ -52,6 +53,10 @@ std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
     : session_(std::move(session)), plan_(std::move(plan)) {}
 
+RunContext::~RunContext() {
+  if (session_) release();
+}
+
 std::vector<RunOutput> RunContext::make_outputs() {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
   output_blocks_.assign(outputs.size(), nullptr);
@@ -59,23 +64,29 @@ std::vector<RunOutput> RunContext::make_outputs() {
   for (size_t k = 0; k < outputs.size(); ++k) {
     result[k].spec = plan_->outputs[k];
     if (outputs[k].role == OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
-    output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
+    output_blocks_[k] = session_->device().tensor(plan_->outputs[k].bytes(), stream_);
     result[k].block = output_blocks_[k];
   }
   return result;
 }
 
-std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) {
+std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, void* stream) {
   check(inputs.size() == plan_->inputs.size(), "one address per graph input is needed");
   release();
+  Device& device = session_->device();
+  device.raise_faults();
+  stream_ = stream;
+  const std::shared_ptr<void> scope = device.enter();
+  if (!fault_) fault_ = device.make_fault_slot();
   inputs_.assign(inputs.begin(), inputs.end());
-  arena_ = BlockPool::host()->arena(std::max<size_t>(plan_->arena_bytes, 64));
+  arena_ = device.arena(std::max<size_t>(plan_->arena_bytes, 64), stream_);
   std::vector<RunOutput> result = make_outputs();
-  nan_check_ = {};
+  nan_check_ = NanCheck(device, stream_);
   look_for_nan_in_inputs(false);
   try {
     run_steps(0, plan_->num_forward_steps);
     refuse_nan(result);
+    throw_fault();
   } catch (...) {
     release();
     throw;
@@ -89,17 +100,19 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs) 
   return result;
 }
 
-std::vector<RunOutput> RunContext::backward(std::span<const void* const> gradients) {
-  begin_backward(gradients);
+std::vector<RunOutput> RunContext::backward(std::span<const void* const> gradients, void* stream) {
+  begin_backward(gradients, stream);
   return continue_backward(plan_->steps.size());
 }
 
-void RunContext::begin_backward(std::span<const void* const> gradients) {
+void RunContext::begin_backward(std::span<const void* const> gradients, void* stream) {
   check(can_run_backward() && !in_backward(), "backward needs a forward first");
   check(gradients.size() == plan_->inputs.size(), "one address per graph input is needed");
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
   }
+  throw_fault();
+  stream_ = stream;
   look_for_nan_in_inputs(true);
   next_step_ = plan_->num_forward_steps;
 }
@@ -107,6 +120,8 @@ void RunContext::begin_backward(std::span<const void* const> gradients) {
 std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   check(in_backward(), "continue_backward needs begin_backward first");
   const size_t begin = *next_step_;
+  Device& device = session_->device();
+  const std::shared_ptr<void> scope = device.enter();
   end = std::min(std::max(end, begin), plan_->steps.size());
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
   std::vector<RunOutput> result(outputs.size());
@@ -116,13 +131,14 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
     if (outputs[k].role != OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
     const StepRange touched = plan_->output_steps[k];
     if (touched.begin < end && touched.end > begin && output_blocks_[k] == nullptr) {
-      output_blocks_[k] = BlockPool::host()->tensor(plan_->outputs[k].bytes());
+      output_blocks_[k] = device.tensor(plan_->outputs[k].bytes(), stream_);
     }
     if (touched.end > begin && touched.end <= end) result[k].block = output_blocks_[k];
   }
   try {
     run_steps(begin, end);
     refuse_nan(result);
+    throw_fault();
   } catch (...) {
     release();
     throw;
@@ -133,6 +149,19 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   }
   if (last) release();
   return result;
+}
+
+void RunContext::throw_fault() {
+  if (fault_ && is_raised(*fault_)) fault_thrower()(std::exchange(*fault_, {}));
+}
+
+std::function<void(const Fault&)> RunContext::fault_thrower() const {
+  return [session = session_, plan = plan_](const Fault& found) {
+    const NodeId node = plan->steps.at(found.step).node;
+    const std::string context =
+        node == kNoNode ? std::string() : Graph::context(session->graph().node(node));
+    throw_error(context, found);
+  };
 }
 
 void RunContext::look_for_nan_in_inputs(bool backward) {
@@ -155,6 +184,11 @@ void RunContext::refuse_nan(const std::vector<RunOutput>& outputs) const {
 }
 
 void RunContext::release() {
+  // The device may be at work still: what it finds is raised by a later call.
+  if (fault_ && !session_->device().is_host()) {
+    session_->device().watch(std::move(fault_), fault_thrower());
+  }
+  fault_.reset();
   arena_.reset();
   output_blocks_.clear();
   inputs_.clear();
@@ -164,6 +198,7 @@ void RunContext::release() {
 
 void RunContext::run_steps(size_t begin, size_t end) {
   using Clock = std::chrono::steady_clock;
+  Device& device = session_->device();
   const bool profile = profiling();
   const bool checks_nan = session_->checks_nan();
   char* const arena = static_cast<char*>(arena_->data());
@@ -176,7 +211,7 @@ void RunContext::run_steps(size_t begin, size_t end) {
                location.offset;
       case Location::Kind::constant:
         return const_cast<char*>(
-                   static_cast<const char*>(plan_->constants[location.index].data())) +
+                   static_cast<const char*>(plan_->placed.addresses[location.index])) +
                location.offset;
       case Location::Kind::arena:
         return arena + location.offset;
@@ -194,10 +229,15 @@ void RunContext::run_steps(size_t begin, size_t end) {
     const KernelArgs kernel_args{.in = args.data(),
                                  .out = args.data() + step.num_inputs,
                                  .workspace = args[count - 1],
-                                 .run = &state_};
+                                 .run = &state_,
+                                 .stream = stream_,
+                                 .fault = fault_.get(),
+                                 .step = static_cast<uint32_t>(s)};
     if (profile) {
+      device.synchronize(stream_);
       const Clock::time_point start = Clock::now();
       step.run(kernel_args);
+      device.synchronize(stream_);
       const auto nanoseconds = [](Clock::duration time) {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
       };

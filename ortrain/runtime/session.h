@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -46,6 +47,7 @@ class Session {
   SessionProfile& profile() const { return *profile_; }
   // ORTRAIN_CHECK_NAN was set when the session was made.
   bool checks_nan() const { return checks_nan_; }
+  Device& device() const { return kernels_->device(); }
 
  private:
   Graph graph_;
@@ -70,22 +72,27 @@ struct RunOutput {
 class RunContext {
  public:
   RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan);
+  RunContext(RunContext&&) = default;
+  RunContext& operator=(RunContext&&) = default;
+  ~RunContext();
 
   const ExecutionPlan& plan() const { return *plan_; }
 
-  // Runs the forward steps. `inputs`: one address per graph input, null for those with role
-  // `gradient`; the memory must stay valid and unchanged until backward is done. Returns one entry
-  // per graph output; those with role `gradient` have no block yet.
-  std::vector<RunOutput> forward(std::span<const void* const> inputs);
+  // Runs the forward steps. What a kernel on a device finds wrong with values that it reads on the
+  // way is thrown here, or by a later call that comes after the device was done. `inputs`: one
+  // address per graph input, null for those with role `gradient`; the memory must stay valid and
+  // unchanged until backward is done. Returns one entry per graph output; those with role
+  // `gradient` have no block yet. `stream`: the device's queue for all work of this forward.
+  std::vector<RunOutput> forward(std::span<const void* const> inputs, void* stream = nullptr);
   // Runs the backward steps. `gradients`: one address per graph input, null unless its role is
   // `gradient`. Returns one entry per graph output; only gradients have blocks. Afterwards the
   // context holds no memory; a second backward needs a forward first.
-  std::vector<RunOutput> backward(std::span<const void* const> gradients);
+  std::vector<RunOutput> backward(std::span<const void* const> gradients, void* stream = nullptr);
   // The same in parts, for gradients that are wanted as soon as they are final. `begin_backward`
   // takes the addresses, `continue_backward` runs the steps before step `end` of the plan that have
   // not run, and returns the gradients that no later step touches and that were not returned yet.
   // The part with the plan's last step ends the backward.
-  void begin_backward(std::span<const void* const> gradients);
+  void begin_backward(std::span<const void* const> gradients, void* stream = nullptr);
   std::vector<RunOutput> continue_backward(size_t end);
   // Between the two, or between parts.
   bool in_backward() const { return next_step_.has_value(); }
@@ -95,6 +102,9 @@ class RunContext {
   void release();
 
  private:
+  // Throws what a kernel on a device found wrong with values, in work that is done already.
+  void throw_fault();
+  std::function<void(const Fault&)> fault_thrower() const;
   void run_steps(size_t begin, size_t end);
   void look_for_nan_in_inputs(bool backward);
   void refuse_nan(const std::vector<RunOutput>& outputs) const;
@@ -102,6 +112,8 @@ class RunContext {
 
   std::shared_ptr<Session> session_;
   std::shared_ptr<const ExecutionPlan> plan_;
+  void* stream_ = nullptr;
+  std::shared_ptr<Fault> fault_;  // null where kernels throw
   std::shared_ptr<Block> arena_;
   std::vector<const void*> inputs_;
   RunState state_;

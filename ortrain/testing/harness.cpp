@@ -49,14 +49,18 @@ const OpDef& def_of(const OpCase& op_case) {
 
 double draw(const CaseInput& input, size_t index, Random& random) {
   switch (input.fill) {
-    case CaseInput::Fill::normal: return random.normal();
+    case CaseInput::Fill::normal:
+      return random.normal();
     case CaseInput::Fill::uniform:
       return input.low + (input.high - input.low) * random.uniform();
-    case CaseInput::Fill::positive: return 0.5 + 1.5 * random.uniform();
+    case CaseInput::Fill::positive:
+      return 0.5 + 1.5 * random.uniform();
     case CaseInput::Fill::integers:
       return std::floor(input.low + (input.high - input.low) * random.uniform());
-    case CaseInput::Fill::values: return input.values.at(index);
-    case CaseInput::Fill::absent: return 0;
+    case CaseInput::Fill::values:
+      return input.values.at(index);
+    case CaseInput::Fill::absent:
+      return 0;
   }
   return 0;
 }
@@ -141,9 +145,9 @@ std::vector<DType> types_under_test(const OpCase& op_case) {
       break;
     }
   }
-  for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i16,
-                     DType::i32, DType::i64, DType::u8, DType::u16, DType::u32, DType::u64,
-                     DType::boolean}) {
+  for (DType type :
+       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i16, DType::i32,
+        DType::i64, DType::u8, DType::u16, DType::u32, DType::u64, DType::boolean}) {
     if (types.contains(type)) result.push_back(type);
   }
   if (result.empty()) result.push_back(DType::f32);  // no input of the type under test
@@ -179,8 +183,7 @@ std::vector<TensorData> make_inputs(const OpCase& op_case, DType type, uint64_t 
 }
 
 std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<TensorData>& inputs,
-                                   const std::string& kernel_name,
-                                   const KernelRegistry& kernels) {
+                                   const std::string& kernel_name, const KernelRegistry& kernels) {
   const OpDef& def = def_of(op_case);
   const Node node = make_node(op_case, inputs);
   std::vector<InferredValue> values;
@@ -215,6 +218,7 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
     results.push_back(TensorData::allocate(value.dtype, output_specs.back().dims, &data));
     out.push_back(data);
   }
+  // What a view or kernel knows while planning lies on the host; what it reads, on the device.
   NodeSpec spec(def, node, input_specs, output_specs, in);
   std::string why;
   const Kernel* kernel =
@@ -231,10 +235,36 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
     return results;
   }
   const KernelFn run = kernel->make(spec);
-  void* workspace = nullptr;
-  const TensorData workspace_owner = TensorData::allocate(
-      DType::u8, {static_cast<int64_t>(spec.workspace_bytes())}, &workspace);
-  run({in.data(), out.data(), workspace});
+  Device& device = kernels.device();
+  const std::shared_ptr<void> scope = device.enter();
+  std::vector<std::shared_ptr<Block>> blocks;
+  const auto place = [&](size_t bytes) {
+    blocks.push_back(device.tensor(std::max<size_t>(bytes, 1), nullptr));
+    return blocks.back()->data();
+  };
+  std::vector<void*> results_on_device = out;
+  if (!device.is_host()) {
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (in[i] == nullptr) continue;
+      void* const placed = place(inputs[i].bytes());
+      device.upload(placed, in[i], inputs[i].bytes(), nullptr);
+      in[i] = placed;
+    }
+    for (size_t i = 0; i < out.size(); ++i) results_on_device[i] = place(results[i].bytes());
+  }
+  void* const workspace = place(spec.workspace_bytes());
+  const std::shared_ptr<Fault> fault = device.make_fault_slot();
+  run({.in = in.data(),
+       .out = results_on_device.data(),
+       .workspace = workspace,
+       .fault = fault.get()});
+  if (!device.is_host()) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      device.download(out[i], results_on_device[i], results[i].bytes(), nullptr);
+    }
+    device.synchronize(nullptr);
+    if (is_raised(*fault)) throw_error(spec.context(), *fault);
+  }
   return results;
 }
 
@@ -259,7 +289,7 @@ std::vector<CheckRow> check_kernels(const OpCase& op_case, const KernelRegistry&
     for (const std::string reference : {"ref", "view", ""}) {
       if (!expected.empty()) break;
       try {
-        expected = run_kernel(op_case, inputs, reference, kernels);
+        expected = run_kernel(op_case, inputs, reference, cpu_kernels());
       } catch (const UnsupportedError&) {
         if (reference.empty()) throw;
       }
@@ -312,9 +342,8 @@ Graph make_case_graph(const OpCase& op_case, const std::vector<TensorData>& inpu
   }
   const auto [domain, name] = split_op(op_case.op);
   builder.set_layer(op_case.name);
-  const std::vector<ValueId> outputs =
-      builder.node(domain, name, values, op_case.attributes,
-                   std::vector<bool>(op_case.outputs, true));
+  const std::vector<ValueId> outputs = builder.node(domain, name, values, op_case.attributes,
+                                                    std::vector<bool>(op_case.outputs, true));
   for (size_t i = 0; i < outputs.size(); ++i) {
     graph.add_output({.value = outputs[i], .name = str("y", i), .role = OutputRole::user});
   }
@@ -356,17 +385,30 @@ CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
     cotangents.push_back(std::move(cotangent));
   }
 
+  Device& device = kernels.device();
+  std::vector<std::shared_ptr<Block>> placed;
+  const auto on_device = [&](const std::vector<double>& values) -> const void* {
+    placed.push_back(device.tensor(std::max<size_t>(values.size() * sizeof(double), 1), nullptr));
+    device.upload(placed.back()->data(), values.data(), values.size() * sizeof(double), nullptr);
+    return placed.back()->data();
+  };
+  const auto on_host = [&](const RunOutput& output) {
+    std::vector<double> values(static_cast<size_t>(output.spec.numel()));
+    device.download(values.data(), output.block->data(), values.size() * sizeof(double), nullptr);
+    return values;
+  };
+
   const auto weighted_sum = [&] {
     std::vector<const void*> addresses;
-    for (const std::vector<double>& values : x) addresses.push_back(values.data());
+    for (const std::vector<double>& values : x) addresses.push_back(on_device(values));
     RunContext context(forward_session, forward_plan);
     const std::vector<RunOutput> outputs = context.forward(addresses);
     double sum = 0;
     for (size_t k = 0; k < cotangents.size(); ++k) {
-      const auto* y =
-          static_cast<const double*>(outputs[op_case.gradient_outputs[k]].block->data());
+      const std::vector<double> y = on_host(outputs[op_case.gradient_outputs[k]]);
       for (size_t i = 0; i < cotangents[k].size(); ++i) sum += y[i] * cotangents[k][i];
     }
+    placed.clear();
     return sum;
   };
 
@@ -375,8 +417,8 @@ CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
   size_t next_gradient = 0;
   for (size_t i = 0; i < gradient_graph.inputs().size(); ++i) {
     const bool is_gradient = gradient_graph.inputs()[i].role == InputRole::gradient;
-    addresses.push_back(is_gradient ? nullptr : x[i].data());
-    gradient_addresses.push_back(is_gradient ? cotangents[next_gradient++].data() : nullptr);
+    addresses.push_back(is_gradient ? nullptr : on_device(x[i]));
+    gradient_addresses.push_back(is_gradient ? on_device(cotangents[next_gradient++]) : nullptr);
   }
   RunContext context(gradient_session, gradient_plan);
   context.forward(addresses);
@@ -386,14 +428,15 @@ CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
   }
   std::vector<RunOutput> gradients;
   if (context.can_run_backward()) gradients = context.backward(gradient_addresses);
+  placed.clear();
 
   row.passed = true;
   for (size_t p = 0; p < positions.size(); ++p) {
-    const double* analytic = nullptr;
+    std::optional<std::vector<double>> analytic;
     for (size_t k = 0; k < gradients.size(); ++k) {
       const GraphOutput& output = gradient_graph.outputs()[k];
       if (output.role == OutputRole::gradient && output.target == str("x", positions[p])) {
-        analytic = static_cast<const double*>(gradients[k].block->data());
+        analytic = on_host(gradients[k]);
       }
     }
     for (size_t i = 0; i < x[p].size(); ++i) {
@@ -405,7 +448,7 @@ CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
       const double below = weighted_sum();
       x[p][i] = saved;
       const double numeric = (above - below) / (2 * step);
-      const double value = analytic == nullptr ? 0.0 : analytic[i];
+      const double value = analytic ? (*analytic)[i] : 0.0;
       const double delta = std::abs(value - numeric);
       row.difference = std::max(row.difference, delta / std::max(1.0, std::abs(numeric)));
       if (!(delta <= 1e-5 + 1e-3 * std::abs(numeric))) {

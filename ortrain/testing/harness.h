@@ -21,7 +21,7 @@ std::string case_name(const OpCase& op_case);
 std::vector<DType> types_under_test(const OpCase& op_case);
 // Deterministic inputs for a type under test; absent ones are undefined.
 std::vector<TensorData> make_inputs(const OpCase& op_case, DType type, uint64_t seed = 1);
-// Runs one kernel ("" = the one that would be chosen). Throws what inference and kernel throw, and
+// Runs one kernel, on memory of its device ("" = the one that would be chosen). Throws what inference and kernel throw, and
 // UnsupportedError when that kernel refuses.
 std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<TensorData>& inputs,
                                    const std::string& kernel, const KernelRegistry& kernels);
@@ -36,7 +36,7 @@ struct CheckRow {
   std::string message;    // what went wrong, or why refused
 };
 
-// Every kernel against "ref" for every type under test; a refusal case: that it is refused.
+// Every kernel against the CPU's "ref" for every type under test; a refusal case: that it is refused.
 std::vector<CheckRow> check_kernels(const OpCase& op_case, const KernelRegistry& kernels);
 
 // The gradient rule, run through autodiff, plan and executor in float64, against central

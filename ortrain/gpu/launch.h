@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "ortrain/base/error.h"
+#include "ortrain/gpu/device_code.h"
+#include "ortrain/runtime/fault.h"
+#include "ortrain/runtime/kernel.h"
+
+namespace ortrain::gpu {
+
+// Blocks and threads of one launch.
+struct LaunchShape {
+  unsigned blocks = 1;
+  unsigned threads = 256;  // a multiple of kWarpSize, 1024 at most
+  size_t shared_bytes = 0;
+  unsigned blocks_y = 1;
+  unsigned blocks_z = 1;
+};
+
+// Throws DeviceError with the runtime's words when `code` is no success.
+void check_device_call(int code, const char* what);
+
+// Puts kernel(args...) onto the stream. Nothing to do for no blocks. Throws DeviceError.
+template <class... Parameters, class... Args>
+void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* stream, Args&&... args) {
+  if (shape.blocks == 0 || shape.blocks_y == 0 || shape.blocks_z == 0) return;
+#if defined(__HIPCC__)
+  kernel<<<dim3(shape.blocks, shape.blocks_y, shape.blocks_z), shape.threads, shape.shared_bytes,
+           static_cast<hipStream_t>(stream)>>>(static_cast<Parameters>(args)...);
+  check_device_call(static_cast<int>(hipGetLastError()), "launching a kernel");
+#elif defined(__CUDACC__)
+  // More than 48 KiB are given only to kernels that ask for it.
+  if (shape.shared_bytes > (size_t{48} << 10)) {
+    check_device_call(
+        static_cast<int>(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(shape.shared_bytes))),
+        "asking for shared memory");
+  }
+  kernel<<<dim3(shape.blocks, shape.blocks_y, shape.blocks_z), shape.threads, shape.shared_bytes,
+           static_cast<cudaStream_t>(stream)>>>(static_cast<Parameters>(args)...);
+  check_device_call(static_cast<int>(cudaGetLastError()), "launching a kernel");
+#else
+  (void)stream;
+  simulator::run({shape.blocks, shape.blocks_y, shape.blocks_z}, shape.threads, shape.shared_bytes,
+                 [&] { kernel(static_cast<Parameters>(args)...); });
+#endif
+}
+
+// Blocks for a loop over `count` items in strides of the whole grid (see `for_each_item`): enough
+// to fill any device, so that index arithmetic is shared among many items.
+inline LaunchShape items(int64_t count, unsigned threads = 256, int64_t max_blocks = 4096) {
+  return {.blocks = static_cast<unsigned>(
+              std::clamp<int64_t>((count + threads - 1) / threads, 0, max_blocks)),
+          .threads = threads};
+}
+
+// Calls body(i) for every i < count, once in the whole grid.
+template <class Body>
+ORTRAIN_DEVICE void for_each_item(int64_t count, const Body& body) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) body(i);
+}
+
+// Threads of a block that works on rows of `columns` values: a power of two of warps.
+inline unsigned row_threads(int64_t columns, int64_t per_thread = 4, unsigned most = 1024) {
+  unsigned threads = kWarpSize;
+  while (threads < most && int64_t{threads} * per_thread < columns) threads *= 2;
+  return threads;
+}
+
+// An array that goes to a kernel by value.
+template <class T, int N>
+struct DeviceArray {
+  T values[N] = {};
+  ORTRAIN_HOST_DEVICE T& operator[](int i) { return values[i]; }
+  ORTRAIN_HOST_DEVICE const T& operator[](int i) const { return values[i]; }
+};
+
+// Where a kernel reports values that are out of range; see Fault.
+struct FaultReporter {
+  Fault* slot = nullptr;
+  uint32_t step = 0;
+
+  FaultReporter() = default;
+  explicit FaultReporter(const KernelArgs& args) : slot(args.fault), step(args.step) {}
+
+  // Only the first one of a run is kept.
+  ORTRAIN_DEVICE void report(FaultKind kind, int64_t value, int64_t position, int64_t low,
+                             int64_t high) const {
+    if (slot == nullptr) return;
+    auto* state = reinterpret_cast<int*>(&slot->kind);
+    if (atomic_compare_exchange(state, 0, static_cast<int>(FaultKind::being_written)) != 0) return;
+    slot->step = step;
+    slot->value = value;
+    slot->position = position;
+    slot->low = low;
+    slot->high = high;
+    system_fence();
+    *reinterpret_cast<volatile int*>(state) = static_cast<int>(kind);
+  }
+  // Makes a negative index count from the end, as ONNX does. Reports one outside of [-size, size),
+  // gives 0 for it, and returns false.
+  ORTRAIN_DEVICE bool wrap_index(int64_t& index, int64_t position, int64_t size) const {
+    if (index < -size || index >= size) {
+      report(FaultKind::element, index, position, -size, size);
+      index = 0;
+      return false;
+    }
+    if (index < 0) index += size;
+    return true;
+  }
+};
+
+}  // namespace ortrain::gpu

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ortrain/ir/tensor_data.h"
+#include "ortrain/runtime/block_pool.h"
+#include "ortrain/runtime/fault.h"
+
+namespace ortrain {
+
+// Whether it is there in full; a kernel may be writing it.
+bool is_raised(const Fault& fault);
+// Throws IndexError ("index 7 at position 1 is outside of [0, 5)"; "indices[1] = 7 is out of range
+// for an extent of 5" for kind `element`), ShapeError or UnsupportedError, `context` in front.
+[[noreturn]] void throw_error(const std::string& context, const Fault& fault);
+
+// The memory that a provider's kernels work on, and the queue of their work. A stream is the
+// device's own kind of handle, null = its default; work of one stream happens in order.
+// Thread-safe.
+class Device {
+ public:
+  virtual ~Device() = default;
+  // "cpu", "cuda:0", "hip:0", "simulator"
+  virtual std::string name() const = 0;
+  // Kernels run before the call returns, on memory that the host reads and writes.
+  virtual bool is_host() const = 0;
+
+  // Memory, 64-byte aligned, contents undefined, ready for work of this stream. Throws
+  // OutOfMemoryError naming the size.
+  virtual std::shared_ptr<Block> arena(size_t bytes, void* stream) = 0;
+  virtual std::shared_ptr<Block> tensor(size_t bytes, void* stream) = 0;
+
+  // Between two places on the device, in the order of the stream.
+  virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;
+  // From the host, whose memory may be changed as soon as it returns.
+  virtual void upload(void* to, const void* from, size_t bytes, void* stream) = 0;
+  // To the host: waits until the stream is done.
+  virtual void download(void* to, const void* from, size_t bytes, void* stream) = 0;
+  virtual void synchronize(void* stream) = 0;
+
+  // Where the kernels of one run put the first fault, readable by host and device; cleared.
+  virtual std::shared_ptr<Fault> make_fault_slot() = 0;
+
+  // Keeps a slot whose kernels may still run; `raise_faults`, later, hands what it holds to
+  // `thrower`. The last 256 slots are kept: no queue of a device is that many steps long.
+  void watch(std::shared_ptr<Fault> slot, std::function<void(const Fault&)> thrower);
+  void raise_faults();
+
+  // Makes the device the calling thread's current one, until the result is dropped; may be null.
+  virtual std::shared_ptr<void> enter() { return nullptr; }
+
+ private:
+  struct Watched {
+    std::shared_ptr<Fault> slot;
+    std::function<void(const Fault&)> thrower;
+  };
+  std::mutex watched_mutex_;
+  std::deque<Watched> watched_;  // oldest first
+};
+
+// Host memory, from BlockPool::host().
+Device& host_device();
+
+// Constants of a plan where the kernels read them.
+struct PlacedConstants {
+  std::vector<const void*> addresses;  // per constant
+  std::shared_ptr<Block> block;        // null where the host's memory serves
+};
+PlacedConstants place_constants(Device& device, const std::vector<TensorData>& constants);
+
+}  // namespace ortrain

@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace ortrain {
+
+enum class FaultKind : int32_t { being_written = -1, none, index, label, element, division, shape };
+
+// The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
+// throw: it writes this, goes on with a value that does no harm, and the run throws as soon as the
+// host looks.
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  uint32_t step = 0;     // of the plan
+  int64_t value = 0;     // what was found
+  int64_t position = 0;  // where, counted in elements of its tensor
+  int64_t low = 0;       // allowed: low <= value < high
+  int64_t high = 0;
+};
+
+}  // namespace ortrain
