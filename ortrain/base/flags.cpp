@@ -36,6 +36,12 @@ constexpr std::array kFlags{
          "own state and source files alone."},
     Flag{"ORTRAIN_CACHE_SIZE", "512",
          "MiB that the folder may take; graphs unused for longest go first."},
+    Flag{"ORTRAIN_GPU_GRAPHS", "1",
+         "Record the steps of plans whose addresses come again (CUDA graphs), and launch them as a "
+         "whole."},
+    Flag{"ORTRAIN_GPU_SIMULATOR", "0",
+         "Run modules on the CPU by the GPU provider's kernels, thread by thread: slow, for tests. "
+         "Development builds alone have it."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };
 

@@ -20,31 +20,18 @@ void require(ORTRAIN_GPU(Error_t) code, const char* what) {
   check_device_call(static_cast<int>(code), what);
 }
 
-// Slots for faults in memory that host and device see, never given back: one per run in flight.
-class FaultSlots {
+class GraphRecording final : public Recording {
  public:
-  Fault* take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) {
-      constexpr size_t kCount = 64;
-      void* memory = nullptr;
-      require(ORTRAIN_GPU(HostAlloc)(&memory, kCount * sizeof(Fault), ORTRAIN_GPU(HostAllocMapped)),
-              "allocating pinned memory");
-      for (size_t i = 0; i < kCount; ++i) free_.push_back(static_cast<Fault*>(memory) + i);
-    }
-    Fault* slot = free_.back();
-    free_.pop_back();
-    *slot = {};
-    return slot;
-  }
-  void give_back(Fault* slot) {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(slot);
+  explicit GraphRecording(ORTRAIN_GPU(GraphExec_t) executable) : executable_(executable) {}
+  ~GraphRecording() override { static_cast<void>(ORTRAIN_GPU(GraphExecDestroy)(executable_)); }
+  GraphRecording(const GraphRecording&) = delete;
+  GraphRecording& operator=(const GraphRecording&) = delete;
+  void launch(void* stream) override {
+    require(ORTRAIN_GPU(GraphLaunch)(executable_, stream_of(stream)), "launching a recording");
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<Fault*> free_;
+  ORTRAIN_GPU(GraphExec_t) executable_;
 };
 
 class GpuDevice final : public Device {
@@ -52,6 +39,7 @@ class GpuDevice final : public Device {
   explicit GpuDevice(int index) : index_(index) {}
 
   std::string name() const override { return str(platform(), ":", index_); }
+  int index() const override { return index_; }
   bool is_host() const override { return false; }
 
   std::shared_ptr<Block> arena(size_t bytes, void* stream) override { return take(bytes, stream); }
@@ -83,8 +71,43 @@ class GpuDevice final : public Device {
     require(ORTRAIN_GPU(StreamSynchronize)(stream_of(stream)), "waiting for the device");
   }
 
-  std::shared_ptr<Fault> make_fault_slot() override {
-    return {slots_.take(), [this](Fault* slot) { slots_.give_back(slot); }};
+  bool records() const override { return true; }
+  std::shared_ptr<Recording> record(const std::function<void(void*)>& work) override {
+    // A stream of its own: PyTorch's default stream cannot be recorded.
+    ORTRAIN_GPU(Stream_t) stream = nullptr;
+    require(ORTRAIN_GPU(StreamCreateWithFlags)(&stream, ORTRAIN_GPU(StreamNonBlocking)),
+            "making a stream");
+    const std::shared_ptr<void> own(
+        stream, [](void* s) { static_cast<void>(ORTRAIN_GPU(StreamDestroy)(stream_of(s))); });
+    require(ORTRAIN_GPU(StreamBeginCapture)(stream, ORTRAIN_GPU(StreamCaptureModeThreadLocal)),
+            "beginning a recording");
+    ORTRAIN_GPU(Graph_t) graph = nullptr;
+    try {
+      work(stream);
+    } catch (...) {
+      static_cast<void>(ORTRAIN_GPU(StreamEndCapture)(stream, &graph));
+      if (graph != nullptr) static_cast<void>(ORTRAIN_GPU(GraphDestroy)(graph));
+      static_cast<void>(ORTRAIN_GPU(GetLastError)());
+      throw;
+    }
+    require(ORTRAIN_GPU(StreamEndCapture)(stream, &graph), "ending a recording");
+    ORTRAIN_GPU(GraphExec_t) executable = nullptr;
+    const auto code = ORTRAIN_GPU(GraphInstantiateWithFlags)(&executable, graph, 0);
+    static_cast<void>(ORTRAIN_GPU(GraphDestroy)(graph));
+    require(code, "preparing a recording");
+    return std::make_shared<GraphRecording>(executable);
+  }
+
+  Fault* fault_slot() override {
+    const std::lock_guard lock(mutex_);
+    if (fault_ == nullptr) {
+      // Memory that host and device see; kept as long as the process.
+      void* memory = nullptr;
+      require(ORTRAIN_GPU(HostAlloc)(&memory, sizeof(Fault), ORTRAIN_GPU(HostAllocMapped)),
+              "allocating pinned memory");
+      fault_ = new (memory) Fault();
+    }
+    return fault_;
   }
 
   std::shared_ptr<void> enter() override {
@@ -120,7 +143,8 @@ class GpuDevice final : public Device {
   }
 
   int index_;
-  FaultSlots slots_;
+  std::mutex mutex_;
+  Fault* fault_ = nullptr;
 };
 
 }  // namespace

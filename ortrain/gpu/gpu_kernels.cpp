@@ -82,6 +82,7 @@ KernelFn make_on_host(Device& device, NodeSpec& spec) {
 
 Kernel host_kernel(Device& device) {
   Kernel kernel{.name = "host"};
+  kernel.waits = true;
   kernel.why_not = [](const NodeSpec& spec) -> std::optional<std::string> {
     if (cpu_kernels().select(spec) != nullptr) return std::nullopt;
     return "the CPU has no kernel for it either";

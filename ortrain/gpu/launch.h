@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <tuple>
 #include <utility>
 
 #include "ortrain/base/error.h"
@@ -48,8 +49,11 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* strea
   check_device_call(static_cast<int>(cudaGetLastError()), "launching a kernel");
 #else
   (void)stream;
-  simulator::run({shape.blocks, shape.blocks_y, shape.blocks_z}, shape.threads, shape.shared_bytes,
-                 [&] { kernel(static_cast<Parameters>(args)...); });
+  // By value, as a device takes them.
+  simulator::submit([kernel, shape, parameters = std::tuple<Parameters...>(args...)] {
+    simulator::run({shape.blocks, shape.blocks_y, shape.blocks_z}, shape.threads,
+                   shape.shared_bytes, [&] { std::apply(kernel, parameters); });
+  });
 #endif
 }
 

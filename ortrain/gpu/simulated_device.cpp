@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "ortrain/base/error.h"
 #include "ortrain/gpu/gpu_device.h"
@@ -9,24 +11,63 @@
 namespace ortrain::gpu {
 namespace {
 
+class SimulatedRecording final : public Recording {
+ public:
+  explicit SimulatedRecording(std::vector<std::function<void()>> work) : work_(std::move(work)) {}
+  void launch(void*) override {
+    for (const std::function<void()>& each : work_) each();
+  }
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
+std::mutex allocator_mutex;
+Allocator allocator;
+
+Allocator current_allocator() {
+  const std::lock_guard lock(allocator_mutex);
+  return allocator;
+}
+
 // Memory of the host, used as if it was not: what moves goes through upload, copy and download.
 class SimulatedDevice final : public Device {
  public:
   std::string name() const override { return "simulator"; }
   bool is_host() const override { return false; }
-  std::shared_ptr<Block> arena(size_t bytes, void*) override {
-    return BlockPool::host()->arena(bytes);
+  std::shared_ptr<Block> arena(size_t bytes, void* stream) override {
+    const Allocator allocator = current_allocator();
+    return allocator ? allocator(0, bytes, stream) : BlockPool::host()->arena(bytes);
   }
-  std::shared_ptr<Block> tensor(size_t bytes, void*) override {
-    return BlockPool::host()->tensor(bytes);
+  std::shared_ptr<Block> tensor(size_t bytes, void* stream) override {
+    const Allocator allocator = current_allocator();
+    return allocator ? allocator(0, bytes, stream) : BlockPool::host()->tensor(bytes);
   }
-  void copy(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
-  void upload(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
-  void download(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
-  void synchronize(void*) override {}
-  std::shared_ptr<Fault> make_fault_slot() override { return std::make_shared<Fault>(); }
+  void copy(void* to, const void* from, size_t bytes, void*) override {
+    simulator::submit([=] { move(to, from, bytes); });
+  }
+  void upload(void* to, const void* from, size_t bytes, void*) override {
+    refuse_while_recording();
+    move(to, from, bytes);
+  }
+  void download(void* to, const void* from, size_t bytes, void*) override {
+    refuse_while_recording();
+    move(to, from, bytes);
+  }
+  void synchronize(void*) override { refuse_while_recording(); }
+  bool records() const override { return true; }
+  std::shared_ptr<Recording> record(const std::function<void(void*)>& work) override {
+    simulator::Recorder recorder;
+    work(nullptr);
+    return std::make_shared<SimulatedRecording>(recorder.take());
+  }
+  Fault* fault_slot() override { return &fault_; }
 
  private:
+  Fault fault_;
+  static void refuse_while_recording() {
+    if (simulator::is_recording()) throw DeviceError("a recording cannot wait for the device");
+  }
   static void move(void* to, const void* from, size_t bytes) {
     if (bytes > 0) std::memmove(to, from, bytes);
   }
@@ -43,7 +84,10 @@ Device& device(int index) {
   return *simulated;
 }
 
-void set_allocator(Allocator) {}  // host memory comes from its pool
+void set_allocator(Allocator replacement) {
+  const std::lock_guard lock(allocator_mutex);
+  allocator = std::move(replacement);
+}
 int multiprocessors(int) { return 4; }
 int compute_capability(int) { return 80; }
 

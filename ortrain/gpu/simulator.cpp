@@ -268,6 +268,26 @@ class BlockRunner {
 
 }  // namespace
 
+namespace {
+thread_local std::vector<std::function<void()>>* recording = nullptr;
+}  // namespace
+
+Recorder::Recorder() {
+  check(recording == nullptr, "a recording is under way");
+  recording = &kept_;
+}
+Recorder::~Recorder() { recording = nullptr; }
+std::vector<std::function<void()>> Recorder::take() { return std::move(kept_); }
+bool is_recording() { return recording != nullptr; }
+
+void submit(std::function<void()> work) {
+  if (recording != nullptr) {
+    recording->push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
 void set_thread_order(ThreadOrder order) { thread_order = order; }
 
 void run(Index3 grid, unsigned threads, size_t shared_bytes, const std::function<void()>& body) {

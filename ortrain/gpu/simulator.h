@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -41,6 +42,22 @@ void set_thread_order(ThreadOrder order);
 // Runs body() once per thread. Throws InternalError when threads of a block wait for others that
 // never come, and what body throws.
 void run(Index3 grid, unsigned threads, size_t shared_bytes, const std::function<void()>& body);
+
+// A launch: runs now, or is kept by the recording of this thread.
+void submit(std::function<void()> work);
+// While it lives, what this thread submits is kept and does not run.
+class Recorder {
+ public:
+  Recorder();
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  std::vector<std::function<void()>> take();
+
+ private:
+  std::vector<std::function<void()>> kept_;
+};
+bool is_recording();
 
 void block_barrier();
 void warp_barrier();

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <utility>
 
 #include "ortrain/base/error.h"
 
@@ -25,7 +28,7 @@ class Host final : public Device {
   void upload(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
   void synchronize(void*) override {}
-  std::shared_ptr<Fault> make_fault_slot() override { return nullptr; }  // its kernels throw
+  Fault* fault_slot() override { return nullptr; }  // its kernels throw
 
  private:
   static void move(void* to, const void* from, size_t bytes) {
@@ -34,7 +37,6 @@ class Host final : public Device {
 };
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kWatchedSlots = 256;
 
 }  // namespace
 
@@ -61,23 +63,54 @@ void throw_error(const std::string& context, const Fault& fault) {
                        fault.high, ")"));
 }
 
-void Device::watch(std::shared_ptr<Fault> slot, std::function<void(const Fault&)> thrower) {
-  const std::lock_guard lock(watched_mutex_);
-  watched_.push_back({std::move(slot), std::move(thrower)});
-  if (watched_.size() > kWatchedSlots && !is_raised(*watched_.front().slot)) watched_.pop_front();
+void Device::raise_faults() {
+  Fault* const slot = fault_slot();
+  if (slot == nullptr || !is_raised(*slot)) return;
+  Fault found;
+  {
+    const std::lock_guard lock(fault_mutex_);
+    if (!is_raised(*slot)) return;
+    found = std::exchange(*slot, {});
+  }
+  throw_error(StepNumbers::context_of(found.step), found);
 }
 
-void Device::raise_faults() {
-  Watched raised;
-  {
-    const std::lock_guard lock(watched_mutex_);
-    const auto found = std::ranges::find_if(
-        watched_, [](const Watched& watched) { return is_raised(*watched.slot); });
-    if (found == watched_.end()) return;
-    raised = std::move(*found);
-    watched_.erase(found);
+namespace {
+
+struct NumberedSteps {
+  std::mutex mutex;
+  std::map<uint32_t, const std::vector<std::string>*> contexts;  // by first number
+  uint32_t next = 0;
+
+  static NumberedSteps& instance() {
+    static auto* const steps = new NumberedSteps();
+    return *steps;
   }
-  raised.thrower(*raised.slot);
+};
+
+}  // namespace
+
+StepNumbers::StepNumbers(std::vector<std::string> contexts) : contexts_(std::move(contexts)) {
+  NumberedSteps& steps = NumberedSteps::instance();
+  const std::lock_guard lock(steps.mutex);
+  first_ = steps.next;
+  steps.next += static_cast<uint32_t>(contexts_.size());
+  steps.contexts[first_] = &contexts_;
+}
+
+StepNumbers::~StepNumbers() {
+  NumberedSteps& steps = NumberedSteps::instance();
+  const std::lock_guard lock(steps.mutex);
+  steps.contexts.erase(first_);
+}
+
+std::string StepNumbers::context_of(uint32_t number) {
+  NumberedSteps& steps = NumberedSteps::instance();
+  const std::lock_guard lock(steps.mutex);
+  const auto behind = steps.contexts.upper_bound(number);
+  if (behind == steps.contexts.begin()) return {};
+  const auto& [first, contexts] = *std::prev(behind);
+  return number - first < contexts->size() ? (*contexts)[number - first] : std::string();
 }
 
 Device& host_device() {

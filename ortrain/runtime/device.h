@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,6 +22,13 @@ bool is_raised(const Fault& fault);
 // for an extent of 5" for kind `element`), ShapeError or UnsupportedError, `context` in front.
 [[noreturn]] void throw_error(const std::string& context, const Fault& fault);
 
+// Work that a device has recorded, to be launched any number of times.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void launch(void* stream) = 0;
+};
+
 // The memory that a provider's kernels work on, and the queue of their work. A stream is the
 // device's own kind of handle, null = its default; work of one stream happens in order.
 // Thread-safe.
@@ -31,6 +37,8 @@ class Device {
   virtual ~Device() = default;
   // "cpu", "cuda:0", "hip:0", "simulator"
   virtual std::string name() const = 0;
+  // Its number among those of its kind.
+  virtual int index() const { return 0; }
   // Kernels run before the call returns, on memory that the host reads and writes.
   virtual bool is_host() const = 0;
 
@@ -47,24 +55,41 @@ class Device {
   virtual void download(void* to, const void* from, size_t bytes, void* stream) = 0;
   virtual void synchronize(void* stream) = 0;
 
-  // Where the kernels of one run put the first fault, readable by host and device; cleared.
-  virtual std::shared_ptr<Fault> make_fault_slot() = 0;
+  // Whether `record` can give something.
+  virtual bool records() const { return false; }
+  // Records what `work` puts onto the stream that it gets; nothing of it runs. Null where the
+  // device refuses something among it.
+  virtual std::shared_ptr<Recording> record(const std::function<void(void* stream)>&) {
+    return nullptr;
+  }
 
-  // Keeps a slot whose kernels may still run; `raise_faults`, later, hands what it holds to
-  // `thrower`. The last 256 slots are kept: no queue of a device is that many steps long.
-  void watch(std::shared_ptr<Fault> slot, std::function<void(const Fault&)> thrower);
+  // Where kernels put the first fault, readable by host and device; null where they throw.
+  virtual Fault* fault_slot() = 0;
+  // Throws what is there by now; the error names the node. Work may still be under way, whose
+  // faults a later call throws.
   void raise_faults();
 
   // Makes the device the calling thread's current one, until the result is dropped; may be null.
   virtual std::shared_ptr<void> enter() { return nullptr; }
 
  private:
-  struct Watched {
-    std::shared_ptr<Fault> slot;
-    std::function<void(const Fault&)> thrower;
-  };
-  std::mutex watched_mutex_;
-  std::deque<Watched> watched_;  // oldest first
+  std::mutex fault_mutex_;
+};
+
+// Numbers for the steps of one plan that no other plan alive has, and what to call them in errors.
+class StepNumbers {
+ public:
+  explicit StepNumbers(std::vector<std::string> contexts);
+  ~StepNumbers();
+  StepNumbers(const StepNumbers&) = delete;
+  StepNumbers& operator=(const StepNumbers&) = delete;
+  uint32_t first() const { return first_; }
+  // "" where no plan has it (any more).
+  static std::string context_of(uint32_t number);
+
+ private:
+  uint32_t first_;
+  std::vector<std::string> contexts_;
 };
 
 // Host memory, from BlockPool::host().

@@ -20,6 +20,8 @@ namespace {
 
 // Results up to this size are computed while planning when nothing but constants goes in.
 constexpr size_t kFoldBytes = size_t{16} << 20;
+// Larger inputs are not copied for the sake of a recording.
+constexpr size_t kMostStagedBytes = size_t{32} << 20;
 
 size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
@@ -48,6 +50,8 @@ class PlanMaker {
     assign_outputs();
     place_and_emit();
     plan_.placed = place_constants(kernels_.device(), plan_.constants);
+    number_for_faults();
+    prepare_recording();
     log_summary();
     return std::make_shared<const ExecutionPlan>(std::move(plan_));
   }
@@ -618,6 +622,34 @@ class PlanMaker {
       plan_.args.push_back({});
       plan_.steps.push_back(std::move(step));
     }
+  }
+
+  void prepare_recording() {
+    plan_.can_be_recorded =
+        kernels_.device().records() &&
+        std::ranges::none_of(work_, [](const Work& work) { return work.kernel->waits; });
+    plan_.staged_inputs.assign(graph_.inputs().size(), ExecutionPlan::kNotStaged);
+    if (!plan_.can_be_recorded) return;
+    const auto aligned = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+    for (size_t i = 0; i < graph_.inputs().size(); ++i) {
+      const size_t bytes = plan_.inputs[i].bytes();
+      if (is_kept(graph_.inputs()[i].role) || bytes > kMostStagedBytes) continue;
+      plan_.staged_inputs[i] = aligned(plan_.arena_bytes) + plan_.staging_bytes;
+      plan_.staging_bytes += aligned(bytes);
+    }
+    if (plan_.staging_bytes > 0) {
+      plan_.staging_bytes += aligned(plan_.arena_bytes) - plan_.arena_bytes;
+    }
+  }
+
+  void number_for_faults() {
+    if (kernels_.device().is_host()) return;
+    std::vector<std::string> contexts;
+    for (const PlanStep& step : plan_.steps) {
+      contexts.push_back(step.node == kNoNode ? std::string()
+                                              : Graph::context(graph_.node(step.node)));
+    }
+    plan_.step_numbers = std::make_shared<StepNumbers>(std::move(contexts));
   }
 
   void log_summary() const {

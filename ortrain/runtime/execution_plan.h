@@ -52,14 +52,21 @@ struct ExecutionPlan {
   std::vector<int> updated_input;
   std::vector<PlanStep> steps;  // forward steps, then backward steps
   size_t num_forward_steps = 0;
+  // No step waits for the device: stretches of them can be recorded.
+  bool can_be_recorded = false;
+  // Then: where in the arena, behind all else, a copy of each input has its place, or kNotStaged.
+  static constexpr size_t kNotStaged = static_cast<size_t>(-1);
+  std::vector<size_t> staged_inputs;
+  size_t staging_bytes = 0;
   std::vector<Location> args;
   std::vector<TensorData> constants;
-  PlacedConstants placed;  // the same where the kernels read them
+  PlacedConstants placed;                     // the same where the kernels read them
+  std::shared_ptr<StepNumbers> step_numbers;  // null on the host
   // Per graph output: from the first step that touches its block to behind the last; empty where it
   // has none. Of a gradient, to behind the last that reads the input that it is the gradient of.
   std::vector<StepRange> output_steps;
 
-  size_t arena_bytes = 0;
+  size_t arena_bytes = 0;        // without the copies of inputs
   size_t arena_lower_bound = 0;  // bytes alive at the worst step
   size_t constant_bytes = 0;     // made while planning
   size_t forward_output_bytes = 0;

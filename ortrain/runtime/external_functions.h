@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ortrain/ir/node_spec.h"
+#include "ortrain/runtime/device.h"
 
 namespace ortrain {
 
@@ -17,6 +18,7 @@ namespace ortrain {
 struct ExternalTensor {
   TensorSpec spec;
   void* data = nullptr;  // null: absent
+  const Device* device = nullptr;  // whose memory; null: the host's
 };
 
 // What an ortrain::External node runs: code outside of the engine, with a backward of its own. Its

@@ -13,7 +13,7 @@ enum class FaultKind : int32_t { being_written = -1, none, index, label, element
 // host looks.
 struct Fault {
   FaultKind kind = FaultKind::none;
-  uint32_t step = 0;     // of the plan
+  uint32_t step = 0;     // its number in the process, see StepNumbers
   int64_t value = 0;     // what was found
   int64_t position = 0;  // where, counted in elements of its tensor
   int64_t low = 0;       // allowed: low <= value < high

@@ -62,6 +62,8 @@ struct Kernel {
   std::vector<std::pair<int, int>> inplace = {};
   // Set where the pairs depend on the node: used instead of `inplace`.
   std::function<std::vector<std::pair<int, int>>(const NodeSpec&)> inplace_of = nullptr;
+  // It waits for the device, or runs code outside of the engine: it cannot be part of a recording.
+  bool waits = false;
   // For operators that only look at their first input differently: the byte offset of each output
   // inside input 0; nullopt = this node is no view, use the next kernel.
   std::function<std::optional<std::vector<int64_t>>(const NodeSpec&)> view = nullptr;

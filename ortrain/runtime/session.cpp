@@ -35,6 +35,7 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
   by_dims_[input_dims] = plans_.begin();
   if (plans_.size() > options_.max_plans) {
     by_dims_.erase(plans_.back().first);
+    recordings_.drop(plans_.back().second->id);
     plans_.pop_back();
   }
   return made;
@@ -52,10 +53,6 @@ std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {
 
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
     : session_(std::move(session)), plan_(std::move(plan)) {}
-
-RunContext::~RunContext() {
-  if (session_) release();
-}
 
 std::vector<RunOutput> RunContext::make_outputs() {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
@@ -77,16 +74,16 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, 
   device.raise_faults();
   stream_ = stream;
   const std::shared_ptr<void> scope = device.enter();
-  if (!fault_) fault_ = device.make_fault_slot();
   inputs_.assign(inputs.begin(), inputs.end());
-  arena_ = device.arena(std::max<size_t>(plan_->arena_bytes, 64), stream_);
+  arena_ = device.arena(std::max<size_t>(plan_->arena_bytes + plan_->staging_bytes, 64), stream_);
+  stage_inputs(false);
   std::vector<RunOutput> result = make_outputs();
   nan_check_ = NanCheck(device, stream_);
   look_for_nan_in_inputs(false);
   try {
     run_steps(0, plan_->num_forward_steps);
     refuse_nan(result);
-    throw_fault();
+    device.raise_faults();
   } catch (...) {
     release();
     throw;
@@ -111,8 +108,9 @@ void RunContext::begin_backward(std::span<const void* const> gradients, void* st
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
   }
-  throw_fault();
+  session_->device().raise_faults();
   stream_ = stream;
+  stage_inputs(true);
   look_for_nan_in_inputs(true);
   next_step_ = plan_->num_forward_steps;
 }
@@ -138,7 +136,7 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   try {
     run_steps(begin, end);
     refuse_nan(result);
-    throw_fault();
+    device.raise_faults();
   } catch (...) {
     release();
     throw;
@@ -149,19 +147,6 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   }
   if (last) release();
   return result;
-}
-
-void RunContext::throw_fault() {
-  if (fault_ && is_raised(*fault_)) fault_thrower()(std::exchange(*fault_, {}));
-}
-
-std::function<void(const Fault&)> RunContext::fault_thrower() const {
-  return [session = session_, plan = plan_](const Fault& found) {
-    const NodeId node = plan->steps.at(found.step).node;
-    const std::string context =
-        node == kNoNode ? std::string() : Graph::context(session->graph().node(node));
-    throw_error(context, found);
-  };
 }
 
 void RunContext::look_for_nan_in_inputs(bool backward) {
@@ -184,11 +169,6 @@ void RunContext::refuse_nan(const std::vector<RunOutput>& outputs) const {
 }
 
 void RunContext::release() {
-  // The device may be at work still: what it finds is raised by a later call.
-  if (fault_ && !session_->device().is_host()) {
-    session_->device().watch(std::move(fault_), fault_thrower());
-  }
-  fault_.reset();
   arena_.reset();
   output_blocks_.clear();
   inputs_.clear();
@@ -196,7 +176,38 @@ void RunContext::release() {
   next_step_.reset();
 }
 
+void RunContext::stage_inputs(bool gradients) {
+  if (!records()) return;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const bool is_gradient = session_->graph().inputs()[i].role == InputRole::gradient;
+    const size_t offset = plan_->staged_inputs[i];
+    if (is_gradient != gradients || offset == ExecutionPlan::kNotStaged || !inputs_[i]) continue;
+    void* const place = static_cast<char*>(arena_->data()) + offset;
+    session_->device().copy(place, inputs_[i], plan_->inputs[i].bytes(), stream_);
+    inputs_[i] = place;
+  }
+}
+
+bool RunContext::records() const {
+  return plan_->can_be_recorded && !profiling() && !session_->checks_nan() &&
+         flag_is_on("ORTRAIN_GPU_GRAPHS");
+}
+
 void RunContext::run_steps(size_t begin, size_t end) {
+  if (begin == end || !records()) {
+    launch_steps(begin, end, stream_);
+    return;
+  }
+  std::vector<const void*> addresses = inputs_;
+  addresses.push_back(arena_->data());
+  for (const std::shared_ptr<Block>& block : output_blocks_) {
+    addresses.push_back(block ? block->data() : nullptr);
+  }
+  session_->recordings().run(session_->device(), {plan_->id, begin, end}, std::move(addresses),
+                             stream_, [&](void* stream) { launch_steps(begin, end, stream); });
+}
+
+void RunContext::launch_steps(size_t begin, size_t end, void* stream) {
   using Clock = std::chrono::steady_clock;
   Device& device = session_->device();
   const bool profile = profiling();
@@ -220,6 +231,8 @@ void RunContext::run_steps(size_t begin, size_t end) {
     }
     return nullptr;
   };
+  Fault* const fault = device.fault_slot();
+  const uint32_t first_number = plan_->step_numbers ? plan_->step_numbers->first() : 0;
   std::vector<void*> args(16);
   for (size_t s = begin; s < end; ++s) {
     const PlanStep& step = plan_->steps[s];
@@ -230,14 +243,14 @@ void RunContext::run_steps(size_t begin, size_t end) {
                                  .out = args.data() + step.num_inputs,
                                  .workspace = args[count - 1],
                                  .run = &state_,
-                                 .stream = stream_,
-                                 .fault = fault_.get(),
-                                 .step = static_cast<uint32_t>(s)};
+                                 .stream = stream,
+                                 .fault = fault,
+                                 .step = first_number + static_cast<uint32_t>(s)};
     if (profile) {
-      device.synchronize(stream_);
+      device.synchronize(stream);
       const Clock::time_point start = Clock::now();
       step.run(kernel_args);
-      device.synchronize(stream_);
+      device.synchronize(stream);
       const auto nanoseconds = [](Clock::duration time) {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
       };

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "ortrain/runtime/kernel_registry.h"
 #include "ortrain/runtime/nan_check.h"
 #include "ortrain/runtime/profiler.h"
+#include "ortrain/runtime/step_recordings.h"
 
 namespace ortrain {
 
@@ -48,6 +48,7 @@ class Session {
   // ORTRAIN_CHECK_NAN was set when the session was made.
   bool checks_nan() const { return checks_nan_; }
   Device& device() const { return kernels_->device(); }
+  StepRecordings& recordings() { return recordings_; }
 
  private:
   Graph graph_;
@@ -59,6 +60,7 @@ class Session {
   std::list<Entry> plans_;  // most recently used first
   std::map<std::vector<Dims>, std::list<Entry>::iterator> by_dims_;
   std::shared_ptr<SessionProfile> profile_;
+  StepRecordings recordings_;
 };
 
 // A tensor that a run made: its memory lives as long as the block is held.
@@ -72,9 +74,6 @@ struct RunOutput {
 class RunContext {
  public:
   RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan);
-  RunContext(RunContext&&) = default;
-  RunContext& operator=(RunContext&&) = default;
-  ~RunContext();
 
   const ExecutionPlan& plan() const { return *plan_; }
 
@@ -102,10 +101,12 @@ class RunContext {
   void release();
 
  private:
-  // Throws what a kernel on a device found wrong with values, in work that is done already.
-  void throw_fault();
-  std::function<void(const Fault&)> fault_thrower() const;
   void run_steps(size_t begin, size_t end);
+  void launch_steps(size_t begin, size_t end, void* stream);
+  // Inputs whose memory is another one in each run go to a place in the arena, so that what was
+  // recorded with their addresses can be launched again.
+  void stage_inputs(bool gradients);
+  bool records() const;
   void look_for_nan_in_inputs(bool backward);
   void refuse_nan(const std::vector<RunOutput>& outputs) const;
   std::vector<RunOutput> make_outputs();
@@ -113,7 +114,6 @@ class RunContext {
   std::shared_ptr<Session> session_;
   std::shared_ptr<const ExecutionPlan> plan_;
   void* stream_ = nullptr;
-  std::shared_ptr<Fault> fault_;  // null where kernels throw
   std::shared_ptr<Block> arena_;
   std::vector<const void*> inputs_;
   RunState state_;

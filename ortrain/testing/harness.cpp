@@ -253,17 +253,18 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
     for (size_t i = 0; i < out.size(); ++i) results_on_device[i] = place(results[i].bytes());
   }
   void* const workspace = place(spec.workspace_bytes());
-  const std::shared_ptr<Fault> fault = device.make_fault_slot();
+  const StepNumbers number({spec.context()});
   run({.in = in.data(),
        .out = results_on_device.data(),
        .workspace = workspace,
-       .fault = fault.get()});
+       .fault = device.fault_slot(),
+       .step = number.first()});
   if (!device.is_host()) {
     for (size_t i = 0; i < out.size(); ++i) {
       device.download(out[i], results_on_device[i], results[i].bytes(), nullptr);
     }
     device.synchronize(nullptr);
-    if (is_raised(*fault)) throw_error(spec.context(), *fault);
+    device.raise_faults();
   }
   return results;
 }

@@ -16,6 +16,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import extents_of_one
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import FlatCall
+from ortrain.devices import common_device
 from ortrain.module_states import ModuleStates
 from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
@@ -37,6 +38,7 @@ class Entry:
       programs: By the form and the outputs that get a gradient.
       preferred: The outputs that backward is expected to start from.
       record: What the report says of it.
+      device: Where its tensors are.
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       updated_inputs: Positions of the inputs that a call writes to.
@@ -52,6 +54,7 @@ class Entry:
     updates: list[tuple[int, str, Any]]
     preferred: tuple[int, ...]
     record: CaptureRecord
+    device: torch.device
     rows: RowSelection | None
     ones: tuple[Any, ...] | None
     updated_inputs: list[int]
@@ -124,6 +127,11 @@ class Entry:
 
         updated = {(kind, where) for _, kind, where in updates}
         user = [o for o in graph.outputs if o["role"] == "user"]
+        names = states.positions()
+        device = common_device(
+            [(f"parameter '{n}'", tensors[p]) for n, p in names.items() if tensors[p] is not None]
+            + [(f"argument '{n}'", t) for n, t in zip(call.names, call.tensors, strict=True)]
+        )
         differentiable = graph.differentiable_outputs()
         training = prepared.grad_enabled and any(differentiable)
         entry = Entry(
@@ -142,7 +150,8 @@ class Entry:
                 from_disk="load" in stages,
                 escapes=tuple(prepared.escapes),
             ),
-            rows=RowSelection.of(graph),
+            device=device,
+            rows=RowSelection.of(graph, device),
             ones=extents_of_one(call) if prepared.squeezes else None,
             updated_arguments=[where for kind, where in updated if kind == "user"],
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
@@ -172,7 +181,7 @@ class Entry:
 
     def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Return the inputs of the graph for a call, given the tensors of the module."""
-        return [_input(source, call, tensors) for source in self.tensors]
+        return [_input(source, call, tensors, self.device) for source in self.tensors]
 
     def program(self, gradient_of: tuple[int, ...], form: Form = None) -> Program:
         """Return the program with the gradient of some outputs; made where there is none yet."""
@@ -181,7 +190,7 @@ class Entry:
             graph = self.captured.graph
             if form is not None and self.rows is not None:
                 graph = self.rows.packed(form)
-            made = self.programs[form, gradient_of] = Program(graph, gradient_of, form)
+            made = self.programs[form, gradient_of] = Program(graph, gradient_of, form, self.device)
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made
@@ -190,7 +199,9 @@ class Entry:
         self, call: FlatCall, tensors: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """Return what a call writes to, in the order of `updates`; not all of it is an input."""
-        return [_input((kind, where), call, tensors) for _, kind, where in self.updates]
+        return [
+            _input((kind, where), call, tensors, self.device) for _, kind, where in self.updates
+        ]
 
     def writes_to_shared_memory(self, call: FlatCall) -> bool:
         """Tell whether a call writes to an argument of which another one is a view."""
@@ -210,14 +221,19 @@ class Entry:
                 target.copy_(outputs[position])
 
 
-def _input(source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any]) -> torch.Tensor:
+def _input(
+    source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any], device: torch.device
+) -> torch.Tensor:
     kind, where = source
     if kind == "user":
         tensor = call.tensors[where]
-        return tensor.resolve_neg() if tensor.is_neg() else tensor
-    if kind == "module":
-        return tensors[where]
-    return torch.empty((), dtype=torch.int64).random_()
+        tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
+    elif kind == "module":
+        tensor = tensors[where]
+    else:
+        return torch.empty((), dtype=torch.int64, device=device).random_()
+    # PyTorch takes single values on the CPU among tensors of a device.
+    return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
 
 
 def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:

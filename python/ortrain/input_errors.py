@@ -12,18 +12,15 @@ import torch
 from ortrain import _core
 from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.signature import FlatCall
+from ortrain.devices import common_device, is_supported
 from ortrain.entry import Entry
-
-_SUPPORTED_DEVICES = frozenset({"cpu"})
 
 
 def check_devices(call: FlatCall) -> None:
-    """Raise DeviceError for an argument on another device than the CPU."""
+    """Raise DeviceError for an argument on a device that nothing here runs."""
     for name, tensor in zip(call.names, call.tensors, strict=True):
-        if tensor.device.type not in _SUPPORTED_DEVICES:
-            raise _core.DeviceError(
-                f"argument '{name}' is on device '{tensor.device}', expected 'cpu'"
-            )
+        if tensor.device.type != "cpu" and not is_supported(tensor.device):
+            common_device([(f"argument '{name}'", tensor)])
 
 
 def input_error(

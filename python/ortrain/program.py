@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ortrain import _core, progress
+from ortrain import _core, devices, progress
 
 # Operators whose result may share the memory of their first input.
 _VIEWS = frozenset(
@@ -52,6 +52,7 @@ class Program:
       graph: The captured graph; a copy is changed.
       outputs: Positions of the outputs that get a gradient; none for the forward alone.
       form: Which rows it computes.
+      device: Where its tensors are.
 
     Attributes:
       session: Runs it.
@@ -64,7 +65,13 @@ class Program:
       late_outputs: The outputs that the backward reads.
     """
 
-    def __init__(self, graph: Any, outputs: tuple[int, ...], form: Form) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        outputs: tuple[int, ...],
+        form: Form,
+        device: torch.device = devices.CPU,
+    ) -> None:
         self.gradient_of = outputs
         self.form = form
         stages: dict[str, float] = {}
@@ -80,7 +87,7 @@ class Program:
         nodes = graph.nodes()
         self.num_escaped = sum(node["op"] in _ESCAPES for node in nodes)
         self.num_native = len(nodes) - self.num_escaped
-        self.session = _core.Session(graph)
+        self.session = _core.Session(graph, device=devices.provider_of(device))
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
         self.incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from ortrain import _core
+from ortrain import _core, devices
+
+# On a device, after a call whose rows were all needed.
+_CALLS_BETWEEN_LOOKS = 32
 
 
 class RowSelection:
@@ -18,11 +21,14 @@ class RowSelection:
     Args:
       graph: The captured graph.
       found: What ``_core.remove_padding`` made of it.
+      device: Where its tensors are.
     """
 
-    def __init__(self, graph: Any, found: dict[str, Any]) -> None:
+    def __init__(self, graph: Any, found: dict[str, Any], device: torch.device) -> None:
         self._graph = graph
-        self._masks = _core.Session(found["masks"])
+        self._device = device
+        self._useless = 0
+        self._masks = _core.Session(found["masks"], device=devices.provider_of(device))
         self._mask_inputs: list[int] = found["mask_inputs"]
         self._picked: list[int] = found["picked"]
         self._batch: tuple[int, int] = found["batch"]
@@ -30,10 +36,10 @@ class RowSelection:
         self._packed = {False: found["packed"]}
 
     @staticmethod
-    def of(graph: Any) -> RowSelection | None:
+    def of(graph: Any, device: torch.device = devices.CPU) -> RowSelection | None:
         """Return the selection for a graph, or None where every row can be seen outside."""
         found = _core.remove_padding(graph, causal=False)
-        return None if found is None else RowSelection(graph, found)
+        return None if found is None else RowSelection(graph, found, device)
 
     def select(self, inputs: Sequence[torch.Tensor]) -> tuple[bool, list[torch.Tensor]] | None:
         """Look at the attention masks of a call.
@@ -42,9 +48,19 @@ class RowSelection:
           Whether queries see only keys up to themselves, and the additional inputs of the packed
           graph; None where the rows are to be computed as they stand.
         """
+        on_host = self._device.type == "cpu"
+        if not on_host and self._useless > 0 and self._useless % _CALLS_BETWEEN_LOOKS != 0:
+            self._useless += 1
+            return None  # looking at masks waits for the device
         masks = _core.Run(self._masks).forward([inputs[i] for i in self._mask_inputs])
         batch, length = (inputs[i].shape[axis] for i, axis in (self._batch, self._length))
-        return _core.pack_rows(masks, batch, length, self._picked)
+        if not on_host:
+            masks = [mask.cpu() for mask in masks]
+        selected = _core.pack_rows(masks, batch, length, self._picked)
+        self._useless = self._useless + 1 if selected is None else 0
+        if selected is None or on_host:
+            return selected
+        return selected[0], [t.to(self._device, non_blocking=True) for t in selected[1]]
 
     def packed(self, causal: bool) -> Any:
         """Return the graph that computes the selected rows alone."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,12 @@ from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
 
-_ANCHOR = torch.empty(0)
+
+@functools.cache
+def _anchor(device: torch.device) -> torch.Tensor:
+    """Return the tensor that links nodes of PyTorch's graph; it has no elements."""
+    with torch.inference_mode(False):  # whatever the first caller is in
+        return torch.empty(0, device=device)
 
 
 def execute(
@@ -174,7 +180,9 @@ class _Step(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         entry = step.entry
         ctx.step, ctx.positions, ctx.linked = step, positions, token is not None
-        ctx.save_for_backward(_ANCHOR)  # PyTorch frees it, and refuses a second backward then
+        ctx.save_for_backward(
+            _anchor(entry.device)
+        )  # PyTorch frees it, and refuses a second backward then
         ctx.set_materialize_grads(False)
         user = outputs[: entry.num_user_outputs]
         fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
@@ -187,7 +195,8 @@ class _Step(torch.autograd.Function):
         with torch.no_grad():
             ctx.step.begin(gradients)
             made = ctx.step.gradients(0, ctx.positions)
-        return (None, None, None, _ANCHOR if ctx.linked else None, *_marked(made))
+        token = _anchor(ctx.step.entry.device) if ctx.linked else None
+        return (None, None, None, token, *_marked(made))
 
 
 class _Part(torch.autograd.Function):
@@ -198,13 +207,15 @@ class _Part(torch.autograd.Function):
         ctx: Any, step: _Pass, index: int, token: torch.Tensor | None, *tensors: torch.Tensor
     ) -> torch.Tensor:
         ctx.step, ctx.index, ctx.linked = step, index, token is not None
-        return torch.empty(0)
+        # On the device, so that PyTorch runs the backward on its stream.
+        return torch.empty(0, device=step.entry.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
             made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index].positions)
-        return (None, None, _ANCHOR if ctx.linked else None, *_marked(made))
+        token = _anchor(ctx.step.entry.device) if ctx.linked else None
+        return (None, None, token, *_marked(made))
 
 
 def _marked(gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -9,7 +9,10 @@
 namespace ortrain::dlpack {
 
 inline constexpr uint32_t kMajorVersion = 1;
+// Types of devices.
 inline constexpr int32_t kCpu = 1;
+inline constexpr int32_t kCuda = 2;
+inline constexpr int32_t kRocm = 10;
 
 struct Version {
   uint32_t major;
@@ -19,9 +22,16 @@ struct Version {
 struct Device {
   int32_t type;
   int32_t id;
+  bool operator==(const Device&) const = default;
 };
 
-enum class TypeCode : uint8_t { signed_int = 0, unsigned_int = 1, floating = 2, bfloat = 4, boolean = 6 };
+enum class TypeCode : uint8_t {
+  signed_int = 0,
+  unsigned_int = 1,
+  floating = 2,
+  bfloat = 4,
+  boolean = 6
+};
 
 struct DataType {
   uint8_t code;

@@ -5,6 +5,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/runtime/external_functions.h"
+#include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/shared_object.h"
 #include "python/src/tensor_exchange.h"
@@ -20,7 +21,7 @@ nb::list views_of(std::span<const ExternalTensor> tensors) {
     if (tensor.data == nullptr && tensor.spec.numel() != 0) {
       result.append(nb::none());
     } else {
-      result.append(to_torch(tensor.data, tensor.spec, nullptr));
+      result.append(to_torch(tensor.data, tensor.spec, nullptr, place_of(tensor.device)));
     }
   }
   return result;

@@ -10,6 +10,7 @@ void init_errors(nanobind::module_& module);
 void init_graph(nanobind::module_& module);
 void init_training(nanobind::module_& module);
 void init_checkpoint(nanobind::module_& module);  // after init_training
+void init_device(nanobind::module_& module);
 void init_session(nanobind::module_& module);
 void init_external(nanobind::module_& module);
 void init_packing(nanobind::module_& module);

@@ -120,8 +120,9 @@ TensorKind::TensorKind(PyObject* tensor)
   }
   requires_grad_ = requires_grad(tensor);
   try {
-    const TensorView view = view_of(tensor, "a tensor of the module");
+    const TensorView view = view_anywhere(tensor, "a tensor of the module");
     dtype_ = view.dtype;
+    place_ = view.place;
     dims_.assign(view.dims, view.dims + view.rank);
   } catch (const std::exception&) {
     described_ = describe(tensor);
@@ -138,8 +139,9 @@ bool TensorKind::fits(PyObject* tensor) const {
     return equal == 1;
   }
   try {
-    const TensorView view = view_of(tensor, "a tensor of the module");
-    return view.dtype == dtype_ && view.rank == static_cast<int>(dims_.size()) &&
+    const TensorView view = view_anywhere(tensor, "a tensor of the module");
+    return view.dtype == dtype_ && view.place == place_ &&
+           view.rank == static_cast<int>(dims_.size()) &&
            std::equal(dims_.begin(), dims_.end(), view.dims);
   } catch (const std::exception&) {
     return false;  // of a kind now that the engine does not hold

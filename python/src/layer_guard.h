@@ -11,6 +11,7 @@
 #include "ortrain/base/dim.h"
 #include "ortrain/base/dtype.h"
 #include "python/src/attribute_snapshot.h"
+#include "python/src/dlpack_abi.h"
 
 namespace ortrain::python {
 
@@ -34,6 +35,7 @@ class TensorKind {
   getter reads_requires_grad_ = nullptr;  // where the class is PyTorch's own
   bool requires_grad_ = false;
   DType dtype_ = DType::undefined;
+  dlpack::Device place_{dlpack::kCpu, 0};
   Dims dims_;
 };
 

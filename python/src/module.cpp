@@ -11,6 +11,7 @@ NB_MODULE(_core, module) {
   ortrain::python::init_errors(module);
   ortrain::python::init_graph(module);
   ortrain::python::init_onnx_io(module);
+  ortrain::python::init_device(module);
   ortrain::python::init_session(module);
   ortrain::python::init_training(module);
   ortrain::python::init_checkpoint(module);

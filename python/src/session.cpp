@@ -10,6 +10,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/runtime/backward_parts.h"
+#include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
@@ -30,10 +31,18 @@ std::string describe(const Graph& graph, const GraphInput& input) {
   return str(kind, " '", name, "'");
 }
 
+// A session and where the tensors of its runs are.
+struct DeviceSession {
+  std::shared_ptr<Session> session;
+  std::string device;
+  dlpack::Device place;
+};
+
 // One forward in flight, with the tensors it reads.
 class Run {
  public:
-  Run(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  explicit Run(std::shared_ptr<DeviceSession> session)
+      : session_(session->session), place_(session->place) {}
 
   // `tensors`: one per graph input whose role is not `gradient`, in order.
   nb::list forward(nb::list tensors) {
@@ -53,11 +62,12 @@ class Run {
       kept_.push_back(std::move(tensor.keep_alive));
     }
     std::vector<RunOutput> outputs;
+    void* const stream = current_stream(place_);
     {
       nb::gil_scoped_release release;
       std::shared_ptr<const ExecutionPlan> plan = session_->plan(dims, &planned_);
       context_.emplace(session_, std::move(plan));
-      outputs = context_->forward(addresses);
+      outputs = context_->forward(addresses, stream);
     }
     return to_list(outputs);
   }
@@ -94,8 +104,9 @@ class Run {
       addresses[i] = tensor.data;
       kept_gradients_.push_back(std::move(tensor.keep_alive));
     }
+    void* const stream = current_stream(place_);
     nb::gil_scoped_release release;
-    context_->begin_backward(addresses);
+    context_->begin_backward(addresses, stream);
   }
 
   // Returns (position among the gradients, tensor) of those that are final since the last call.
@@ -114,7 +125,7 @@ class Run {
     size_t position = 0;
     for (size_t k = 0; k < outputs.size(); ++k) {
       if (session_->graph().outputs()[k].role != OutputRole::gradient) continue;
-      if (outputs[k].block) result.append(nb::make_tuple(position, to_torch(outputs[k])));
+      if (outputs[k].block) result.append(nb::make_tuple(position, to_torch(outputs[k], place_)));
       ++position;
     }
     return result;
@@ -144,7 +155,7 @@ class Run {
  private:
   BorrowedTensor borrow_input(const GraphInput& input, nb::handle tensor) const {
     const Graph& graph = session_->graph();
-    BorrowedTensor result = borrow(tensor, describe(graph, input));
+    BorrowedTensor result = borrow(tensor, describe(graph, input), place_);
     const DType expected = graph.value(input.value).dtype;
     if (result.dtype != expected) {
       throw DTypeError(str(describe(graph, input), " is ", name_of(result.dtype), ", expected ",
@@ -153,15 +164,16 @@ class Run {
     return result;
   }
 
-  static nb::list to_list(const std::vector<RunOutput>& outputs) {
+  nb::list to_list(const std::vector<RunOutput>& outputs) const {
     nb::list result;
     for (const RunOutput& output : outputs) {
-      if (output.block) result.append(to_torch(output));
+      if (output.block) result.append(to_torch(output, place_));
     }
     return result;
   }
 
   std::shared_ptr<Session> session_;
+  dlpack::Device place_;
   std::optional<RunContext> context_;
   std::vector<nb::object> kept_;
   std::vector<nb::object> kept_gradients_;
@@ -196,17 +208,32 @@ nb::dict to_dict(const SessionProfile::Snapshot& snapshot) {
 }  // namespace
 
 void init_session(nb::module_& module) {
-  nb::class_<Session>(module, "Session")
+  nb::class_<DeviceSession>(module, "Session")
       .def(
           "__init__",
-          [](Session* self, const Graph& graph, size_t max_plans) {
-            new (self) Session(graph, cpu_kernels(), {.max_plans = max_plans});
+          [](DeviceSession* self, const Graph& graph, size_t max_plans, const std::string& device) {
+            const NamedDevice found = find_device(device);
+            auto session = std::make_shared<Session>(graph, *found.kernels,
+                                                     Session::Options{.max_plans = max_plans});
+            new (self) DeviceSession{std::move(session), found.name, found.place};
           },
-          nb::arg("graph"), nb::arg("max_plans") = 64)
-      .def_prop_ro("num_plans", &Session::num_plans)
+          nb::arg("graph"), nb::arg("max_plans") = 64, nb::arg("device") = "cpu")
+      .def_prop_ro("device", [](const DeviceSession& self) { return self.device; })
+      .def_prop_ro("num_plans", [](const DeviceSession& self) { return self.session->num_plans(); })
+      // How many stretches of steps were launched from a recording, recorded, and run directly.
+      .def_prop_ro("recordings",
+                   [](const DeviceSession& self) {
+                     const StepRecordings::Counts counts = self.session->recordings().counts();
+                     nb::dict result;
+                     result["launched"] = counts.launched;
+                     result["recorded"] = counts.recorded;
+                     result["direct"] = counts.direct;
+                     return result;
+                   })
       .def(
           "plan",
-          [](Session& session, const std::vector<Dims>& dims) {
+          [](DeviceSession& self, const std::vector<Dims>& dims) {
+            Session& session = *self.session;
             std::shared_ptr<const ExecutionPlan> plan;
             {
               nb::gil_scoped_release release;
@@ -227,15 +254,16 @@ void init_session(nb::module_& module) {
           nb::arg("input_dims"))
       // The plan used last with its steps and buffers; None before the first.
       .def("latest_plan",
-           [](const Session& session) -> nb::object {
-             const std::shared_ptr<const ExecutionPlan> plan = session.latest_plan();
-             return plan ? nb::object(describe_plan(session.graph(), *plan)) : nb::none();
+           [](const DeviceSession& self) -> nb::object {
+             const std::shared_ptr<const ExecutionPlan> plan = self.session->latest_plan();
+             return plan ? nb::object(describe_plan(self.session->graph(), *plan)) : nb::none();
            })
-      .def("profile", [](const Session& session) { return to_dict(session.profile().snapshot()); })
-      .def("clear_profile", [](const Session& session) { session.profile().clear(); });
+      .def("profile",
+           [](const DeviceSession& self) { return to_dict(self.session->profile().snapshot()); })
+      .def("clear_profile", [](const DeviceSession& self) { self.session->profile().clear(); });
 
   nb::class_<Run>(module, "Run")
-      .def(nb::init<std::shared_ptr<Session>>())
+      .def(nb::init<std::shared_ptr<DeviceSession>>())
       .def("forward", &Run::forward)
       .def("backward", &Run::backward)
       .def("begin_backward", &Run::begin_backward)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "python/src/device.h"
 #include "python/src/dlpack_abi.h"
 
 namespace nb = nanobind;
@@ -65,7 +66,38 @@ dlpack::DataType dlpack_type(DType dtype) {
   return {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * size_of(dtype)), 1};
 }
 
-// Null when this torch has none, or one of another major version.
+bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
+  if (strides == nullptr) return true;
+  int64_t expected = 1;
+  bool empty = false;
+  for (int i = 0; i < rank; ++i) empty = empty || shape[i] == 0;
+  if (empty) return true;
+  for (int i = rank - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
+
+[[noreturn]] void refuse_device(const std::string& what, nb::handle tensor,
+                                dlpack::Device expected = {dlpack::kCpu, 0}) {
+  throw DeviceError(str(what, " is on device '", text_of(tensor.attr("device")), "', expected '",
+                        name_of(expected), "'"));
+}
+
+// For a Python error that is set.
+[[noreturn]] void refuse_unreadable(const std::string& what, nb::handle tensor) {
+  nb::python_error error;
+  if (nb::hasattr(tensor, "is_cpu") && !nb::cast<bool>(tensor.attr("is_cpu"))) {
+    refuse_device(what, tensor);
+  }
+  throw DTypeError(str(what, " cannot be read: ", error.what()));
+}
+
+}  // namespace
+
 const dlpack::ExchangeTable* exchange_table() {
   static const dlpack::ExchangeTable* const table = [] {
     const dlpack::ExchangeTable* found = nullptr;
@@ -82,53 +114,27 @@ const dlpack::ExchangeTable* exchange_table() {
   return table;
 }
 
-bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
-  if (strides == nullptr) return true;
-  int64_t expected = 1;
-  bool empty = false;
-  for (int i = 0; i < rank; ++i) empty = empty || shape[i] == 0;
-  if (empty) return true;
-  for (int i = rank - 1; i >= 0; --i) {
-    if (shape[i] != 1 && strides[i] != expected) return false;
-    expected *= shape[i];
-  }
-  return true;
-}
-
-nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
-
-[[noreturn]] void refuse_device(const std::string& what, nb::handle tensor) {
-  throw DeviceError(
-      str(what, " is on device '", text_of(tensor.attr("device")), "', expected 'cpu'"));
-}
-
-// For a Python error that is set.
-[[noreturn]] void refuse_unreadable(const std::string& what, nb::handle tensor) {
-  nb::python_error error;
-  if (nb::hasattr(tensor, "is_cpu") && !nb::cast<bool>(tensor.attr("is_cpu"))) {
-    refuse_device(what, tensor);
-  }
-  throw DTypeError(str(what, " cannot be read: ", error.what()));
-}
-
-}  // namespace
-
 std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 
 TensorView view_of(nb::handle tensor, const char* what) {
+  TensorView view = view_anywhere(tensor, what);
+  if (view.place.type != dlpack::kCpu) refuse_device(what, tensor);
+  return view;
+}
+
+TensorView view_anywhere(nb::handle tensor, const char* what) {
   if (const dlpack::ExchangeTable* table = exchange_table()) {
     dlpack::Tensor view{};
     if (table->borrow_from_object(tensor.ptr(), &view) != 0) refuse_unreadable(what, tensor);
-    if (view.device.type != dlpack::kCpu) refuse_device(what, tensor);
     return {.data = static_cast<char*>(view.data) + view.byte_offset,
             .dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what),
             .rank = view.ndim,
             .dims = view.shape,
-            .strides = view.strides};
+            .strides = view.strides,
+            .place = view.device};
   }
   nb::ndarray<> array;
   if (!nb::try_cast(tensor.attr("detach")(), array)) throw DTypeError(str(what, " is no tensor"));
-  if (array.device_type() != nb::device::cpu::value) refuse_device(what, tensor);
   const auto type = array.dtype();
   const int rank = static_cast<int>(array.ndim());
   auto own = std::make_shared<std::vector<int64_t>>();
@@ -139,18 +145,21 @@ TensorView view_of(nb::handle tensor, const char* what) {
           .rank = rank,
           .dims = own->data(),
           .strides = own->data() + rank,
+          .place = {array.device_type(), array.device_id()},
           .own = own};
 }
 
 bool is_row_major(const TensorView& view) { return is_dense(view.dims, view.strides, view.rank); }
 
-BorrowedTensor borrow(nb::handle tensor, const std::string& what) {
+BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device place) {
   if (const dlpack::ExchangeTable* table = exchange_table()) {
     dlpack::Tensor view{};
     if (table->borrow_from_object(tensor.ptr(), &view) != 0) refuse_unreadable(what, tensor);
-    if (view.device.type != dlpack::kCpu) refuse_device(what, tensor);
+    if (view.device != place) refuse_device(what, tensor, place);
     const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
-    if (!is_dense(view.shape, view.strides, view.ndim)) return borrow(contiguous(tensor), what);
+    if (!is_dense(view.shape, view.strides, view.ndim)) {
+      return borrow(contiguous(tensor), what, place);
+    }
     BorrowedTensor result;
     result.data = static_cast<const char*>(view.data) + view.byte_offset;
     result.dtype = dtype;
@@ -161,7 +170,9 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what) {
   nb::object detached = tensor.attr("detach")();
   nb::ndarray<> array;
   if (!nb::try_cast(detached, array)) throw DTypeError(str(what, " is no tensor"));
-  if (array.device_type() != nb::device::cpu::value) refuse_device(what, tensor);
+  if (dlpack::Device{array.device_type(), array.device_id()} != place) {
+    refuse_device(what, tensor, place);
+  }
   const auto type = array.dtype();
   const DType dtype = dtype_of(type.code, type.bits, type.lanes, what);
   BorrowedTensor result;
@@ -172,7 +183,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what) {
     strides.push_back(array.stride(i));
   }
   if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size()))) {
-    return borrow(contiguous(detached), what);
+    return borrow(contiguous(detached), what, place);
   }
   result.data = array.data();
   result.dtype = dtype;
@@ -194,11 +205,12 @@ struct Owner {
 
 }  // namespace
 
-nb::object to_torch(const RunOutput& output) {
-  return to_torch(output.block->data(), output.spec, output.block);
+nb::object to_torch(const RunOutput& output, dlpack::Device place) {
+  return to_torch(output.block->data(), output.spec, output.block, place);
 }
 
-nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> memory) {
+nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> memory,
+                    dlpack::Device place) {
   if (const dlpack::ExchangeTable* table = exchange_table()) {
     auto owner = std::make_unique<Owner>();
     owner->memory = std::move(memory);
@@ -212,7 +224,7 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
       if (held->is_handed_over) delete held;
     };
     owner->managed.tensor = {.data = data,
-                             .device = {dlpack::kCpu, 0},
+                             .device = place,
                              .ndim = static_cast<int32_t>(owner->dims.size()),
                              .dtype = dlpack_type(spec.dtype),
                              .shape = owner->dims.data(),
@@ -233,14 +245,14 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
   const dlpack::DataType type = dlpack_type(spec.dtype);
   std::vector<size_t> shape(spec.dims.begin(), spec.dims.end());
   nb::ndarray<nb::pytorch> array(data, shape.size(), shape.data(), keeper, nullptr,
-                                 nb::dlpack::dtype{type.code, type.bits, type.lanes},
-                                 nb::device::cpu::value, 0);
+                                 nb::dlpack::dtype{type.code, type.bits, type.lanes}, place.type,
+                                 place.id);
   return nb::cast(array);
 }
 
 TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
   nb::object source = nb::borrow(array);
-  if (nb::hasattr(source, "detach")) source = source.attr("detach")();
+  if (nb::hasattr(source, "detach")) source = source.attr("detach")().attr("cpu")();
   nb::ndarray<nb::c_contig, nb::ro> view;
   if (!nb::try_cast(source, view)) throw DTypeError(str(what, " is no array or tensor"));
   if (view.device_type() != nb::device::cpu::value) refuse_device(what, array);

@@ -14,6 +14,7 @@
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/runtime/session.h"
 #include "ortrain/training/training_state.h"
+#include "python/src/dlpack_abi.h"
 
 namespace ortrain::python {
 
@@ -27,9 +28,10 @@ struct BorrowedTensor {
 
 // Borrows the memory of a torch tensor; one that is not dense row-major is made so first (a copy).
 // Through torch's C exchange table where it has one, else through DLPack capsules. Throws
-// DeviceError for other devices than the CPU, DTypeError for types the engine does not hold, each
+// DeviceError for other devices than `place`, DTypeError for types the engine does not hold, each
 // naming `what`.
-BorrowedTensor borrow(nanobind::handle tensor, const std::string& what);
+BorrowedTensor borrow(nanobind::handle tensor, const std::string& what,
+                      dlpack::Device place = {dlpack::kCpu, 0});
 
 // Where a torch tensor lies, as it is: nothing copied, nothing kept alive. `dims` and `strides`
 // hold as long as the tensor is not changed.
@@ -38,12 +40,18 @@ struct TensorView {
   DType dtype = DType::undefined;
   int rank = 0;
   const int64_t* dims = nullptr;
-  const int64_t* strides = nullptr;           // in elements; null for dense row-major
+  const int64_t* strides = nullptr;  // in elements; null for dense row-major
+  dlpack::Device place{dlpack::kCpu, 0};
   std::shared_ptr<std::vector<int64_t>> own;  // what they point to where torch has no table
 };
 
 // Looks at a torch tensor on the CPU. Throws as `borrow` does.
 TensorView view_of(nanobind::handle tensor, const char* what);
+// The same on any device. Throws DTypeError alone.
+TensorView view_anywhere(nanobind::handle tensor, const char* what);
+
+// Torch's; null when this torch has none, or one of another major version.
+const dlpack::ExchangeTable* exchange_table();
 
 // Python's str(). An attribute is taken as a handle: nb::str(x.attr("y")) would only cast it.
 std::string text_of(nanobind::handle object);
@@ -52,9 +60,10 @@ std::string text_of(nanobind::handle object);
 bool is_row_major(const TensorView& view);
 
 // A torch tensor over the memory of `output`, which it keeps alive.
-nanobind::object to_torch(const RunOutput& output);
+nanobind::object to_torch(const RunOutput& output, dlpack::Device place = {dlpack::kCpu, 0});
 // A torch tensor over dense row-major memory, which `owner` keeps alive; null: the caller does.
-nanobind::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> owner);
+nanobind::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> owner,
+                          dlpack::Device place = {dlpack::kCpu, 0});
 
 // Torch tensors over the memory of each, by name.
 nanobind::dict to_torch(const std::map<std::string, MutableTensor>& tensors);

@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "python/src/device.h"
+
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <mutex>
+
+#include "ortrain/base/error.h"
+#include "python/src/init.h"
+#include "python/src/tensor_exchange.h"
+
+#if defined(ORTRAIN_HAVE_GPU)
+#include "ortrain/gpu/gpu_device.h"
+#endif
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+std::string platform() {
+#if defined(ORTRAIN_HAVE_GPU)
+  return std::string(gpu::platform());
+#else
+  return "none";
+#endif
+}
+
+#if defined(ORTRAIN_HAVE_GPU)
+
+void set_message(void* context, const char* kind, const char* message) {
+  *static_cast<std::string*>(context) = str(kind, ": ", message);
+}
+
+// Memory of PyTorch's caching allocator, on the calling thread's current stream.
+std::shared_ptr<Block> allocate_by_table(const dlpack::ExchangeTable& table, dlpack::Device place,
+                                         size_t bytes) {
+  int64_t extent = static_cast<int64_t>(bytes);
+  dlpack::Tensor prototype{.data = nullptr,
+                           .device = place,
+                           .ndim = 1,
+                           .dtype = {static_cast<uint8_t>(dlpack::TypeCode::unsigned_int), 8, 1},
+                           .shape = &extent,
+                           .strides = nullptr,
+                           .byte_offset = 0};
+  dlpack::ManagedTensor* made = nullptr;
+  std::string message;
+  if (table.allocate(&prototype, &made, &message, &set_message) != 0 || made == nullptr) {
+    throw OutOfMemoryError(str("PyTorch has no ", bytes, " bytes on ", name_of(place), ": ",
+                               message.substr(0, message.find('\n'))));
+  }
+  void* const data = static_cast<char*>(made->tensor.data) + made->tensor.byte_offset;
+  return {new Block(data, bytes), [made](Block* block) {
+            made->deleter(made);
+            delete block;
+          }};
+}
+
+std::shared_ptr<Block> allocate_by_python(dlpack::Device place, size_t bytes) {
+  nb::gil_scoped_acquire lock;
+  const nb::module_ torch = nb::module_::import_("torch");
+  nb::object tensor;
+  try {
+    tensor = torch.attr("empty")(bytes, nb::arg("dtype") = torch.attr("uint8"),
+                                 nb::arg("device") = name_of(place));
+  } catch (nb::python_error& error) {
+    throw OutOfMemoryError(
+        str("PyTorch has no ", bytes, " bytes on ", name_of(place), ": ", error.what()));
+  }
+  void* const data = reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  return {new Block(data, bytes), [held = tensor.release().ptr()](Block* block) {
+            nb::gil_scoped_acquire relock;
+            Py_DECREF(held);
+            delete block;
+          }};
+}
+
+int32_t dlpack_type_of_gpu() {
+  if (gpu::platform() == "cuda") return dlpack::kCuda;
+  return gpu::platform() == "hip" ? dlpack::kRocm : dlpack::kCpu;
+}
+
+void install_allocator() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    const dlpack::ExchangeTable* const table = exchange_table();
+    gpu::set_allocator([table, type = dlpack_type_of_gpu()](int index, size_t bytes, void*) {
+      const dlpack::Device place{type, index};
+      return table != nullptr ? allocate_by_table(*table, place, bytes)
+                              : allocate_by_python(place, bytes);
+    });
+  });
+}
+
+#endif
+
+}  // namespace
+
+dlpack::Device place_of([[maybe_unused]] const Device* device) {
+#if defined(ORTRAIN_HAVE_GPU)
+  if (device != nullptr && !device->is_host()) return {dlpack_type_of_gpu(), device->index()};
+#endif
+  return {dlpack::kCpu, 0};
+}
+
+std::string name_of(dlpack::Device place) {
+  if (place.type == dlpack::kCpu) return "cpu";
+  // PyTorch calls AMD's devices cuda too.
+  if (place.type == dlpack::kCuda || place.type == dlpack::kRocm) return str("cuda:", place.id);
+  return str("device ", place.id, " of DLPack type ", place.type);
+}
+
+NamedDevice find_device(const std::string& name) {
+  if (name == "cpu") return {name, &cpu_kernels()};
+#if defined(ORTRAIN_HAVE_GPU)
+  const bool simulated = gpu::platform() == "simulator";
+  if (simulated ? name == "simulator" : name.starts_with("cuda:")) {
+    int index = 0;
+    if (!simulated) {
+      const std::string digits = name.substr(5);
+      if (digits.empty() || digits.size() > 4 ||
+          digits.find_first_not_of("0123456789") != std::string::npos) {
+        throw DeviceError(str("'", name, "' is no device"));
+      }
+      index = std::stoi(digits);
+    }
+    install_allocator();
+    return {name, &gpu::kernels(index), {dlpack_type_of_gpu(), index}};
+  }
+#endif
+  throw DeviceError(str("there is no provider for device '", name,
+                        "': this build has the CPU's and for GPUs '", platform(), "'"));
+}
+
+void* current_stream(dlpack::Device place) {
+  if (place.type == dlpack::kCpu) return nullptr;
+  if (const dlpack::ExchangeTable* table = exchange_table()) {
+    void* stream = nullptr;
+    if (table->current_work_stream(place.type, place.id, &stream) == 0) return stream;
+    PyErr_Clear();
+  }
+  const nb::object stream =
+      nb::module_::import_("torch").attr("cuda").attr("current_stream")(place.id);
+  return reinterpret_cast<void*>(nb::cast<uintptr_t>(stream.attr("cuda_stream")));
+}
+
+void init_device(nb::module_& module) {
+  // "none", "simulator", "cuda" or "hip".
+  module.def("gpu_platform", &platform);
+  module.def("gpu_count", [] {
+#if defined(ORTRAIN_HAVE_GPU)
+    return gpu::device_count();
+#else
+    return 0;
+#endif
+  });
+}
+
+}  // namespace ortrain::python
