@@ -13,6 +13,8 @@
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
+#   make check-cuda  compile the GPU provider for sm_80 and sm_90 (needs nvcc, no GPU)
+#   make check-hip   and for gfx90a (needs hipcc, no GPU)
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
@@ -41,7 +43,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
+.PHONY: check-cuda check-hip setup build test check lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan format lock clean
 
 ifeq ($(SETUP),no)
@@ -135,6 +137,14 @@ distributed: build
 	rm -rf build/elastic
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \
 	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25
+
+check-cuda: setup
+	$(PY) tools/check_device_code.py cuda --jobs $(JOBS)
+
+check-hip: setup
+	command -v $(or $(HIPCC),hipcc) >/dev/null || { test "$$(id -u)" -eq 0 && \
+	  apt-get install -y -qq --no-install-recommends hipcc libamdhip64-dev; }
+	$(PY) tools/check_device_code.py hip --jobs $(JOBS)
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)

@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Compile every file of the GPU provider for real devices: by nvcc for NVIDIA's, by hipcc for AMD's.
+
+Nothing is linked and nothing runs. Objects go to build/check-cuda and build/check-hip; ccache is
+used where it is found.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers"]
+
+
+def find_tool(name: str, variable: str, others: list[str]) -> str:
+    for candidate in [os.environ.get(variable, ""), name, *others]:
+        if candidate and shutil.which(candidate):
+            return candidate
+    sys.exit(f"{name} was not found: install it, or set {variable} to its path")
+
+
+def cuda_commands(source: Path, target: Path, architectures: list[str]) -> list[str]:
+    nvcc = find_tool("nvcc", "NVCC", ["/usr/local/cuda/bin/nvcc"])
+    if source.suffix == ".cpp":
+        include = Path(shutil.which(nvcc)).resolve().parent.parent / "include"
+        return [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-fPIC", *WARNINGS, "-Werror",
+                "-DORTRAIN_HAVE_GPU=1", f"-I{ROOT}", "-isystem", str(include),
+                "-c", str(source), "-o", str(target)]  # fmt: skip
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    return [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", *codes,
+            "-Xcompiler=" + ",".join(["-fPIC", *WARNINGS]), "-Werror=all-warnings",
+            f"-I{ROOT}", "-c", str(source), "-o", str(target)]  # fmt: skip
+
+
+def hip_commands(source: Path, target: Path, architectures: list[str]) -> list[str]:
+    hipcc = find_tool("hipcc", "HIPCC", ["/opt/rocm/bin/hipcc"])
+    codes = [f"--offload-arch={a}" for a in architectures]
+    return [hipcc, *codes, "-std=c++20", "-O3", "-DNDEBUG", "-fPIC", *WARNINGS, "-Werror",
+            "-x", "hip", f"-I{ROOT}", "-c", str(source), "-o", str(target)]  # fmt: skip
+
+
+def sources(platform: str) -> list[Path]:
+    """Return what a build for the platform compiles of the provider."""
+    device = [*ROOT.glob("ortrain/gpu/*.cu"), *ROOT.glob("ortrain/ops/*/*.cu")]
+    host = [
+        f
+        for f in ROOT.glob("ortrain/gpu/*.cpp")
+        if not f.stem.endswith(("_test", "_simulator")) and not f.stem.startswith("simulat")
+    ]
+    if platform == "cuda":
+        return sorted(device) + sorted(host)
+    # Libraries of NVIDIA alone; the host's files are the same for both.
+    return sorted(f for f in device if not f.stem.endswith("_cuda"))
+
+
+def compile_one(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("platform", choices=["cuda", "hip"])
+    parser.add_argument("--architectures", nargs="+", help="sm_80 and sm_90 as 80 90; gfx90a")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="files whose path holds this")
+    given = parser.parse_args()
+    architectures = given.architectures or (
+        ["80", "90"] if given.platform == "cuda" else ["gfx90a"]
+    )
+    make = cuda_commands if given.platform == "cuda" else hip_commands
+    # Where nvcc is installed too, hipcc would compile for NVIDIA.
+    environment = {**os.environ, "HIP_PLATFORM": "amd"}
+    launcher = [shutil.which("ccache")] if shutil.which("ccache") else []
+    out = ROOT / "build" / f"check-{given.platform}"
+    chosen = [f for f in sources(given.platform) if given.only in str(f.relative_to(ROOT))]
+    start, failed = time.monotonic(), 0
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        runs = {}
+        for source in chosen:
+            target = out / source.relative_to(ROOT).with_suffix(source.suffix + ".o")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            command = [*launcher, *make(source, target, architectures)]
+            runs[pool.submit(compile_one, command, environment)] = source
+        for run in concurrent.futures.as_completed(runs):
+            fine, text = run.result()
+            failed += not fine
+            print(f"{'compiled' if fine else 'FAILED  '} {runs[run].relative_to(ROOT)}", flush=True)
+            if text.strip():
+                print(text, file=sys.stderr)
+    print(
+        f"{len(chosen) - failed} of {len(chosen)} files compile for {' '.join(architectures)} "
+        f"in {time.monotonic() - start:.0f} s; nothing of it was run"
+    )
+    return 1 if failed or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
