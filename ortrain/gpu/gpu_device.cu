@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -18,6 +19,14 @@ ORTRAIN_GPU(Stream_t) stream_of(void* stream) { return static_cast<ORTRAIN_GPU(S
 
 void require(ORTRAIN_GPU(Error_t) code, const char* what) {
   check_device_call(static_cast<int>(code), what);
+}
+
+// Values that came as an argument of the launch.
+__global__ void write_bytes(unsigned char* to,
+                            DeviceArray<unsigned char, Device::kMostWritten> from, int bytes) {
+  for (int i = static_cast<int>(threadIdx.x); i < bytes; i += static_cast<int>(blockDim.x)) {
+    to[i] = from[i];
+  }
 }
 
 class GraphRecording final : public Recording {
@@ -59,6 +68,18 @@ class GpuDevice final : public Device {
             "copying to the device");
     require(ORTRAIN_GPU(StreamSynchronize)(stream_of(stream)), "copying to the device");
   }
+  void write(void* to, const void* from, size_t bytes, void* stream) override {
+    check(bytes <= kMostWritten, "too much for one write");
+    if (bytes == 0) return;
+    DeviceArray<unsigned char, kMostWritten> kept;
+    std::memcpy(kept.values, from, bytes);
+    launch(write_bytes, {.threads = 256}, stream, static_cast<unsigned char*>(to), kept,
+           static_cast<int>(bytes));
+  }
+  void zero(void* to, size_t bytes, void* stream) override {
+    if (bytes == 0) return;
+    require(ORTRAIN_GPU(MemsetAsync)(to, 0, bytes, stream_of(stream)), "clearing memory");
+  }
   void download(void* to, const void* from, size_t bytes, void* stream) override {
     if (bytes > 0) {
       require(ORTRAIN_GPU(MemcpyAsync)(to, from, bytes, ORTRAIN_GPU(MemcpyDeviceToHost),
@@ -69,6 +90,10 @@ class GpuDevice final : public Device {
   }
   void synchronize(void* stream) override {
     require(ORTRAIN_GPU(StreamSynchronize)(stream_of(stream)), "waiting for the device");
+  }
+
+  void synchronize_all() override {
+    require(ORTRAIN_GPU(DeviceSynchronize)(), "waiting for the device");
   }
 
   bool records() const override { return true; }

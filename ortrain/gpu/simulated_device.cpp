@@ -50,6 +50,16 @@ class SimulatedDevice final : public Device {
     refuse_while_recording();
     move(to, from, bytes);
   }
+  void write(void* to, const void* from, size_t bytes, void*) override {
+    check(bytes <= kMostWritten, "too much for one write");
+    std::vector<char> kept(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    simulator::submit([=] { move(to, kept.data(), kept.size()); });
+  }
+  void zero(void* to, size_t bytes, void*) override {
+    simulator::submit([=] {
+      if (bytes > 0) std::memset(to, 0, bytes);
+    });
+  }
   void download(void* to, const void* from, size_t bytes, void*) override {
     refuse_while_recording();
     move(to, from, bytes);

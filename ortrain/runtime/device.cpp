@@ -26,6 +26,10 @@ class Host final : public Device {
   }
   void copy(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
   void upload(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
+  void write(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
+  void zero(void* to, size_t bytes, void*) override {
+    if (bytes > 0) std::memset(to, 0, bytes);
+  }
   void download(void* to, const void* from, size_t bytes, void*) override { move(to, from, bytes); }
   void synchronize(void*) override {}
   Fault* fault_slot() override { return nullptr; }  // its kernels throw

@@ -51,9 +51,15 @@ class Device {
   virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;
   // From the host, whose memory may be changed as soon as it returns.
   virtual void upload(void* to, const void* from, size_t bytes, void* stream) = 0;
+  // A few bytes from the host in the order of the stream, without waiting: at most kMostWritten.
+  static constexpr size_t kMostWritten = 1024;
+  virtual void write(void* to, const void* from, size_t bytes, void* stream) = 0;
+  virtual void zero(void* to, size_t bytes, void* stream) = 0;
   // To the host: waits until the stream is done.
   virtual void download(void* to, const void* from, size_t bytes, void* stream) = 0;
   virtual void synchronize(void* stream) = 0;
+  // Waits for all work of the device.
+  virtual void synchronize_all() { synchronize(nullptr); }
 
   // Whether `record` can give something.
   virtual bool records() const { return false; }

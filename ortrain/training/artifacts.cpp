@@ -69,7 +69,7 @@ void export_for_inference(const Graph& evaluation, const TrainingState& state,
     if (found == state.tensors.end()) {
       throw InvalidModelError(str("there is no value for '", input.target, "'"));
     }
-    const MutableTensor& tensor = found->second;
+    const MutableTensor tensor = found->second.on_host();
     options.values.emplace(
         input.target, TensorData(tensor.spec.dtype, tensor.spec.dims, tensor.data, tensor.owner));
     bytes += tensor.spec.bytes();

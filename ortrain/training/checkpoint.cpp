@@ -386,13 +386,13 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
 
   if (state.tensors.empty()) {
     for (const auto& [name, tensor] : checkpoint.tensors) {
-      state.tensors.emplace(name, tensor.clone());
+      state.tensors.emplace(name, tensor.clone(*state.device));
     }
   } else {
     for (const auto& [name, tensor] : checkpoint.tensors) {
       const auto found = state.tensors.find(name);
       if (found == state.tensors.end() || tensor.spec.bytes() == 0) continue;
-      std::memcpy(found->second.data, tensor.data, tensor.spec.bytes());
+      found->second.assign(tensor);
     }
   }
   // Without its states an optimizer starts anew.
@@ -401,7 +401,7 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
   state.steps = 0;
   if (checkpoint.has_optimizer) {
     for (const auto& [name, tensor] : checkpoint.optimizer) {
-      state.optimizer.emplace(name, tensor.clone());
+      state.optimizer.emplace(name, tensor.clone(*state.device));
     }
     state.kept_batches = checkpoint.kept_batches;
     state.steps = checkpoint.steps;

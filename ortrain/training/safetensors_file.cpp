@@ -155,7 +155,9 @@ FileDigest write_safetensors(const std::filesystem::path& directory, const std::
   put(&length, sizeof(length));
   put(text.data(), text.size());
   for (const auto* entry : order) {
-    if (entry->second.spec.bytes() > 0) put(entry->second.data, entry->second.spec.bytes());
+    if (entry->second.spec.bytes() == 0) continue;
+    const MutableTensor tensor = entry->second.on_host();
+    put(tensor.data, tensor.spec.bytes());
   }
   const FileDigest digest{file.size(), hash.text()};
   file.commit();

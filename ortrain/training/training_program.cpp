@@ -3,7 +3,7 @@
 #include "ortrain/training/training_program.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/roles.h"
@@ -52,8 +52,19 @@ const MutableTensor& kept_tensor(TrainingState& state, const GraphInput& input,
     throw InvalidModelError(str("there is no value for '", input.target, "'"));
   }
   const Dims shape = concrete(value.shape, "state '" + input.target + "'");
-  return tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape})).first->second;
+  return tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape}, *state.device))
+      .first->second;
 }
+
+// What a step reads and gives beside tensors.
+struct StepNumbersOfRun {
+  int64_t seed = 0;
+  int64_t step = 0;
+  double learning_rate = 0;
+  double loss_scale = 1;
+  double gradient_norm = 0;
+  bool all_finite = true;
+};
 
 // Inputs that lie in memory that the step writes to would change while they are read.
 void refuse_shared_memory(const Graph& graph, const TrainingState& state,
@@ -123,10 +134,25 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   StepResult result;
   std::vector<Dims> dims;
   std::vector<const void*> addresses;
-  int64_t step = state.steps + 1;
+  StepNumbersOfRun numbers;
+  numbers.step = state.steps + 1;
+  numbers.learning_rate = state.learning_rate;
+  numbers.loss_scale = state.loss_scale;
+  // On a device they lie there during the run.
+  Device& device = kernels_->device();
+  const std::shared_ptr<void> scope = device.enter();
+  std::shared_ptr<Block> placed;
+  char* base = reinterpret_cast<char*>(&numbers);
+  if (!device.is_host()) {
+    placed = device.tensor(sizeof(numbers), state.stream);
+    base = static_cast<char*>(placed->data());
+  }
+  const auto number = [&](DType dtype, size_t offset) {
+    return InputTensor{{dtype, {}}, base + offset};
+  };
   const uint64_t runs = state.runs;
-  int64_t seed = 0;
   bool draws = false;
+  bool gives_norm = false;
   size_t next = 0;
   for (const GraphInput& input : graph.inputs()) {
     const Value& value = graph.value(input.value);
@@ -140,17 +166,18 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
       require_fit(value, given.spec, "input '" + value.name + "'");
     } else if (input.role == InputRole::seed) {
       draws = true;
-      given = {{DType::i64, {}}, &seed};
+      given = number(DType::i64, offsetof(StepNumbersOfRun, seed));
     } else if (input.target == kLearningRate) {
-      given = {{DType::f64, {}}, &state.learning_rate};
+      given = number(DType::f64, offsetof(StepNumbersOfRun, learning_rate));
     } else if (input.target == kLossScale) {
-      given = {{DType::f64, {}}, &state.loss_scale};
+      given = number(DType::f64, offsetof(StepNumbersOfRun, loss_scale));
     } else if (input.target == kStepNumber) {
-      given = {{DType::i64, {}}, &step};
+      given = number(DType::i64, offsetof(StepNumbersOfRun, step));
     } else if (input.target == kGradientNorm) {
-      given = {{DType::f64, {}}, &result.gradient_norm.emplace(0.0)};
+      gives_norm = true;
+      given = number(DType::f64, offsetof(StepNumbersOfRun, gradient_norm));
     } else if (input.target == kAllFinite) {
-      given = {{DType::boolean, {}}, &result.all_finite};
+      given = number(DType::boolean, offsetof(StepNumbersOfRun, all_finite));
     } else if (is_kept(input.role)) {
       const MutableTensor& tensor = kept_tensor(state, input, value);
       given = {tensor.spec, tensor.data};
@@ -165,15 +192,28 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     throw InvalidModelError(str("there are ", inputs.size(), " inputs, expected ", next));
   }
   refuse_shared_memory(graph, state, inputs);
-  if (draws) seed = state.draw_seed();
+  if (draws) numbers.seed = state.draw_seed();
   try {
     std::shared_ptr<const ExecutionPlan> plan = session->plan(dims);
     if (options_.memory_limit > 0 && plan->total_bytes() > options_.memory_limit) {
       throw OutOfMemoryError(str("the step needs ", plan->total_bytes(), " bytes, the limit is ",
                                  options_.memory_limit));
     }
+    if (placed) device.write(base, &numbers, sizeof(numbers), state.stream);
     RunContext context(session, plan);
-    result.outputs = context.forward(addresses);
+    result.outputs = context.forward(addresses, state.stream);
+    // Scaling the loss decides on the host what comes next; nothing else waits for the device.
+    if (placed && options_.scales_loss) {
+      device.download(&numbers, base, sizeof(numbers), state.stream);
+    }
+    result.all_finite = numbers.all_finite;
+    if (gives_norm && !placed) result.gradient_norm = numbers.gradient_norm;
+    if (gives_norm && placed) {
+      const auto at = static_cast<void*>(base + offsetof(StepNumbersOfRun, gradient_norm));
+      result.gradient_norm_on_device = RunOutput{
+          {DType::f64, {}},
+          std::shared_ptr<Block>(new Block(at, sizeof(double)), [placed](Block* b) { delete b; })};
+    }
     last_plan_ = std::move(plan);
   } catch (...) {
     state.runs = runs;
@@ -218,7 +258,7 @@ StepResult TrainingProgram::add_gradients(TrainingState& state,
     kind = StepKind::next;  // the file only adds
     for (auto& [target, tensor] : state.optimizer) {
       if (!target.ends_with(state_target("", kAccumulatedGradient))) continue;
-      if (tensor.spec.bytes() > 0) std::memset(tensor.data, 0, tensor.spec.bytes());
+      state.device->zero(tensor.data, tensor.spec.bytes(), state.stream);
     }
   }
   StepResult result = run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_));

@@ -26,6 +26,8 @@ struct StepResult {
   bool updated = false;            // the optimizer ran, and was not left out
   bool all_finite = true;
   std::optional<double> gradient_norm;  // before clipping, where the optimizer ran and needs it
+  // The same on a device, so that nobody waits for it: a float64 scalar.
+  std::optional<RunOutput> gradient_norm_on_device;
 };
 
 // One model made ready to train: graphs and plans for each kind of step, made when first needed.
@@ -45,6 +47,7 @@ class TrainingProgram {
   const TrainingOptions& options() const { return options_; }
   // Targets of the parameters that change.
   const std::vector<std::string>& trained() const { return trained_; }
+  Device& device() const { return kernels_->device(); }
 
   // Runs a batch. Its gradients are kept until `accumulation` batches are there; the last one runs
   // the optimizer with them in the same graph. `inputs`: one per model input of role user, in

@@ -2,10 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/training/training_state.h"
 
-#include <cstring>
-
 #include "ortrain/base/philox.h"
-#include "ortrain/runtime/block_pool.h"
 
 namespace ortrain {
 namespace {
@@ -15,28 +12,54 @@ constexpr uint64_t kSeedStream = ~uint64_t{0};
 
 }  // namespace
 
-MutableTensor MutableTensor::allocate(TensorSpec spec) {
-  std::shared_ptr<Block> block = BlockPool::host()->tensor(spec.bytes());
+MutableTensor MutableTensor::allocate(TensorSpec spec, Device& device) {
+  const std::shared_ptr<void> scope = device.enter();
+  std::shared_ptr<Block> block = device.tensor(spec.bytes(), nullptr);
   void* data = block->data();
-  return {std::move(spec), data, std::move(block)};
+  return {std::move(spec), data, std::move(block), &device};
 }
 
-MutableTensor MutableTensor::zeros(TensorSpec spec) {
-  MutableTensor tensor = allocate(std::move(spec));
-  if (tensor.spec.bytes() > 0) std::memset(tensor.data, 0, tensor.spec.bytes());
+MutableTensor MutableTensor::zeros(TensorSpec spec, Device& device) {
+  MutableTensor tensor = allocate(std::move(spec), device);
+  const std::shared_ptr<void> scope = device.enter();
+  device.zero(tensor.data, tensor.spec.bytes(), nullptr);
+  device.synchronize(nullptr);  // work of other streams reads it
   return tensor;
 }
 
-MutableTensor MutableTensor::copy_of(const TensorData& data) {
-  MutableTensor tensor = allocate({data.dtype(), data.dims()});
-  if (data.bytes() > 0) std::memcpy(tensor.data, data.data(), data.bytes());
+MutableTensor MutableTensor::copy_of(const TensorData& data, Device& device) {
+  MutableTensor tensor = allocate({data.dtype(), data.dims()}, device);
+  const std::shared_ptr<void> scope = device.enter();
+  device.upload(tensor.data, data.data(), data.bytes(), nullptr);
   return tensor;
 }
 
-MutableTensor MutableTensor::clone() const {
-  MutableTensor copy = allocate(spec);
-  if (spec.bytes() > 0) std::memcpy(copy.data, data, spec.bytes());
+MutableTensor MutableTensor::clone(Device& on) const {
+  MutableTensor copy = allocate(spec, on);
+  copy.assign(*this);
   return copy;
+}
+
+MutableTensor MutableTensor::on_host() const {
+  return device->is_host() ? *this : clone(host_device());
+}
+
+void MutableTensor::assign(const MutableTensor& other) const {
+  const size_t bytes = spec.bytes();
+  const std::shared_ptr<void> scope = device->enter();
+  device->synchronize_all();  // what it has to do may read or write either one
+  if (device == other.device) {
+    device->copy(data, other.data, bytes, nullptr);
+    device->synchronize(nullptr);
+  } else if (other.device->is_host()) {
+    device->upload(data, other.data, bytes, nullptr);
+  } else if (device->is_host()) {
+    const std::shared_ptr<void> source = other.device->enter();
+    other.device->synchronize_all();
+    other.device->download(data, other.data, bytes, nullptr);
+  } else {
+    assign(other.on_host());
+  }
 }
 
 int64_t TrainingState::draw_seed() {

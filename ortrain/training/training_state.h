@@ -10,21 +10,28 @@
 
 #include "ortrain/ir/graph.h"
 #include "ortrain/ir/node_spec.h"
+#include "ortrain/runtime/device.h"
 
 namespace ortrain {
 
-// A dense row-major tensor in host memory that may be written to. Copies share the memory.
+// A dense row-major tensor that may be written to. Copies share the memory.
 struct MutableTensor {
   TensorSpec spec;
   void* data = nullptr;
-  std::shared_ptr<void> owner;  // keeps `data` alive
+  std::shared_ptr<void> owner;      // keeps `data` alive
+  Device* device = &host_device();  // whose memory
 
   // 64-byte aligned, contents undefined.
-  static MutableTensor allocate(TensorSpec spec);
-  static MutableTensor zeros(TensorSpec spec);
-  static MutableTensor copy_of(const TensorData& data);
-  // The same contents in memory of its own.
-  MutableTensor clone() const;
+  static MutableTensor allocate(TensorSpec spec, Device& device = host_device());
+  static MutableTensor zeros(TensorSpec spec, Device& device = host_device());
+  static MutableTensor copy_of(const TensorData& data, Device& device = host_device());
+  // The same contents in memory of its own, on the same device or another one.
+  MutableTensor clone() const { return clone(*device); }
+  MutableTensor clone(Device& on) const;
+  // Itself where the host can read it, else a copy: waits for all work of the device.
+  MutableTensor on_host() const;
+  // Takes over the contents of another one of the same type and shape.
+  void assign(const MutableTensor& other) const;
 };
 
 // Everything that training changes: parameters, buffers, what the optimizer keeps, and counters.
@@ -40,6 +47,10 @@ class TrainingState {
   std::map<std::string, MutableTensor> tensors;
   // Optimizer states and kept gradients by target; made, as zeros, when first needed.
   std::map<std::string, MutableTensor> optimizer;
+
+  // Where the program that uses the state runs, and the queue of its work.
+  Device* device = &host_device();
+  void* stream = nullptr;
 
   double learning_rate = 1e-3;
   double loss_scale = 1.0;

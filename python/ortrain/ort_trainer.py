@@ -116,7 +116,7 @@ class ORTTrainer:
         alpha, beta, lambda, epsilon, ratio_min, ratio_max.
       learning_rate_description: Of the input that once took the rate; train_step may be given it as
         its last argument.
-      device: The CPU.
+      device: "cpu", or "cuda:0" where this build has a provider for it.
       gradient_accumulation_steps: Batches whose gradients are averaged.
       world_rank: The number of this process.
       world_size: How many processes train together.

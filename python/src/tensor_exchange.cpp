@@ -268,7 +268,8 @@ TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
 nb::dict to_torch(const std::map<std::string, MutableTensor>& tensors) {
   nb::dict result;
   for (const auto& [name, tensor] : tensors) {
-    result[name.c_str()] = to_torch(tensor.data, tensor.spec, tensor.owner);
+    result[name.c_str()] =
+        to_torch(tensor.data, tensor.spec, tensor.owner, place_of(tensor.device));
   }
   return result;
 }

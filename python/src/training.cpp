@@ -17,6 +17,7 @@
 #include "ortrain/training/prepare_model.h"
 #include "ortrain/training/training_program.h"
 #include "python/src/attribute_conversion.h"
+#include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
@@ -28,23 +29,26 @@ namespace {
 
 // Memory of a torch tensor, kept alive by the tensor.
 MutableTensor shared_with(nb::object tensor, const std::string& what) {
-  const TensorView view = view_of(tensor, what.c_str());
+  const TensorView view = view_anywhere(tensor, what.c_str());
   if (!is_row_major(view)) {
     throw UnsupportedError(str(what, " is not dense in row-major order; call contiguous() on it"));
   }
   TensorSpec spec{view.dtype, Dims(view.dims, view.dims + view.rank)};
   auto* const held = new nb::object(std::move(tensor));
-  return {std::move(spec), view.data, std::shared_ptr<void>(held, [](void* object) {
-            nb::gil_scoped_acquire acquire;
-            delete static_cast<nb::object*>(object);
-          })};
+  return {std::move(spec), view.data,
+          std::shared_ptr<void>(held,
+                                [](void* object) {
+                                  nb::gil_scoped_acquire acquire;
+                                  delete static_cast<nb::object*>(object);
+                                }),
+          &find_device(name_of(view.place)).kernels->device()};
 }
 
 void set_optimizer_state(TrainingState& state, const std::string& target, nb::handle tensor) {
   const TensorData data = copy_to_tensor_data(tensor, str("the state '", target, "'"));
   const auto found = state.optimizer.find(target);
   if (found == state.optimizer.end()) {
-    state.optimizer.emplace(target, MutableTensor::copy_of(data));
+    state.optimizer.emplace(target, MutableTensor::copy_of(data, *state.device));
     return;
   }
   const TensorSpec given{data.dtype(), data.dims()};
@@ -52,7 +56,7 @@ void set_optimizer_state(TrainingState& state, const std::string& target, nb::ha
     throw ShapeError(str("the state '", target, "' is ", tensor_spec_str(given), ", expected ",
                          tensor_spec_str(found->second.spec)));
   }
-  found->second = MutableTensor::copy_of(data);
+  found->second = MutableTensor::copy_of(data, *state.device);
 }
 
 TrainingOptions options_from(const nb::dict& options) {
@@ -90,25 +94,25 @@ struct Inputs {
   std::vector<InputTensor> tensors;
   std::vector<nb::object> kept;
 
-  Inputs(const Graph& graph, const nb::list& given) {
+  Inputs(const Graph& graph, const nb::list& given, dlpack::Device place) {
     std::vector<std::string> names;
     for (const GraphInput& input : graph.inputs()) {
       if (input.role == InputRole::user) names.push_back(graph.value(input.value).name);
     }
     for (size_t i = 0; i < given.size(); ++i) {
       const std::string name = i < names.size() ? names[i] : std::to_string(i);
-      BorrowedTensor tensor = borrow(given[i], str("input '", name, "'"));
+      BorrowedTensor tensor = borrow(given[i], str("input '", name, "'"), place);
       tensors.push_back({{tensor.dtype, std::move(tensor.dims)}, tensor.data});
       kept.push_back(std::move(tensor.keep_alive));
     }
   }
 };
 
-nb::list to_list(const std::vector<RunOutput>& outputs) {
+nb::list to_list(const std::vector<RunOutput>& outputs, dlpack::Device place) {
   nb::list result;
   for (const RunOutput& output : outputs) {
     if (output.block) {
-      result.append(to_torch(output));
+      result.append(to_torch(output, place));
     } else {
       result.append(nb::none());
     }
@@ -116,10 +120,11 @@ nb::list to_list(const std::vector<RunOutput>& outputs) {
   return result;
 }
 
-nb::tuple to_tuple(const StepResult& result) {
-  return nb::make_tuple(
-      to_list(result.outputs), result.updated, result.all_finite,
-      result.gradient_norm ? nb::cast(*result.gradient_norm) : nb::object(nb::none()));
+nb::tuple to_tuple(const StepResult& result, dlpack::Device place) {
+  nb::object norm = nb::none();
+  if (result.gradient_norm) norm = nb::cast(*result.gradient_norm);
+  if (result.gradient_norm_on_device) norm = to_torch(*result.gradient_norm_on_device, place);
+  return nb::make_tuple(to_list(result.outputs, place), result.updated, result.all_finite, norm);
 }
 
 StepKind step_kind(const std::string& name) {
@@ -132,21 +137,30 @@ StepKind step_kind(const std::string& name) {
 
 // Runs a step of a program on the tensors of a call, without the interpreter's lock.
 template <class Step>
-nb::tuple run_step(const TrainingProgram& program, const nb::list& tensors, const Step& step) {
-  const Inputs inputs(program.model(), tensors);
+nb::tuple run_step(const TrainingProgram& program, TrainingState& state, const nb::list& tensors,
+                   const Step& step) {
+  const dlpack::Device place = place_of(&program.device());
+  const Inputs inputs(program.model(), tensors, place);
+  state.stream = current_stream(place);
   StepResult result;
   {
     nb::gil_scoped_release release;
     result = step(inputs.tensors);
   }
-  return to_tuple(result);
+  return to_tuple(result, place);
 }
 
 }  // namespace
 
 void init_training(nb::module_& module) {
   nb::class_<TrainingState>(module, "TrainingState")
-      .def(nb::init<>())
+      .def(
+          "__init__",
+          [](TrainingState* self, const std::string& device) {
+            new (self) TrainingState();
+            self->device = &find_device(device).kernels->device();
+          },
+          nb::arg("device") = "cpu")
       .def_rw("learning_rate", &TrainingState::learning_rate)
       .def_rw("loss_scale", &TrainingState::loss_scale)
       .def_rw("steps", &TrainingState::steps)
@@ -201,10 +215,11 @@ void init_training(nb::module_& module) {
   nb::class_<TrainingProgram>(module, "TrainingProgram")
       .def(
           "__init__",
-          [](TrainingProgram* self, const Graph& model, const nb::dict& options) {
-            new (self) TrainingProgram(model, options_from(options), cpu_kernels());
+          [](TrainingProgram* self, const Graph& model, const nb::dict& options,
+             const std::string& device) {
+            new (self) TrainingProgram(model, options_from(options), *find_device(device).kernels);
           },
-          nb::arg("model"), nb::arg("options"))
+          nb::arg("model"), nb::arg("options"), nb::arg("device") = "cpu")
       .def_static(
           "from_graphs",
           [](const Graph& training, const Graph& optimizer, const Graph& evaluation) {
@@ -214,29 +229,31 @@ void init_training(nb::module_& module) {
       .def_prop_ro("trained", &TrainingProgram::trained)
       .def("train_step",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             return run_step(program, tensors,
+             return run_step(program, state, tensors,
                              [&](const auto& inputs) { return program.train_step(state, inputs); });
            })
       .def("add_gradients",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             return run_step(program, tensors, [&](const auto& inputs) {
+             return run_step(program, state, tensors, [&](const auto& inputs) {
                return program.add_gradients(state, inputs);
              });
            })
       .def("optimizer_step",
            [](const TrainingProgram& program, TrainingState& state) {
-             return run_step(program, nb::list(),
+             return run_step(program, state, nb::list(),
                              [&](const auto&) { return program.optimizer_step(state); });
            })
       .def("evaluate",
            [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             const Inputs inputs(program.evaluation_model(), tensors);
+             const dlpack::Device place = place_of(&program.device());
+             const Inputs inputs(program.evaluation_model(), tensors, place);
+             state.stream = current_stream(place);
              std::vector<RunOutput> outputs;
              {
                nb::gil_scoped_release release;
                outputs = program.evaluate(state, inputs.tensors);
              }
-             return to_list(outputs);
+             return to_list(outputs, place);
            })
       .def("make_states", &TrainingProgram::make_states)
       .def("graph",

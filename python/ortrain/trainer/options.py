@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ortrain import devices
 from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.amp.mixed_precision import LISTS, TYPE_NAMES, half_type
 from ortrain.distributed.adasum import require_power_of_two
@@ -48,9 +49,13 @@ def _count(default: int, at_least: int, refuse: Refusal = lambda value: None) ->
 
 
 def _refuse_device(device: str) -> str | None:
-    if device == "cpu" or device.startswith("cpu:"):
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    if devices.is_supported(place):
         return None
-    return "there is a CPU provider only, also with several processes"
+    return "this build of ortrain has no provider for it"
 
 
 def _refuse_stage(stage: int) -> str | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ortrain.amp import LossScaler, TorchGradScaler
 from ortrain.distributed import Processes
-from ortrain.errors import InvalidModelError
+from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.logs import get_logger
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
@@ -95,6 +95,9 @@ class ORTTrainer:
             raise ValueError("model_desc marks no output as the loss")
         mixed = self.options.mixed_precision
         self._scaler = _scaler_of(mixed.loss_scaler) if mixed.enabled else None
+        self._device = torch.device(self.options.device.id)
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self.model = model
         self._source = self._source_of(model)
         engine_options = optim_config.engine_options()
@@ -115,11 +118,13 @@ class ORTTrainer:
     def _source_of(self, model: Any) -> StepSource:
         precision = self.options.precision
         if isinstance(model, nn.Module):
+            if self._device.type != "cpu":
+                model.to(self._device)
             return ModuleSource(model, self.loss_fn, self.model_desc, precision)
         if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
             if self.loss_fn is not None:
                 raise ValueError("loss_fn is for modules; an ONNX model brings its loss")
-            return OnnxSource(model, self.model_desc, precision)
+            return OnnxSource(model, self.model_desc, precision, self._device)
         raise TypeError(
             f"model must be a torch.nn.Module or an onnx.ModelProto, got {type(model).__name__}"
         )
@@ -133,7 +138,7 @@ class ORTTrainer:
                     "'distributed.world_size' makes them train together",
                     dist.get_world_size(),
                 )
-            return StepEngine(self._source, engine_options, frozen)
+            return StepEngine(self._source, engine_options, frozen, self._device)
         processes = Processes.start(
             distributed.given("world_rank"),
             distributed.world_size,
@@ -152,6 +157,11 @@ class ORTTrainer:
             "the learning rate": self.optim_config.lr,
             "the learning rate's schedule": type(self.options.lr_scheduler).__name__,
         }
+        if self._device.type != "cpu":
+            raise UnsupportedError(
+                f"several processes train on the CPU, device is '{self._device}'; use "
+                "DistributedDataParallel around ORTModule on GPUs"
+            )
         return ParallelStepEngine(
             self._source, engine_options, frozen, processes, parallelism, settings
         )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core
+from ortrain import _core, devices
 from ortrain.amp import MixedPrecision
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import tracing_alone
@@ -150,6 +150,10 @@ class ModuleSource:
     def settle(self) -> None:
         self._seen = self._look()
 
+    def _device_type(self) -> str:
+        first = next(self._joined.parameters(), None)
+        return "cpu" if first is None else first.device.type
+
     def _look(self) -> tuple[int, list[tuple[int, int] | None]]:
         """Return what a step depends on: the state of all layers, and where their tensors lie."""
         self._joined.follow_layers()
@@ -169,7 +173,7 @@ class ModuleSource:
                 self._joined.train(training)
             stack.enter_context(torch.set_grad_enabled(training))
             if self._autocast is not None:
-                stack.enter_context(torch.autocast("cpu", self._autocast))
+                stack.enter_context(torch.autocast(self._device_type(), self._autocast))
             yield
 
 
@@ -279,15 +283,21 @@ class OnnxSource:
       model: An onnx.ModelProto.
       description: Inputs and outputs.
       precision: Computes in 16 bits, by the lists of operators; None does not.
+      device: Where it is trained.
     """
 
     def __init__(
-        self, model: Any, description: ModelDescription, precision: MixedPrecision | None
+        self,
+        model: Any,
+        description: ModelDescription,
+        precision: MixedPrecision | None,
+        device: torch.device = devices.CPU,
     ) -> None:
-        self._graph, self._tensors = _core.load_onnx_model(
+        self._graph, tensors = _core.load_onnx_model(
             model.SerializeToString(),
             initializers="weights",
         )
+        self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._graph.draw_dropout_per_run()
         described = [entry.name for entry in description.inputs]
         self._inputs = [i["name"] for i in self._graph.inputs if i["role"] == "user"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from ortrain import _core, progress, progress_display
+from ortrain import _core, devices, progress, progress_display
 from ortrain.errors import InvalidModelError
 from ortrain.program import Program
 from ortrain.trainer.flat_layout import state_dtype
@@ -31,13 +31,14 @@ class StepOutcome:
       outputs: The outputs that are described, in order.
       updated: Whether the optimizer changed the parameters.
       all_finite: Whether the gradients were finite, where that is looked at.
-      gradient_norm: The norm of all gradients before clipping, where it is known.
+      gradient_norm: The norm of all gradients before clipping, where it is known; a tensor on a
+        device other than the CPU.
     """
 
     outputs: list[torch.Tensor]
     updated: bool
     all_finite: bool
-    gradient_norm: float | None
+    gradient_norm: float | torch.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,12 +58,19 @@ class StepEngine:
       options: The optimizer as `_OptimizerConfig.engine_options` gives it, with ``loss``,
         ``accumulation``, ``scales_loss`` and ``memory_limit``.
       frozen: Names of parameters that do not change.
+      device: Where the tensors of the source are.
 
     Raises:
       InvalidModelError: ``frozen`` or a group of the optimizer names no parameter.
     """
 
-    def __init__(self, source: StepSource, options: Mapping[str, Any], frozen: list[str]) -> None:
+    def __init__(
+        self,
+        source: StepSource,
+        options: Mapping[str, Any],
+        frozen: list[str],
+        device: torch.device = devices.CPU,
+    ) -> None:
         progress_display.attach()
         self.source = source
         self._options = dict(options)
@@ -71,7 +79,8 @@ class StepEngine:
             if name not in trains:
                 raise InvalidModelError(f"'{name}' is no parameter of the model")
         self._frozen = frozenset(frozen)
-        self.state = _core.TrainingState()
+        self._device, provider = device, devices.provider_of(device)
+        self.state = _core.TrainingState(provider)
         # Seeded by torch.manual_seed; a state that is loaded brings its own.
         self.state.seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tensors: Tensors = {}
@@ -140,7 +149,8 @@ class StepEngine:
             if entry["role"] == "user":
                 given.append(next(user))
             elif entry["role"] == "seed":
-                given.append(torch.empty((), dtype=torch.int64).random_())
+                seed = torch.empty((), dtype=torch.int64, device=self._device)
+                given.append(seed.random_())
             else:
                 given.append(self._tensors[entry["target"]])
         outputs = _core.Run(made.runs).forward(given)
@@ -225,14 +235,16 @@ class StepEngine:
             {name: self._requires_grad[target] for target, name in names.items()}
         )
         with progress.stage("passes"):
-            program = _core.TrainingProgram(source.graph, self._options)
+            program = _core.TrainingProgram(
+                source.graph, self._options, devices.provider_of(self._device)
+            )
         written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
         return self._keep(self._training, MadeStep(source, program, tuple(written)))
 
     def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)
         self._adopt_new_tensors(source)
-        session = Program(source.graph, (), None).session
+        session = Program(source.graph, (), None, self._device).session
         return self._keep(self._evaluation, MadeStep(source, session))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:

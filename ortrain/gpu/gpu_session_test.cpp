@@ -1,0 +1,185 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "ortrain/base/error.h"
+#include "ortrain/gpu/gpu_device.h"
+#include "ortrain/ir/text.h"
+#include "ortrain/runtime/session.h"
+
+// Plans, runs and recordings on a device that is not the host, with the simulator as the device.
+namespace ortrain {
+namespace {
+
+using Floats = std::vector<float>;
+
+std::shared_ptr<Session> session_of(const std::string& text, const KernelRegistry& kernels) {
+  return std::make_shared<Session>(parse_graph(text), kernels);
+}
+
+Floats run(const std::shared_ptr<Session>& session, const std::vector<Floats>& inputs,
+           const std::vector<Dims>& dims) {
+  std::vector<const void*> addresses;
+  for (const Floats& input : inputs) addresses.push_back(input.data());
+  RunContext context(session, session->plan(dims));
+  const std::vector<RunOutput> outputs = context.forward(addresses);
+  const auto* data = static_cast<const float*>(outputs[0].block->data());
+  return Floats(data, data + outputs[0].spec.numel());
+}
+
+constexpr const char* kSoftmax =
+    "graph g (float32[n, 4] x) => (z) {\n"
+    "  y = Softmax <axis = -1> (x)\n  z = LogSoftmax <axis = -1> (y)\n}";
+
+TEST(GpuSession, RunsItsOwnKernels) {
+  auto session = session_of(kSoftmax, gpu::kernels(0));
+  const auto plan = session->plan({{2, 4}});
+  for (const PlanStep& step : plan->steps) EXPECT_NE(step.kernel, "host");
+  EXPECT_TRUE(plan->can_be_recorded);
+  const Floats x{1, 2, 3, 4, 0, -1, 5, 2};
+  const Floats expected = run(session_of(kSoftmax, cpu_kernels()), {x}, {{2, 4}});
+  const Floats actual = run(session, {x}, {{2, 4}});
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5f);
+}
+
+TEST(GpuSession, RecordsStepsWhoseAddressesComeAgain) {
+  auto session = session_of(kSoftmax, gpu::kernels(0));
+  std::vector<Floats> results;
+  for (int i = 0; i < 6; ++i) {
+    // Another place for the input in every run: it is copied to one that stays.
+    const Floats x(8, static_cast<float>(i));
+    Floats shifted = x;
+    shifted[3] += 1;
+    const Floats result = run(session, {shifted}, {{2, 4}});
+    EXPECT_NEAR(result[0] - result[3], 0.1749f - 0.4754f, 1e-3f) << i;
+  }
+  const StepRecordings::Counts counts = session->recordings().counts();
+  EXPECT_EQ(counts.recorded, 1);
+  EXPECT_EQ(counts.launched, 4);
+  EXPECT_EQ(counts.direct, 2);
+}
+
+TEST(GpuSession, ConstantsLieOnTheDevice) {
+  const std::string text =
+      "graph g (float32[2, 2] x) => (z) {\n"
+      "  const c = float32[2, 2] {1, 2, 3, 4}\n"
+      "  y = Add(x, c)\n  z = Softmax <axis = 0> (y)\n}";
+  auto session = session_of(text, gpu::kernels(0));
+  const auto plan = session->plan({{2, 2}});
+  ASSERT_FALSE(plan->placed.addresses.empty());
+  for (size_t i = 0; i < plan->constants.size(); ++i) {
+    EXPECT_NE(plan->placed.addresses[i], plan->constants[i].data());
+  }
+  const Floats result = run(session, {{0, 0, 0, 0}}, {{2, 2}});
+  EXPECT_NEAR(result[0], 1 / (1 + std::exp(2.0f)), 1e-6f);
+}
+
+TEST(GpuSession, AnErrorOnTheDeviceNamesTheNode) {
+  const std::string text =
+      "graph g (float32[3] x) => (y) {\n  y = Softmax <axis = 0> (x) @ encoder.head\n}";
+  auto session = session_of(text, gpu::kernels(0));
+  const auto plan = session->plan({{3}});
+  Device& device = gpu::device(0);
+  *device.fault_slot() = {.kind = FaultKind::element,
+                          .step = plan->step_numbers->first(),
+                          .value = 9,
+                          .position = 2,
+                          .low = -3,
+                          .high = 3};
+  try {
+    device.raise_faults();
+    FAIL() << "nothing was thrown";
+  } catch (const IndexError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "[Softmax 'encoder.head'] indices[2] = 9 is out of range for an extent of 3");
+  }
+  EXPECT_NO_THROW(device.raise_faults());  // once
+  // A plan that is gone leaves the error without a name.
+  const uint32_t number = plan->step_numbers->first() + 1000000;
+  *device.fault_slot() = {.kind = FaultKind::division, .step = number};
+  EXPECT_THROW(device.raise_faults(), UnsupportedError);
+}
+
+TEST(GpuSession, WhatHasNoKernelRunsOnTheHost) {
+  const std::string text =
+      "graph g (float32[1, 1, 2, 2] x) => (y) {\n"
+      "  const s = float32[4] {1, 1, 2, 2}\n  y = Resize <mode = \"nearest\"> (x, , s)\n}";
+  auto session = session_of(text, gpu::kernels(0));
+  const auto plan = session->plan({{1, 1, 2, 2}});
+  ASSERT_EQ(plan->steps.size(), 1u);
+  if (plan->steps[0].kernel == "host") EXPECT_FALSE(plan->can_be_recorded);
+  const Floats x{1, 2, 3, 4};
+  EXPECT_EQ(run(session, {x}, {{1, 1, 2, 2}}),
+            run(session_of(text, cpu_kernels()), {x}, {{1, 1, 2, 2}}));
+}
+
+TEST(GpuDevice, WritesWhatTheHostMayChangeAtOnce) {
+  Device& device = gpu::device(0);
+  const auto block = device.tensor(64, nullptr);
+  int value = 5;
+  device.zero(block->data(), 64, nullptr);
+  device.write(block->data(), &value, sizeof(value), nullptr);
+  value = 6;
+  int read[2] = {};
+  device.download(read, block->data(), sizeof(read), nullptr);
+  EXPECT_EQ(read[0], 5);
+  EXPECT_EQ(read[1], 0);
+  std::vector<char> much(Device::kMostWritten + 1);
+  EXPECT_THROW(device.write(block->data(), much.data(), much.size(), nullptr), InternalError);
+  EXPECT_THROW(gpu::device(1), DeviceError);
+}
+
+TEST(GpuDevice, RefusesToWaitInARecording) {
+  Device& device = gpu::device(0);
+  EXPECT_THROW(device.record([&](void* stream) { device.synchronize(stream); }), DeviceError);
+  EXPECT_NO_THROW(device.synchronize(nullptr));
+}
+
+TEST(StepRecordings, GivesUpWhereAddressesNeverComeAgain) {
+  StepRecordings recordings;
+  Device& device = gpu::device(0);
+  int runs = 0;
+  const auto work = [&](void*) { ++runs; };
+  for (intptr_t i = 1; i <= 200; ++i) {
+    recordings.run(device, {.plan = 1, .begin = 0, .end = 3}, {reinterpret_cast<void*>(i)}, nullptr,
+                   work);
+  }
+  EXPECT_EQ(recordings.counts().direct, 200);
+  EXPECT_EQ(runs, 200);
+  // From then on addresses that do come again are not recorded either.
+  for (int i = 0; i < 5; ++i) {
+    recordings.run(device, {.plan = 1, .begin = 0, .end = 3}, {nullptr}, nullptr, work);
+  }
+  EXPECT_EQ(recordings.counts().recorded, 0);
+  // Another plan is another matter.
+  for (int i = 0; i < 3; ++i) {
+    recordings.run(device, {.plan = 2, .begin = 0, .end = 3}, {nullptr}, nullptr, work);
+  }
+  EXPECT_EQ(recordings.counts().recorded, 1);
+  recordings.drop(2);
+  recordings.run(device, {.plan = 2, .begin = 0, .end = 3}, {nullptr}, nullptr, work);
+  EXPECT_EQ(recordings.counts().launched, 1);
+}
+
+TEST(StepRecordings, WhatCannotBeRecordedRunsDirectly) {
+  StepRecordings recordings;
+  Device& device = gpu::device(0);
+  int runs = 0;
+  const auto work = [&](void* stream) {
+    device.synchronize(stream);
+    ++runs;
+  };
+  for (int i = 0; i < 4; ++i) {
+    recordings.run(device, {.plan = 1, .begin = 0, .end = 1}, {nullptr}, nullptr, work);
+  }
+  EXPECT_EQ(runs, 4);
+  EXPECT_EQ(recordings.counts().recorded, 0);
+}
+
+}  // namespace
+}  // namespace ortrain

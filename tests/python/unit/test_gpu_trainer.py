@@ -1,0 +1,110 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""ORTTrainer on the GPU provider, simulated: its state lies on the device."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTTrainer, ORTTrainerOptions, _core, amp, optim
+
+pytestmark = pytest.mark.skipif(
+    _core.gpu_platform() != "simulator", reason="this build has no simulator"
+)
+
+DESCRIPTION = {
+    "inputs": [("x", ["n", 6]), ("target", ["n"])],
+    "outputs": [("loss", [], True), ("scores", ["n", 3])],
+}
+
+
+def make_trainer(options: dict | None = None, config: optim.AdamConfig | None = None) -> ORTTrainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    return ORTTrainer(
+        model,
+        DESCRIPTION,
+        config or optim.AdamConfig(lr=0.01),
+        nn.functional.cross_entropy,
+        ORTTrainerOptions(options or {}),
+    )
+
+
+def train(trainer: ORTTrainer, steps: int = 4) -> list[float]:
+    generator = torch.Generator().manual_seed(3)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(5, 6, generator=generator)
+        target = torch.randint(0, 3, (5,), generator=generator)
+        losses.append(float(trainer.train_step(x, target)[0]))
+    return losses
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "1")
+
+
+def test_losses_are_those_of_the_cpu(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer()
+    losses = train(trainer)
+    parameters = copy.deepcopy(trainer.state_dict(pytorch_format=True))
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "0")
+    expected = make_trainer()
+    assert losses == pytest.approx(train(expected), rel=1e-5)
+    for name, value in expected.state_dict(pytorch_format=True).items():
+        torch.testing.assert_close(parameters[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_and_accumulation(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"batch": {"gradient_accumulation_steps": 2}}
+    config = optim.AdamConfig(lr=0.01, max_norm_clip=0.1)
+    losses = train(make_trainer(options, config), 6)
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "0")
+    assert losses == pytest.approx(train(make_trainer(options, config), 6), rel=1e-5)
+
+
+def test_loss_scaling_leaves_steps_out(simulated: None) -> None:
+    scaler = amp.DynamicLossScaler(loss_scale=2.0**40, min_loss_scale=1.0)
+    trainer = make_trainer({"mixed_precision": {"enabled": True, "loss_scaler": scaler}})
+    x = torch.full((2, 6), 1e30)
+    trainer.train_step(x, torch.tensor([0, 1]))
+    assert not trainer.train_step_info.all_finite
+    assert trainer.train_step_info.optimization_step == 0
+    train(trainer, 1)
+
+
+def test_a_checkpoint_goes_on(
+    simulated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+    train(trainer, 2)
+    trainer.save_checkpoint(tmp_path)
+    expected = train(trainer, 2)
+    again = make_trainer()
+    again.load_checkpoint(tmp_path)
+    assert train(again, 2) == expected
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "0")
+    on_cpu = make_trainer()
+    on_cpu.load_checkpoint(tmp_path)
+    assert train(on_cpu, 2) == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation(simulated: None) -> None:
+    trainer = make_trainer()
+    x, target = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    loss, scores = trainer.eval_step(x, target)
+    torch.testing.assert_close(scores, trainer.model.eval()(x).detach())
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(scores, target))
+
+
+def test_devices_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match=r"device.id.*no provider"):
+        ORTTrainerOptions({"device": {"id": "cuda:0"}})
+    with pytest.raises(ValueError, match=r"device\.id"):
+        ORTTrainerOptions({"device": {"id": "abacus"}})
+    with pytest.raises(_core.DeviceError, match="no provider for device 'cuda:0'"):
+        _core.TrainingState("cuda:0")
