@@ -150,7 +150,7 @@ WHEEL_DIR := build-wheel
 WHEEL_PY := $(WHEEL_DIR)/env/bin/python
 WHEEL_CHECK ?= $(WHEEL_DIR)/check
 WHEEL_PINS := nanobind scikit_build_core pathspec packaging ninja numpy onnx ml_dtypes protobuf \
-  typing_extensions onednn-devel-cpu-gomp
+  typing_extensions onednn-devel-cpu-gomp onednn-cpu-gomp
 ALONE := env -u VIRTUAL_ENV -u PYTHONPATH
 
 wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(addsuffix /bin/python,$(WHEEL_CHECK))
