@@ -124,11 +124,11 @@ def abi_errors(wheel: Path) -> list[str]:
     """Let abi3audit compare the symbols of Python with the limited API of PYTHON_ABI."""
     if importlib.util.find_spec("abi3audit") is None:
         return ["abi3audit is missing: pip install abi3audit"]
-    command = [sys.executable, "-m", "abi3audit", "--strict", "--summary", wheel]
+    command = [sys.executable, "-m", "abi3audit", "--strict", "--verbose", wheel]
     command += ["--assume-minimum-abi3", PYTHON_ABI]
     done = subprocess.run(command, capture_output=True, text=True)
-    print(done.stdout.strip() or done.stderr.strip())
-    return [] if done.returncode == 0 else [f"abi3audit: {done.stdout}{done.stderr}"]
+    print((done.stdout + done.stderr).strip())
+    return [] if done.returncode == 0 else ["abi3audit refuses the wheel, see above"]
 
 
 def dependencies(installed: dict[str, importlib.metadata.Distribution], version: str) -> set[str]:
