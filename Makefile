@@ -16,6 +16,7 @@
 #   make check-cuda  compile the GPU provider for sm_80 and sm_90 (needs nvcc, no GPU)
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
+#   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
 #   make clean    remove build outputs, keep .venv
@@ -33,6 +34,7 @@ JOBS ?= $(shell nproc)
 TORCH := 2.13.0
 DEEPSPEED := 0.19.8
 TRANSFORMERS_BEFORE := 5.22.2
+ABI3AUDIT := 0.0.26
 
 VENV_DIR := $(abspath $(VENV))
 PY := $(VENV_DIR)/bin/python
@@ -43,8 +45,13 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
+<<<<<<< HEAD
 .PHONY: check-cuda check-hip setup build test check lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan format lock clean
+=======
+.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
+  checkpoint-torture distributed soak asan wheel-gpu nvcc format lock clean
+>>>>>>> wheel
 
 ifeq ($(SETUP),no)
 setup:
@@ -148,6 +155,46 @@ check-hip: setup
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)
+
+# A wheel of the stable ABI, for CPython 3.12 and later. Built and checked in environments of its own;
+# needs nvcc, no GPU. WHEEL_CHECK names environments that hold torch, numpy and onnx alone, to train in;
+# one that is not there is made, with the CPU's build of torch where the index has one.
+NVCC ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
+CUDA_ARCHITECTURES ?= 80-real;90-real;90-virtual
+WHEEL_DIR := build-wheel
+WHEEL_PY := $(WHEEL_DIR)/env/bin/python
+WHEEL_CHECK ?= $(WHEEL_DIR)/check
+WHEEL_PINS := nanobind scikit_build_core pathspec packaging ninja numpy onnx ml_dtypes protobuf \
+  typing_extensions onednn-devel-cpu-gomp onednn-cpu-gomp
+ALONE := env -u VIRTUAL_ENV -u PYTHONPATH
+
+wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(addsuffix /bin/python,$(WHEEL_CHECK))
+	rm -rf $(WHEEL_DIR)/dist
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q wheel \
+	  --no-build-isolation --no-deps --wheel-dir $(WHEEL_DIR)/dist -C build-dir=$(WHEEL_DIR)/gpu \
+	  -C cmake.define.ORTRAIN_GPU=cuda -C cmake.define.CMAKE_CUDA_COMPILER="$(NVCC)" \
+	  -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" .
+	$(ALONE) $(WHEEL_PY) tools/check_wheel.py $(WHEEL_DIR)/dist/*.whl \
+	  $(if $(wildcard ortrain/gpu),--device-code) $(patsubst %,--python %/bin/python,$(WHEEL_CHECK))
+	mkdir -p dist && mv $(WHEEL_DIR)/dist/*.whl dist/
+
+nvcc:
+	@test -x "$(NVCC)" || { echo "No CUDA compiler at $(NVCC). Install CUDA 13's nvcc, or name it: NVCC=path" >&2; exit 1; }
+
+$(WHEEL_DIR)/env/ready: requirements/dev.lock tools/find_wheel_python.sh
+	python=$$(tools/find_wheel_python.sh $(PYTHON312)) && $(ALONE) "$$python" -m venv --clear $(WHEEL_DIR)/env
+	grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' requirements/dev.lock > $@.txt
+	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install --no-deps -r $@.txt
+	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install abi3audit==$(ABI3AUDIT)
+	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
+	  $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install "cmake>=3.24,<4"
+	touch $@
+
+$(addsuffix /bin/python,$(WHEEL_CHECK)):
+	python=$$(tools/find_wheel_python.sh $(PYTHON312)) && $(ALONE) "$$python" -m venv $(@:/bin/python=)
+	{ $(ALONE) $@ -m pip --disable-pip-version-check -q install "torch==$(TORCH)+cpu" || \
+	  $(ALONE) $@ -m pip --disable-pip-version-check -q install "torch==$(TORCH)"; } && \
+	  $(ALONE) $@ -m pip --disable-pip-version-check -q install "numpy>=2.0" "onnx>=1.23,<1.24"
 
 format: setup
 	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i

@@ -7,8 +7,10 @@ if(NOT DEFINED Python_EXECUTABLE AND NOT DEFINED ENV{VIRTUAL_ENV} AND
   set(Python_EXECUTABLE "${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python")
 endif()
 set(Python_FIND_VIRTUALENV FIRST)
+# scikit-build-core names Development.SABIModule where a wheel is to hold the stable ABI (3.12 and later).
 if(ORTRAIN_PYTHON)
-  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+  find_package(Python 3.10 REQUIRED
+    COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 else()
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
 endif()
@@ -19,9 +21,9 @@ find_package(Threads REQUIRED)
 # libgomp.so.1 is found by SONAME at run time: PyTorch has then loaded its copy, and there is one pool.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 
+# Headers alone: ortrain/cpu/simd/highway_dispatch.cpp defines the little that Highway's library would.
 find_path(ORTRAIN_HWY_INCLUDE hwy/highway.h)
-find_library(ORTRAIN_HWY_LIBRARY hwy)
-if(NOT ORTRAIN_HWY_INCLUDE OR NOT ORTRAIN_HWY_LIBRARY)
+if(NOT ORTRAIN_HWY_INCLUDE)
   message(FATAL_ERROR "Highway is missing. Install libhwy-dev, or run 'make setup'.")
 endif()
 file(STRINGS "${ORTRAIN_HWY_INCLUDE}/hwy/highway.h" ORTRAIN_HWY_MAJOR REGEX "define HWY_MAJOR [0-9]")
@@ -30,7 +32,6 @@ if(NOT ORTRAIN_HWY_MAJOR MATCHES "HWY_MAJOR [1-9]")
 endif()
 add_library(ortrain_hwy INTERFACE)
 target_include_directories(ortrain_hwy SYSTEM INTERFACE "${ORTRAIN_HWY_INCLUDE}")
-target_link_libraries(ortrain_hwy INTERFACE "${ORTRAIN_HWY_LIBRARY}")
 
 # Headers alone: JSON and checksums of checkpoints.
 find_path(ORTRAIN_JSON_INCLUDE nlohmann/json.hpp)

@@ -15,7 +15,12 @@ if(NOT nanobind_RESULT EQUAL 0)
 endif()
 find_package(nanobind 3.1 CONFIG REQUIRED)
 
-nanobind_add_module(_core NB_STATIC NOMINSIZE ${ORTRAIN_BINDING_FILES})
+# One module of the stable ABI serves every Python from the version on that built it.
+set(ORTRAIN_STABLE_ABI "")
+if(SKBUILD_SABI_COMPONENT)
+  set(ORTRAIN_STABLE_ABI STABLE_ABI)
+endif()
+nanobind_add_module(_core NB_STATIC NOMINSIZE ${ORTRAIN_STABLE_ABI} ${ORTRAIN_BINDING_FILES})
 get_filename_component(ORTRAIN_NANOBIND_INCLUDE "${nanobind_ROOT}/../include" ABSOLUTE)
 target_include_directories(_core SYSTEM PRIVATE "${ORTRAIN_NANOBIND_INCLUDE}")
 target_compile_definitions(_core PRIVATE

@@ -20,7 +20,9 @@ bool is_baked_in(PyObject* value) {
 }
 
 bool is_dictionary(PyObject* value) {
-  return PyDict_CheckExact(value) || PyODict_CheckExact(value);
+  static PyObject* const ordered =
+      nb::object(nb::module_::import_("collections").attr("OrderedDict")).release().ptr();
+  return PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered;
 }
 
 bool is_instance(PyObject* value, PyObject* type) {
@@ -61,13 +63,14 @@ SlotTensors::SlotTensors(std::span<PyObject* const> tensors)
     : tuple_(nb::steal(PyTuple_New(static_cast<Py_ssize_t>(tensors.size())))) {
   if (!tuple_.is_valid()) nb::raise_python_error();
   for (size_t slot = 0; slot < tensors.size(); ++slot) {
-    PyTuple_SET_ITEM(tuple_.ptr(), slot, nb::borrow(tensors[slot]).release().ptr());
+    PyTuple_SetItem(tuple_.ptr(), static_cast<Py_ssize_t>(slot),
+                    nb::borrow(tensors[slot]).release().ptr());
     if (tensors[slot] != Py_None) first_.try_emplace(tensors[slot], static_cast<int64_t>(slot));
   }
 }
 
 bool SlotTensors::are(std::span<PyObject* const> tensors) const {
-  if (PyTuple_GET_SIZE(tuple_.ptr()) != static_cast<Py_ssize_t>(tensors.size())) return false;
+  if (PyTuple_Size(tuple_.ptr()) != static_cast<Py_ssize_t>(tensors.size())) return false;
   for (size_t slot = 0; slot < tensors.size(); ++slot) {
     if ((*this)[slot] != tensors[slot]) return false;
   }
@@ -80,7 +83,7 @@ int64_t SlotTensors::slot_of(PyObject* object) const {
 }
 
 std::vector<int64_t> SlotTensors::ties() const {
-  std::vector<int64_t> ties(static_cast<size_t>(PyTuple_GET_SIZE(tuple_.ptr())));
+  std::vector<int64_t> ties(static_cast<size_t>(PyTuple_Size(tuple_.ptr())));
   for (size_t slot = 0; slot < ties.size(); ++slot) ties[slot] = slot_of((*this)[slot]);
   return ties;
 }
@@ -104,8 +107,8 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     kind_ = Kind::sequence;
     context.seen.insert(value);
     value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value)));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
-      const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(value, i));
+    for (Py_ssize_t i = 0; i < PySequence_Size(value); ++i) {
+      const nb::object item = nb::steal(PySequence_GetItem(value, i));
       parts_.emplace_back(item.ptr(), context, depth + 1);
     }
   } else if (is_dictionary(value)) {
@@ -176,8 +179,8 @@ bool AttributeSnapshot::equals(PyObject* now) {
   if (now == value_.ptr()) return true;
   if (Py_TYPE(now) != Py_TYPE(value_.ptr())) return false;
   if (PyFloat_CheckExact(now)) {  // -0.0 is not 0.0 to a graph, and NaN is what it was
-    const double before = PyFloat_AS_DOUBLE(value_.ptr());
-    return std::bit_cast<uint64_t>(before) == std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(now));
+    const double before = PyFloat_AsDouble(value_.ptr());
+    return std::bit_cast<uint64_t>(before) == std::bit_cast<uint64_t>(PyFloat_AsDouble(now));
   }
   const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
   if (equal < 0) PyErr_Clear();
@@ -190,11 +193,11 @@ bool AttributeSnapshot::holds_sequence(PyObject* now, const SlotTensors& tensors
   if (reinterpret_cast<PyObject*>(Py_TYPE(now)) != value_.ptr()) return false;
   for (size_t i = 0; i < parts_.size(); ++i) {
     // Asked for each time: reading an attribute may run code that changes the list.
-    if (PySequence_Fast_GET_SIZE(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
-    const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(now, static_cast<Py_ssize_t>(i)));
+    if (PySequence_Size(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
+    const nb::object item = nb::steal(PySequence_GetItem(now, static_cast<Py_ssize_t>(i)));
     if (!parts_[i].holds(item.ptr(), tensors)) return false;
   }
-  return PySequence_Fast_GET_SIZE(now) == static_cast<Py_ssize_t>(parts_.size());
+  return PySequence_Size(now) == static_cast<Py_ssize_t>(parts_.size());
 }
 
 bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tensors) {

@@ -29,7 +29,9 @@ class SlotTensors {
   // A tuple, one item per slot.
   nanobind::handle tuple() const { return tuple_; }
   bool are(std::span<PyObject* const> tensors) const;
-  PyObject* operator[](size_t slot) const { return PyTuple_GET_ITEM(tuple_.ptr(), slot); }
+  PyObject* operator[](size_t slot) const {
+    return PyTuple_GetItem(tuple_.ptr(), static_cast<Py_ssize_t>(slot));
+  }
   // The first slot that holds an object; -1 where none does.
   int64_t slot_of(PyObject* object) const;
   // For each slot the first one that holds the same tensor.

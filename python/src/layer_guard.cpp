@@ -82,7 +82,8 @@ nb::object describe(PyObject* tensor) {
 struct TensorClasses {
   PyObject* tensor;
   PyObject* parameter;
-  getter requires_grad = nullptr;
+  PyObject* requires_grad = nullptr;  // the descriptor, where it is one of C
+  descrgetfunc read = nullptr;        // its __get__
 };
 
 const TensorClasses& tensor_classes() {
@@ -91,10 +92,11 @@ const TensorClasses& tensor_classes() {
     nb::object tensor = torch.attr("Tensor");
     nb::object parameter = torch.attr("nn").attr("Parameter");
     TensorClasses found{tensor.release().ptr(), parameter.release().ptr()};
-    const nb::object descriptor = nb::handle(found.tensor).attr("requires_grad");
+    nb::object descriptor = nb::handle(found.tensor).attr("requires_grad");
     if (Py_TYPE(descriptor.ptr()) == &PyGetSetDescr_Type) {
-      const PyGetSetDef* def = reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;
-      if (def->closure == nullptr) found.requires_grad = def->get;
+      found.read =
+          reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
+      found.requires_grad = descriptor.release().ptr();
     }
     return found;
   }();
@@ -115,9 +117,7 @@ TensorKind::TensorKind(PyObject* tensor)
     : class_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) {
   if (tensor == Py_None) return;
   const TensorClasses& classes = tensor_classes();
-  if (class_.is(classes.tensor) || class_.is(classes.parameter)) {
-    reads_requires_grad_ = classes.requires_grad;
-  }
+  is_plain_ = class_.is(classes.tensor) || class_.is(classes.parameter);
   requires_grad_ = requires_grad(tensor);
   try {
     const TensorView view = view_anywhere(tensor, "a tensor of the module");
@@ -155,8 +155,8 @@ int TensorKind::traverse(visitproc visit, void* arg) const {
 }
 
 bool TensorKind::requires_grad(PyObject* tensor) const {
-  if (reads_requires_grad_ != nullptr) {
-    const nb::object value = nb::steal(reads_requires_grad_(tensor, nullptr));
+  if (const TensorClasses& classes = tensor_classes(); is_plain_ && classes.read != nullptr) {
+    const nb::object value = nb::steal(classes.read(classes.requires_grad, tensor, class_.ptr()));
     if (!value.is_valid()) PyErr_Clear();
     return value.ptr() == Py_True;
   }

@@ -32,7 +32,7 @@ class TensorKind {
   bool requires_grad(PyObject* tensor) const;
 
   nanobind::object class_, described_;
-  getter reads_requires_grad_ = nullptr;  // where the class is PyTorch's own
+  bool is_plain_ = false;  // of one of PyTorch's own classes
   bool requires_grad_ = false;
   DType dtype_ = DType::undefined;
   dlpack::Device place_{dlpack::kCpu, 0};

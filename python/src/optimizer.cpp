@@ -259,8 +259,8 @@ class MultiTensorStep {
     Py_ssize_t written = 0;
     for (size_t g = 0; g < groups_.size(); ++g) {
       PyObject* params = groups_[g].params.ptr();
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); ++i, ++at) {
-        nb::handle param = PyList_GET_ITEM(params, i);
+      for (Py_ssize_t i = 0; i < PyList_Size(params); ++i, ++at) {
+        nb::handle param = PyList_GetItem(params, i);
         nb::object grad = nb::steal(PyObject_GetAttr(param.ptr(), grad_.ptr()));
         if (!grad.is_valid()) throw nb::python_error();
         if (grad.is_none()) continue;
@@ -293,9 +293,9 @@ class MultiTensorStep {
 
   // The list of parameters written is kept from step to step.
   void note_written(Py_ssize_t i, nb::handle param) {
-    if (i >= PyList_GET_SIZE(written_.ptr())) {
+    if (i >= PyList_Size(written_.ptr())) {
       written_.append(param);
-    } else if (PyList_GET_ITEM(written_.ptr(), i) != param.ptr()) {
+    } else if (PyList_GetItem(written_.ptr(), i) != param.ptr()) {
       written_[i] = param;
     }
   }

@@ -56,9 +56,21 @@ def test_agpl_data_is_no_dependency():
     assert "orange" not in texts.lower()
 
 
-@pytest.mark.parametrize("page", sorted(p.name for p in ROOT.glob("*.md")) + ["docs/status.md"])
+@pytest.mark.parametrize(
+    "page", sorted(p.name for p in ROOT.glob("*.md")) + ["docs/status.md", "docs/wheel.md"]
+)
 def test_relative_links_lead_somewhere(page):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "state, api", [("wheel", "cp312"), ("metadata_wheel", "cp312"), ("editable", "")]
+)
+def test_wheels_alone_ask_for_the_stable_abi(state, api):
+    # An editable install holds no library, and the build backend refuses the two together.
+    reading = pytest.importorskip("scikit_build_core.settings.skbuild_read_settings")
+    reader = reading.SettingsReader.from_file(ROOT / "pyproject.toml", {}, state=state)
+    assert reader.settings.wheel.py_api == api
