@@ -45,13 +45,8 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-<<<<<<< HEAD
-.PHONY: check-cuda check-hip setup build test check lint demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan format lock clean
-=======
 .PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan wheel-gpu nvcc format lock clean
->>>>>>> wheel
+  checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip format lock clean
 
 ifeq ($(SETUP),no)
 setup:
