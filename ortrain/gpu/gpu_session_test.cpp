@@ -108,7 +108,7 @@ TEST(GpuSession, AnErrorOnTheDeviceNamesTheNode) {
 TEST(GpuSession, WhatHasNoKernelRunsOnTheHost) {
   const std::string text =
       "graph g (float32[1, 1, 2, 2] x) => (y) {\n"
-      "  const s = float32[4] {1, 1, 2, 2}\n  y = Resize <mode = \"nearest\"> (x, , s)\n}";
+      "  const s = float32[4] {1, 1, 2, 2}\n  y = Resize <mode = \"nearest\"> (x, _, s)\n}";
   auto session = session_of(text, gpu::kernels(0));
   const auto plan = session->plan({{1, 1, 2, 2}});
   ASSERT_EQ(plan->steps.size(), 1u);
