@@ -35,10 +35,11 @@ class BudgetedPlans {
         make_execution_plan(graph, dims, kernels, options);
     const bool trains = has_backward(prepared_);
     if (budget_.bytes == 0 && !trains) return without;
-    const auto limit = budget_.bytes > 0
-                           ? budget_.bytes
-                           : static_cast<uint64_t>(std::floor(
-                                 budget_.share * static_cast<double>(without->total_bytes())));
+    largest_ = std::max(largest_, without->total_bytes());
+    const uint64_t limit =
+        budget_.bytes > 0
+            ? budget_.bytes
+            : static_cast<uint64_t>(std::floor(budget_.share * static_cast<double>(largest_)));
     RecomputationSummary summary{.budget_bytes = limit,
                                  .total_bytes_without = without->total_bytes(),
                                  .arena_bytes_without = without->arena_bytes};
@@ -94,6 +95,7 @@ class BudgetedPlans {
 
   Graph prepared_;  // before its first use as it was given, then up to recompute_checkpoints
   bool is_prepared_ = false;
+  size_t largest_ = 0;  // of the plans that compute nothing again
   const MemoryBudget budget_;
   const std::function<void(Graph&)> finish_;
 };

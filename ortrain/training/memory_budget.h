@@ -13,7 +13,9 @@ namespace ortrain {
 // What ExecutionPlan::total_bytes() of a step may be: one of the two, or neither.
 struct MemoryBudget {
   uint64_t bytes = 0;  // 0: none
-  double share = 0;    // of what the plan takes that computes nothing again; 0: none
+  // Of what the plan takes that computes nothing again, or the largest such plan so far: where that
+  // fits, a smaller batch does, though its gradients alone may be more than the share. 0: none.
+  double share = 0;
 
   bool is_set() const { return bytes > 0 || share > 0; }
 };

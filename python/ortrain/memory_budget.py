@@ -25,8 +25,8 @@ class MemoryBudget:
 
     Attributes:
       bytes: That many; 0 where a share is given.
-      share: Of what the plan takes that computes nothing again, above 0, up to 1; 0 where bytes are
-        given.
+      share: Of what the plan takes that computes nothing again, or the largest one of the graph so
+        far; above 0, up to 1; 0 where bytes are given.
     """
 
     bytes: int = 0
