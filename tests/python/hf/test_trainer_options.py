@@ -135,7 +135,9 @@ def test_unknown_options_are_refused() -> None:
 
 def test_a_budget_of_memory_reaches_the_module(tmp_path: Path) -> None:
     model = regression("dict")()
-    trainer = sides(tmp_path)[1].make(model, regression_data(), max_steps=2, max_memory="1073741824")
+    trainer = sides(tmp_path)[1].make(
+        model, regression_data(), max_steps=2, max_memory="1073741824"
+    )
     trainer.train()
     plan = trainer.model_wrapped.memory_plan()
     assert plan.recomputation.budget_bytes == 1 << 30
