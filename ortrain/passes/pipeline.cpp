@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 #include <mutex>
+#include <span>
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
@@ -24,6 +25,9 @@
 
 namespace ortrain {
 namespace {
+
+// A stage can be halted behind it.
+constexpr std::string_view kRecomputePass = "recompute_checkpoints";
 
 struct Stage {
   std::string name;
@@ -111,21 +115,30 @@ bool is_disabled(const std::string& pass) {
   return names.find("," + pass + ",") != std::string::npos;
 }
 
-std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name) {
+std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name, StagePart part) {
   for (const Stage& stage : stages()) {
     if (stage.name != stage_name) continue;
+    const auto recompute = std::ranges::find(stage.passes, kRecomputePass, &Pass::name);
+    const auto middle = recompute == stage.passes.end() ? recompute : recompute + 1;
+    const std::span<const Pass> first(stage.passes.begin(), middle);
+    const std::span<const Pass> second(middle, stage.passes.end());
     const bool verify_each = flag_is_on("ORTRAIN_VERIFY");
     std::vector<PassResult> results;
-    const auto run_all = [&](const std::vector<Pass>& passes, bool verify_after) {
+    const auto run_all = [&](std::span<const Pass> passes, bool verify_after) {
       for (const Pass& pass : passes) {
         if (is_disabled(pass.name)) continue;
         results.push_back(run_pass(pass, graph, stage.name, verify_after));
       }
     };
     const std::vector<Pass> added = AddedPasses::instance().of(stage.name);
-    if (stage.name == "fuse") run_all(added, true);
-    run_all(stage.passes, verify_each);
-    if (stage.name != "fuse") run_all(added, true);
+    if (part != StagePart::behind_recompute) {
+      if (stage.name == "fuse") run_all(added, true);
+      run_all(first, verify_each);
+    }
+    if (part != StagePart::up_to_recompute) {
+      run_all(second, verify_each);
+      if (stage.name != "fuse") run_all(added, true);
+    }
     return results;
   }
   throw InternalError(str("there is no pass stage '", stage_name, "'"));
@@ -159,6 +172,9 @@ std::vector<PassInfo> all_passes() {
   // Takes options.
   result.push_back({"mixed_precision", "precision",
                     "Products run in 16 bits, what would lose by it in float32; casts between."});
+  // Chosen for the shapes of a plan that exceeds a budget; runs behind recompute_checkpoints.
+  result.push_back({std::string(kRecomputeForMemory), "fuse",
+                    "Under a budget of memory, what the backward reads is computed again."});
   // Makes a second graph, for the calls that it fits.
   result.push_back({"remove_padding", "rows",
                     "Layers compute the rows that masks and outputs need, padding goes."});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ortrain/ir/graph.h"
@@ -29,7 +30,12 @@ struct PassInfo {
 //   "fuse"      afterwards, over forward and backward together.
 // Passes named in ORTRAIN_DISABLE_PASSES are skipped; with ORTRAIN_VERIFY=1 the graph is verified
 // after each. An error leaves with the name of the pass in front.
-std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage);
+//
+// A stage can be run in two parts, for who decides in between what to compute again: up to
+// recompute_checkpoints, and what follows it. A stage without that pass is all in the first part.
+enum class StagePart { whole, up_to_recompute, behind_recompute };
+std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage,
+                                     StagePart part = StagePart::whole);
 
 // Every pass once, in order.
 std::vector<PassInfo> all_passes();
@@ -40,6 +46,9 @@ std::vector<PassInfo> all_passes();
 void add_pass(const std::string& stage, Pass pass);
 // Whether a pass of this name had been added.
 bool remove_pass(const std::string& name);
+
+// The rewrite that a budget of memory asks for (`ortrain/training/memory_budget.h`).
+inline constexpr std::string_view kRecomputeForMemory = "recompute_for_memory";
 
 // Named in ORTRAIN_DISABLE_PASSES.
 bool is_disabled(const std::string& pass);

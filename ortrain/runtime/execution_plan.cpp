@@ -302,6 +302,7 @@ class PlanMaker {
     for (const Work& work : work_) {
       const Node& node = graph_.node(work.node);
       if (work.view_offsets) {
+        plan_.views.push_back(work.node);
         for (ValueId id : node.outputs) {
           if (id != kNoValue) root_[index_of(id)] = root_[index_of(node.inputs[0])];
         }

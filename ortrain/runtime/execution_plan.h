@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,18 @@ struct StepRange {
   size_t end = 0;
 };
 
+// What a plan computes again in its backward so that it fits a budget of bytes.
+struct RecomputationSummary {
+  uint64_t budget_bytes = 0;  // that total_bytes() may take
+  // Of the plan that computes nothing again.
+  size_t total_bytes_without = 0;
+  size_t arena_bytes_without = 0;
+  std::map<std::string, int> nodes;  // that run again, by operator, before they are fused
+  double bytes = 0;                  // of their results
+  // What the step takes by an estimate from bytes and FLOPs, as a share of the plan without.
+  double time_share = 1;
+};
+
 // Everything about running a graph with one set of input shapes: order, kernels, addresses. Made
 // once, read by any number of RunContexts at a time.
 struct ExecutionPlan {
@@ -62,6 +76,11 @@ struct ExecutionPlan {
   std::vector<TensorData> constants;
   PlacedConstants placed;                     // the same where the kernels read them
   std::shared_ptr<StepNumbers> step_numbers;  // null on the host
+  std::vector<NodeId> views;  // nodes that only show the bytes of another value
+  // The graph that it was made of, where that is a rewritten form of the session's: the same inputs
+  // and outputs, other nodes and values.
+  std::shared_ptr<const Graph> rewritten;
+  std::optional<RecomputationSummary> recomputation;
   // Per graph output: from the first step that touches its block to behind the last; empty where it
   // has none. Of a gradient, to behind the last that reads the input that it is the gradient of.
   std::vector<StepRange> output_steps;
@@ -74,6 +93,10 @@ struct ExecutionPlan {
   // Memory that a forward and a backward take from the engine, before anything runs.
   size_t total_bytes() const {
     return arena_bytes + constant_bytes + forward_output_bytes + gradient_bytes;
+  }
+  // The graph whose nodes the steps name, given the session's.
+  const Graph& graph_of(const Graph& session_graph) const {
+    return rewritten ? *rewritten : session_graph;
   }
 };
 

@@ -14,7 +14,7 @@ namespace ortrain {
 Session::Session(Graph graph, const KernelRegistry& kernels, Options options)
     : graph_(std::move(graph)),
       kernels_(&kernels),
-      options_(options),
+      options_(std::move(options)),
       checks_nan_(flag_is_on("ORTRAIN_CHECK_NAN")),
       profile_(make_profile(graph_.name)) {
   check(options_.max_plans > 0, "a session keeps at least one plan");
@@ -30,7 +30,7 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
   }
   if (was_planned != nullptr) *was_planned = true;
   std::shared_ptr<const ExecutionPlan> made =
-      make_execution_plan(graph_, input_dims, *kernels_, options_.plan);
+      options_.make_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);
   by_dims_[input_dims] = plans_.begin();
   if (plans_.size() > options_.max_plans) {
@@ -212,6 +212,7 @@ void RunContext::launch_steps(size_t begin, size_t end, void* stream) {
   Device& device = session_->device();
   const bool profile = profiling();
   const bool checks_nan = session_->checks_nan();
+  const Graph& graph = plan_->graph_of(session_->graph());
   char* const arena = static_cast<char*>(arena_->data());
   const auto address = [&](const Location& location) -> void* {
     switch (location.kind) {
@@ -254,14 +255,13 @@ void RunContext::launch_steps(size_t begin, size_t end, void* stream) {
       const auto nanoseconds = [](Clock::duration time) {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
       };
-      session_->profile().record(session_->graph(), *plan_, s,
-                                 nanoseconds(start.time_since_epoch()),
+      session_->profile().record(graph, *plan_, s, nanoseconds(start.time_since_epoch()),
                                  nanoseconds(Clock::now() - start));
     } else {
       step.run(kernel_args);
     }
     if (checks_nan && step.node != kNoNode) {
-      nan_check_.see_node(session_->graph().node(step.node), step.outputs, kernel_args.out);
+      nan_check_.see_node(graph.node(step.node), step.outputs, kernel_args.out);
     }
   }
 }

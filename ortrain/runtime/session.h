@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -26,9 +27,15 @@ namespace ortrain {
 // used dropped beyond a bound. Thread-safe.
 class Session {
  public:
+  // Makes a plan of the session's graph, or of a rewritten form of it. As make_execution_plan.
+  using PlanFunction = std::function<std::shared_ptr<const ExecutionPlan>(
+      const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels,
+      const PlanOptions& options)>;
+
   struct Options {
     size_t max_plans = 64;
     PlanOptions plan = {};
+    PlanFunction make_plan = make_execution_plan;
   };
 
   Session(Graph graph, const KernelRegistry& kernels) : Session(std::move(graph), kernels, {}) {}

@@ -65,6 +65,10 @@ size_t find_loss(const Graph& graph, const std::string& name) {
   throw InvalidModelError(str("there is no output '", name, "' to be the loss; there are ", names));
 }
 
+bool needs_norm(const TrainingOptions& options) {
+  return options.optimizer.max_norm > 0 || options.scales_loss;
+}
+
 struct Parameter {
   std::string target;
   ValueId value = kNoValue;
@@ -90,10 +94,9 @@ class TrainingGraphMaker {
       finish();
       return std::move(graph_);
     }
-    const bool together = needs_norm();
     update();
     finish();
-    if (!together) use_gradients_early();
+    if (updates_as_gradients_come(options_, kind)) update_as_gradients_come(graph_);
     return std::move(graph_);
   }
 
@@ -125,7 +128,7 @@ class TrainingGraphMaker {
   }
 
  private:
-  bool needs_norm() const { return options_.optimizer.max_norm > 0 || options_.scales_loss; }
+  bool needs_norm() const { return ortrain::needs_norm(options_); }
 
   void differentiate() {
     const size_t loss = find_loss(graph_, options_.loss);
@@ -384,7 +387,6 @@ class TrainingGraphMaker {
         builder_.node(kOrtrainDomain, options_.optimizer.step, inputs, group.attributes,
                       std::vector<bool>(parameters.size() * (1 + states.size()), true));
     builder_.set_layer("");
-    steps_.push_back(graph_.value(made[0]).producer);
     size_t next = 0;
     for (const Parameter& parameter : parameters) add_update(made[next++], parameter.target);
     for (const std::string& name : states) {
@@ -404,47 +406,12 @@ class TrainingGraphMaker {
     verify(graph_);
   }
 
-  // Puts each step behind the last node that makes what it reads, or that reads what it overwrites.
-  void use_gradients_early() {
-    const std::set<NodeId> steps(steps_.begin(), steps_.end());
-    std::vector<NodeId> others;
-    std::vector<size_t> last_use(graph_.num_values(), 0);  // among the others, from 1
-    for (NodeId id : graph_.order()) {
-      if (steps.contains(id)) continue;
-      others.push_back(id);
-      const Node& node = graph_.node(id);
-      for (const std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
-        for (ValueId value : *values) {
-          if (value != kNoValue) last_use[index_of(value)] = others.size();
-        }
-      }
-    }
-    // Views show a parameter under other names; the planner finds what reads them too late.
-    std::multimap<size_t, NodeId> after;
-    for (NodeId id : steps_) {
-      if (!graph_.alive(id)) continue;
-      size_t earliest = 0;
-      for (ValueId value : graph_.node(id).inputs) {
-        if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
-      }
-      after.emplace(earliest, id);
-    }
-    std::vector<NodeId> order;
-    for (size_t i = 0; i <= others.size(); ++i) {
-      if (i > 0) order.push_back(others[i - 1]);
-      const auto [begin, end] = after.equal_range(i);
-      for (auto it = begin; it != end; ++it) order.push_back(it->second);
-    }
-    graph_.reorder(std::move(order));
-  }
-
   Graph graph_;
   const TrainingOptions& options_;
   const bool fused_;
   GraphBuilder builder_;
   std::set<std::string> all_parameters_ = names_of_parameters();
   std::vector<Parameter> parameters_;
-  std::vector<NodeId> steps_;
   std::vector<ValueId> norm_of_;  // the gradients, where they are others than those of parameters_
 
   std::set<std::string> names_of_parameters() const {
@@ -461,6 +428,51 @@ class TrainingGraphMaker {
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
                           bool fused) {
   return TrainingGraphMaker(model, options, fused).make(kind);
+}
+
+bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind) {
+  return (kind == StepKind::whole || kind == StepKind::last) && !needs_norm(options);
+}
+
+void update_as_gradients_come(Graph& graph) {
+  std::set<std::string_view> parameters;
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.role == InputRole::parameter) parameters.insert(input.target);
+  }
+  std::set<NodeId> steps;
+  for (const GraphOutput& output : graph.outputs()) {
+    const NodeId producer = graph.value(output.value).producer;
+    if (output.role != OutputRole::state_update || producer == kNoNode) continue;
+    if (parameters.contains(output.target)) steps.insert(producer);
+  }
+  std::vector<NodeId> others;
+  std::vector<size_t> last_use(graph.num_values(), 0);  // among the others, from 1
+  for (NodeId id : graph.order()) {
+    if (steps.contains(id)) continue;
+    others.push_back(id);
+    const Node& node = graph.node(id);
+    for (const std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
+      for (ValueId value : *values) {
+        if (value != kNoValue) last_use[index_of(value)] = others.size();
+      }
+    }
+  }
+  // Views show a parameter under other names; the planner finds what reads them too late.
+  std::multimap<size_t, NodeId> after;
+  for (NodeId id : steps) {
+    size_t earliest = 0;
+    for (ValueId value : graph.node(id).inputs) {
+      if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
+    }
+    after.emplace(earliest, id);
+  }
+  std::vector<NodeId> order;
+  for (size_t i = 0; i <= others.size(); ++i) {
+    if (i > 0) order.push_back(others[i - 1]);
+    const auto [begin, end] = after.equal_range(i);
+    for (auto it = begin; it != end; ++it) order.push_back(it->second);
+  }
+  graph.reorder(std::move(order));
 }
 
 Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused) {

@@ -29,6 +29,12 @@ enum class StepKind {
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
                           bool fused = true);
 
+// Whether the graph of a kind updates each large parameter as soon as its gradient is there.
+bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind);
+// Puts the steps of the optimizer in such a graph behind the last node that makes what they read,
+// or reads what they overwrite.
+void update_as_gradients_come(Graph& graph);
+
 // The optimizer alone: reads kept gradients, updates the parameters. With `options.owned` it
 // updates slices: parameters, their states, and gradients of kind kOwnedGradient are vectors of
 // their elements; kept gradients are whole, and inputs only where their norm is needed. Throws

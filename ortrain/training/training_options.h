@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ortrain/ir/attribute.h"
+#include "ortrain/training/memory_budget.h"
 
 namespace ortrain {
 
@@ -45,6 +46,8 @@ struct TrainingOptions {
   bool scales_loss = false;
   // Bytes that a run may take from the engine, known before it starts; 0: any number.
   uint64_t memory_limit = 0;
+  // What the plan of a run is brought down to by computing again; absent: as it comes.
+  MemoryBudget budget = {};
   // What the graph of the optimizer alone updates, where other processes do the rest: at most one
   // slice of a parameter. Absent: everything.
   std::optional<std::vector<ParameterSlice>> owned = {};

@@ -111,18 +111,29 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
   std::shared_ptr<Session>& made = sessions_[which];
   if (made == nullptr) {
     Graph graph;
+    Session::Options session_options{.plan = {.updates_in_place = true}};
+    const auto keep_within = [&](Graph unfused, std::function<void(Graph&)> finish) {
+      if (!options_.budget.is_set()) return;
+      session_options.make_plan =
+          plan_within(std::move(unfused), options_.budget, std::move(finish));
+    };
     if (which == kEvaluation) {
       graph = make_evaluation_graph(evaluation_model());
+      keep_within(graph, {});
     } else if (from_files_) {
       graph = which == kOptimizerAlone ? optimizer_ : model_;
       run_pipeline(graph, "fuse");
     } else {
-      graph = which == kOptimizerAlone
-                  ? make_optimizer_graph(model_, options_)
-                  : make_training_graph(model_, options_, static_cast<StepKind>(which));
+      const auto kind = static_cast<StepKind>(which);
+      graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options_)
+                                       : make_training_graph(model_, options_, kind);
+      if (which != kOptimizerAlone) {
+        keep_within(make_training_graph(model_, options_, kind, /*fused=*/false),
+                    updates_as_gradients_come(options_, kind) ? update_as_gradients_come
+                                                              : std::function<void(Graph&)>());
+      }
     }
-    made = std::make_shared<Session>(std::move(graph), *kernels_,
-                                     Session::Options{.plan = {.updates_in_place = true}});
+    made = std::make_shared<Session>(std::move(graph), *kernels_, std::move(session_options));
   }
   return made;
 }

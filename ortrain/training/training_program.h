@@ -52,7 +52,8 @@ class TrainingProgram {
   // Runs a batch. Its gradients are kept until `accumulation` batches are there; the last one runs
   // the optimizer with them in the same graph. `inputs`: one per model input of role user, in
   // order. Throws ShapeError and DTypeError naming an input that does not fit, OutOfMemoryError for
-  // a plan beyond memory_limit, and what kernels throw; counters do not move then.
+  // a plan beyond memory_limit or a budget that cannot be reached, and what kernels throw; counters
+  // do not move then.
   StepResult train_step(TrainingState& state, std::span<const InputTensor> inputs) const;
 
   // The same in two calls: `add_gradients` keeps the gradients of any number of batches, added to

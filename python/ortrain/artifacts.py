@@ -11,6 +11,7 @@ from typing import Any
 
 from ortrain import _core, optim
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.memory_budget import MemoryBudget
 
 
 class LossType(enum.IntEnum):
@@ -134,6 +135,7 @@ def generate_artifacts(
     if max_grad_norm is not None:
         options["max_norm"] = float(max_grad_norm)
     options |= {"loss": name, "accumulation": 1, "scales_loss": False, "memory_limit": 0}
+    options |= MemoryBudget().session_options
     folder = Path(artifact_directory) if artifact_directory is not None else Path()
     _core.write_artifacts(folder, graph, values, options, config.lr, prefix)
 

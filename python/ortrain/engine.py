@@ -31,6 +31,7 @@ from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
 from ortrain.input_errors import check_devices, input_error
+from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
 from ortrain.report import CaptureRecord, MemoryPlan
@@ -72,6 +73,8 @@ class Engine:
       cut: Makes what runs the module in pieces where no graph holds all of it; None leaves such
         calls to PyTorch.
       tells: Whether to warn of what runs in PyTorch; it is recorded in any case.
+      budget: What a plan may take; None for any memory. What would run in PyTorch, where nobody
+        knows its memory beforehand, is refused then.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Engine:
         *,
         cut: Callable[[nn.Module], Cut] | None = None,
         tells: bool = True,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.module = module
+        self.budget = budget
         self.max_graphs = max_graphs
         self.records: list[CaptureRecord] = []
         self._cut = cut
@@ -116,6 +121,7 @@ class Engine:
         except CaptureError as error:
             if is_strict():
                 raise
+            self._refuse_outside(error)
             result = self._run_module(args, kwargs)
             if not any(record.fallback == str(error) for record in self.records):
                 self._fall_back(error, "")
@@ -140,6 +146,7 @@ class Engine:
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call):
+            self._refuse_outside("it writes to an argument of which another one is a view")
             return module.forward(*args, **kwargs)
         try:
             inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
@@ -147,6 +154,7 @@ class Engine:
         except _core.UnsupportedError as error:
             if is_strict():
                 raise
+            self._refuse_outside(error)
             if str(error) not in entry.refused_plans:
                 entry.refused_plans.add(str(error))
                 self._fall_back(error, "shapes that no kernel takes", whole=True)
@@ -202,7 +210,7 @@ class Engine:
         return list(written.values())
 
     def _remember_plan(self, run: Any) -> None:
-        self.last_plan = MemoryPlan(**run.memory_plan)
+        self.last_plan = MemoryPlan.of(run.memory_plan)
 
     # --- looking up and capturing
 
@@ -242,6 +250,8 @@ class Engine:
         except _core.OrtrainError as error:
             if is_strict() or isinstance(error, _core.OutOfMemoryError):
                 raise
+            if not isinstance(error, FirstCallError):
+                self._refuse_outside(error)
             self._changes_attributes = isinstance(error, ChangingAttributeError)
             self._count_miss(key)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
@@ -308,7 +318,7 @@ class Engine:
             slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
-        return Entry.of(prepared, call, self._states, reason, stages)
+        return Entry.of(prepared, call, self._states, reason, stages, self.budget)
 
     # --- running in PyTorch
 
@@ -350,6 +360,14 @@ class Engine:
                 self._pieces = self._cut(self.module)
             pieces = self._pieces
         return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
+
+    def _refuse_outside(self, reason: Exception | str) -> None:
+        """Raise UnsupportedError under a budget: what runs outside of a graph has no plan."""
+        if self.budget is not None:
+            raise _core.UnsupportedError(
+                f"max_memory holds for what is one graph, and {type(self.module).__name__} is none "
+                f"for this call: {reason}"
+            ) from (reason if isinstance(reason, Exception) else None)
 
     def _fall_back(self, error: Exception, reason: str, *, whole: bool = False) -> None:
         """Record, and tell, that a kind of call runs in PyTorch or in pieces; after its first run.

@@ -17,6 +17,7 @@ from ortrain.capture.prepare import extents_of_one
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
+from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
 from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
@@ -45,6 +46,7 @@ class Entry:
       updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
+      budget: What the plans of its programs may take; None for any memory.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -62,6 +64,7 @@ class Entry:
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
     fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
+    budget: MemoryBudget | None = None
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -71,6 +74,7 @@ class Entry:
         states: ModuleStates,
         reason: str,
         stages: dict[str, float],
+        budget: MemoryBudget | None = None,
     ) -> Entry:
         """Make an entry of a graph, with its first program.
 
@@ -80,6 +84,7 @@ class Entry:
           states: Knows the module's tensors at this moment.
           reason: Why it was captured, for the report.
           stages: Seconds per stage so far.
+          budget: What its plans may take; None for any memory.
 
         Raises:
           CaptureError: It writes to an argument that has a gradient, or takes no tensor of the
@@ -155,6 +160,7 @@ class Entry:
             ones=extents_of_one(call) if prepared.squeezes else None,
             updated_arguments=[where for kind, where in updated if kind == "user"],
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
+            budget=budget,
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(
@@ -190,7 +196,9 @@ class Entry:
             graph = self.captured.graph
             if form is not None and self.rows is not None:
                 graph = self.rows.packed(form)
-            made = self.programs[form, gradient_of] = Program(graph, gradient_of, form, self.device)
+            made = self.programs[form, gradient_of] = Program(
+                graph, gradient_of, form, self.device, self.budget
+            )
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made

@@ -13,6 +13,7 @@ from torch import nn
 from ortrain import made_modules, progress_display
 from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
+from ortrain.memory_budget import MemoryBudget
 from ortrain.pieces import Pieces
 from ortrain.report import MemoryPlan, ModuleReport
 
@@ -26,7 +27,7 @@ __all__ = ["ORTModule"]
 _MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backward_hook"}
 # The latter two are accelerate's marks of a module whose forward it has replaced.
 _OWN = frozenset(
-    {"_ortrain_module", "_ortrain_engine", "forward", "_original_forward"}
+    {"_ortrain_module", "_ortrain_engine", "_ortrain_max_memory", "forward", "_original_forward"}
     | {"_is_accelerate_prepared"}
 )
 
@@ -41,9 +42,15 @@ class ORTModule(nn.Module):
     Args:
       module: The module to run. Its first call captures it; later calls with the same kind of
         arguments reuse the graph, whatever their sizes.
+      max_memory: What the plan of a step may take from the engine (``memory_plan().total_bytes``:
+        activations, temporaries, outputs, gradients): bytes as an int, a text such as "2GiB", or a
+        share of what it would take, such as "0.3x". Where a plan exceeds it, activations are
+        computed again in the backward instead of being kept (docs/memory.md). None: no limit.
 
     Raises:
-      TypeError: ``module`` is no nn.Module, or an ORTModule already.
+      TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``max_memory`` has another
+        type.
+      ValueError: ``max_memory`` says no number of bytes and no share.
 
     Example:
       >>> model = ORTModule(model)
@@ -59,13 +66,15 @@ class ORTModule(nn.Module):
             raise TypeError("the module is an ORTModule already")
         return object.__new__(_joined_class(cls, type(module)))
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, max_memory: int | str | None = None) -> None:
+        budget = MemoryBudget.parse(max_memory)
         state = self.__dict__
         for name in _MODULE_STATE:
             if name in module.__dict__:
                 state[name] = module.__dict__[name]
         state["_ortrain_module"] = module
-        state["_ortrain_engine"] = Engine(module, cut=Pieces)
+        state["_ortrain_engine"] = Engine(module, cut=Pieces, budget=budget)
+        state["_ortrain_max_memory"] = max_memory
         made_modules.tell(self)
         progress_display.attach()
 
@@ -79,7 +88,8 @@ class ORTModule(nn.Module):
     def report(self) -> ModuleReport:
         """Return what was captured, what ran natively, and why anything did not."""
         engine = self.__dict__["_ortrain_engine"]
-        return ModuleReport(list(engine.records), engine.piece_records)
+        memory = engine.last_plan if engine.budget is not None else None
+        return ModuleReport(list(engine.records), engine.piece_records, memory)
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
@@ -159,7 +169,8 @@ class ORTModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Captured graphs are made again where the copy runs.
-        return (ORTModule, (self.__dict__["_ortrain_module"],))
+        again = functools.partial(ORTModule, max_memory=self.__dict__["_ortrain_max_memory"])
+        return (again, (self.__dict__["_ortrain_module"],))
 
 
 @functools.cache

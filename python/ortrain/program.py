@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortrain import _core, devices, progress
+from ortrain.memory_budget import MemoryBudget
 
 # Operators whose result may share the memory of their first input.
 _VIEWS = frozenset(
@@ -53,6 +54,7 @@ class Program:
       outputs: Positions of the outputs that get a gradient; none for the forward alone.
       form: Which rows it computes.
       device: Where its tensors are.
+      budget: What its plans may take; None for any memory.
 
     Attributes:
       session: Runs it.
@@ -61,8 +63,6 @@ class Program:
       num_escaped: Nodes that PyTorch runs.
       incoming: The outputs that get a gradient handed in, in order.
       outgoing: The inputs that get one handed out, in order.
-      late_inputs: The inputs that the backward reads.
-      late_outputs: The outputs that the backward reads.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Program:
         outputs: tuple[int, ...],
         form: Form,
         device: torch.device = devices.CPU,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.gradient_of = outputs
         self.form = form
@@ -80,6 +81,7 @@ class Program:
             with progress.stage("autodiff") as timing:
                 graph.build_backward(list(outputs))
             stages["autodiff"] = timing.seconds
+        unfused = graph.copy() if budget is not None else None
         with progress.stage("passes") as timing:
             graph.run_passes("fuse")
         stages["passes"] = timing.seconds
@@ -87,19 +89,44 @@ class Program:
         nodes = graph.nodes()
         self.num_escaped = sum(node["op"] in _ESCAPES for node in nodes)
         self.num_native = len(nodes) - self.num_escaped
-        self.session = _core.Session(graph, device=devices.provider_of(device))
+        limits = {} if budget is None else budget.session_options
+        provider = devices.provider_of(device)
+        self.session = _core.Session(graph, device=provider, unfused=unfused, **limits)
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
         self.incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]
-        inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
+        self._inputs = inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
         self.outgoing = [
             inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
         ]
-        late = _values_read_by_backward(nodes)
-        self.late_inputs = [i for i, name in enumerate(inputs) if name in late]
-        user = [o["value"] for o in graph.outputs if o["role"] == "user"]
-        self.late_outputs = [i for i, name in enumerate(user) if name in late]
+        self._late = self._read_late(graph, nodes)
         self._parts: dict[int, list[BackwardPart]] = {}
+        self._late_of: dict[int, tuple[list[int], list[int]]] = {}
+
+    def _read_late(self, graph: Any, nodes: Sequence[Any]) -> tuple[list[int], list[int]]:
+        """Return the inputs and the outputs that the backward reads."""
+        late = _values_read_by_backward(nodes)
+        user = [o["value"] for o in graph.outputs if o["role"] == "user"]
+        return (
+            [i for i, name in enumerate(self._inputs) if name in late],
+            [i for i, name in enumerate(user) if name in late],
+        )
+
+    def read_late(self, run: Any) -> tuple[list[int], list[int]]:
+        """Return the inputs and the outputs that the backward of a run reads, by position.
+
+        A backward that computes values again reads more than others do.
+        """
+        made = run.memory_plan.get("recomputation")
+        if made is None or not made["nodes"]:
+            return self._late
+        found = self._late_of.get(run.plan_id)
+        if found is None:
+            if len(self._late_of) >= _MOST_PLANS:
+                self._late_of.clear()
+            graph = run.rewritten
+            found = self._late_of[run.plan_id] = self._read_late(graph, graph.nodes())
+        return found
 
     def parts(self, run: Any) -> list[BackwardPart]:
         """Return the parts of the backward of a run whose forward has run."""
@@ -109,7 +136,7 @@ class Program:
                 self._parts.clear()
             size = max(_LEAST_PART, run.memory_plan["gradient_bytes"] // _MOST_PARTS)
             found = self._parts[run.plan_id] = []
-            unread = set(self.late_inputs)
+            unread = set(self.read_late(run)[0])
             for end, gradients in run.backward_parts(size):
                 positions = [self.outgoing[g] for g in gradients]
                 found.append(BackwardPart(end, positions, sorted(unread)))

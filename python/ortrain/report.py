@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from ortrain import report_page
 from ortrain.capture.escapes import Escape
@@ -51,10 +53,12 @@ class ModuleReport:
       total_nodes: Nodes of all graphs; a signature that is no graph counts as one.
       native_nodes: Those that Ortrain runs.
       pieces: The same of the pieces of a module that cannot be captured whole.
+      memory: The plan of the latest forward under ``max_memory``; None without.
     """
 
     captures: list[CaptureRecord]
     pieces: list[CaptureRecord] = dataclasses.field(default_factory=list)
+    memory: MemoryPlan | None = None
 
     @property
     def _records(self) -> list[CaptureRecord]:
@@ -95,7 +99,56 @@ class ModuleReport:
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
             lines += [f"    in PyTorch: {escape}" for escape in record.escapes]
             lines += [f"    cut: {cause}" for cause in record.breaks]
+        if self.memory is not None:
+            lines.append(f"  memory: {_describe(self.memory)}")
         return "\n".join(lines)
+
+
+def _describe(plan: MemoryPlan) -> str:
+    """Return what a budget did to a plan, on one line."""
+    made = plan.recomputation
+    if made is None:
+        return f"{_mib(plan.total_bytes)} MiB"
+    budget = f"budget {_mib(made.budget_bytes)} MiB"
+    if not made.nodes:
+        return f"{_mib(plan.total_bytes)} MiB, {budget}; nothing is computed again"
+    operators = ", ".join(f"{count} {op}" for op, count in sorted(made.nodes.items()))
+    return (
+        f"{_mib(plan.total_bytes)} MiB, {_mib(made.total_bytes_without)} without recomputation, "
+        f"{budget}; {made.num_nodes} nodes ({operators}) of {_mib(made.bytes)} MiB run twice, "
+        f"estimated {100 * (made.time_share - 1):+.0f} % of time"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What a plan computes again in the backward so that it stays within ``max_memory``.
+
+    Attributes:
+      budget_bytes: What ``MemoryPlan.total_bytes`` may be.
+      total_bytes_without: What it is without recomputation.
+      arena_bytes_without: The arena without recomputation.
+      nodes: Nodes that run twice, by operator, as they are before fusion; empty where the plan fits
+        as it is.
+      bytes: Of the values that are computed again.
+      time_share: Estimated time of the step, from bytes and FLOPs, as a share of the step without.
+    """
+
+    budget_bytes: int
+    total_bytes_without: int
+    arena_bytes_without: int
+    nodes: dict[str, int]
+    bytes: int
+    time_share: float
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that run twice."""
+        return sum(self.nodes.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +163,7 @@ class MemoryPlan:
       gradient_bytes: Gradients handed to the caller.
       total_bytes: All but the lower bound.
       steps: Kernel calls per forward and backward.
+      recomputation: What is computed again for a budget; None without ``max_memory``.
     """
 
     arena_bytes: int
@@ -119,3 +173,11 @@ class MemoryPlan:
     gradient_bytes: int
     total_bytes: int
     steps: int
+    recomputation: Recomputation | None = None
+
+    @staticmethod
+    def of(sizes: Mapping[str, Any]) -> MemoryPlan:
+        """Return a plan as the engine describes it."""
+        made = sizes.get("recomputation")
+        recomputation = None if made is None else Recomputation(**made)
+        return MemoryPlan(**{**sizes, "recomputation": recomputation})

@@ -137,8 +137,9 @@ class _Pass:
             run = _core.Run(program.session)
         else:
             run = self.run
-            _check_versions(self, program.late_inputs)
-            _check_output_versions(self, program.late_outputs)
+            inputs, results = program.read_late(run)
+            _check_versions(self, inputs)
+            _check_output_versions(self, results)
         if not run.can_run_backward or run.in_backward:
             _check_versions(self, range(len(self.inputs)))
             run.forward(self.inputs)

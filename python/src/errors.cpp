@@ -21,7 +21,7 @@ void init_errors(nb::module_& module) {
   nb::exception<FileError>(module, "FileError", also(PyExc_OSError));
   nb::exception<NanError>(module, "NanError", also(PyExc_ArithmeticError));
   nb::exception<DeviceError>(module, "DeviceError", base);
-  nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", base);
+  nb::exception<OutOfMemoryError>(module, "OutOfMemoryError", also(PyExc_MemoryError));
   nb::exception<InternalError>(module, "InternalError", base);
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {

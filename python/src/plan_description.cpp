@@ -10,7 +10,8 @@ namespace nb = nanobind;
 
 namespace ortrain::python {
 
-nb::dict describe_plan(const Graph& graph, const ExecutionPlan& plan) {
+nb::dict describe_plan(const Graph& session_graph, const ExecutionPlan& plan) {
+  const Graph& graph = plan.graph_of(session_graph);
   nb::list steps;
   for (const PlanStep& step : plan.steps) {
     nb::dict row;

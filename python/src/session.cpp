@@ -10,6 +10,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/runtime/backward_parts.h"
+#include "ortrain/training/memory_budget.h"
 #include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/plan_sizes.h"
@@ -150,6 +151,12 @@ class Run {
   uint64_t plan_id() const { return context_ ? context_->plan().id : 0; }
   bool planned() const { return planned_; }
 
+  // The graph whose nodes the plan runs, where that is another than the session's.
+  std::shared_ptr<Graph> rewritten() const {
+    if (!context_ || !context_->plan().rewritten) return nullptr;
+    return std::make_shared<Graph>(*context_->plan().rewritten);
+  }
+
   nb::dict memory_plan() const { return context_ ? plan_sizes(context_->plan()) : nb::dict(); }
 
  private:
@@ -211,13 +218,21 @@ void init_session(nb::module_& module) {
   nb::class_<DeviceSession>(module, "Session")
       .def(
           "__init__",
-          [](DeviceSession* self, const Graph& graph, size_t max_plans, const std::string& device) {
+          [](DeviceSession* self, const Graph& graph, size_t max_plans, const std::string& device,
+             const Graph* unfused, uint64_t max_bytes, double max_share) {
             const NamedDevice found = find_device(device);
-            auto session = std::make_shared<Session>(graph, *found.kernels,
-                                                     Session::Options{.max_plans = max_plans});
+            Session::Options options{.max_plans = max_plans};
+            const MemoryBudget budget{.bytes = max_bytes, .share = max_share};
+            if (budget.is_set()) {
+              options.make_plan = plan_within(unfused != nullptr ? *unfused : graph, budget);
+            }
+            auto session = std::make_shared<Session>(graph, *found.kernels, std::move(options));
             new (self) DeviceSession{std::move(session), found.name, found.place};
           },
-          nb::arg("graph"), nb::arg("max_plans") = 64, nb::arg("device") = "cpu")
+          nb::arg("graph"), nb::arg("max_plans") = 64, nb::arg("device") = "cpu",
+          nb::arg("unfused").none() = nb::none(), nb::arg("max_bytes") = 0,
+          nb::arg("max_share") = 0.0,
+          "With a budget, in bytes or as a share, `unfused` is the graph before stage \"fuse\".")
       .def_prop_ro("device", [](const DeviceSession& self) { return self.device; })
       .def_prop_ro("num_plans", [](const DeviceSession& self) { return self.session->num_plans(); })
       // How many stretches of steps were launched from a recording, recorded, and run directly.
@@ -241,11 +256,10 @@ void init_session(nb::module_& module) {
             }
             nb::dict result = plan_sizes(*plan);
             nb::list steps;
+            const Graph& graph = plan->graph_of(session.graph());
             for (const PlanStep& step : plan->steps) {
-              const std::string op =
-                  step.node == kNoNode ? "copy" : session.graph().node(step.node).op;
-              const std::string layer =
-                  step.node == kNoNode ? "" : session.graph().node(step.node).name;
+              const std::string op = step.node == kNoNode ? "copy" : graph.node(step.node).op;
+              const std::string layer = step.node == kNoNode ? "" : graph.node(step.node).name;
               steps.append(nb::make_tuple(op, step.kernel, layer));
             }
             result["steps"] = steps;
@@ -273,6 +287,7 @@ void init_session(nb::module_& module) {
       .def_prop_ro("in_backward", &Run::in_backward)
       .def_prop_ro("plan_id", &Run::plan_id)
       .def_prop_ro("planned", &Run::planned)
+      .def_prop_ro("rewritten", &Run::rewritten)
       .def_prop_ro("memory_plan", &Run::memory_plan);
 
   module.def("profiling", &profiling);

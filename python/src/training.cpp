@@ -65,6 +65,8 @@ TrainingOptions options_from(const nb::dict& options) {
   result.accumulation = nb::cast<int64_t>(options["accumulation"]);
   result.scales_loss = nb::cast<bool>(options["scales_loss"]);
   result.memory_limit = nb::cast<uint64_t>(options["memory_limit"]);
+  result.budget.bytes = nb::cast<uint64_t>(options["max_bytes"]);
+  result.budget.share = nb::cast<double>(options["max_share"]);
   result.optimizer.step = nb::cast<std::string>(options["step"]);
   result.optimizer.max_norm = nb::cast<double>(options["max_norm"]);
   const OpDef& def = op_registry().get(kOrtrainDomain, result.optimizer.step);

@@ -125,7 +125,9 @@ class ORTTrainer(Trainer):
         known = self.__dict__.get("_engine_module")
         if known is None or self._engine_model is not model:
             self._engine_model = model
-            self._engine_module = known = ORTModule(self._with_loss(model))
+            self._engine_module = known = ORTModule(
+                self._with_loss(model), max_memory=getattr(self.args, "max_memory", None)
+            )
         return known
 
     def _with_loss(self, model: nn.Module) -> nn.Module:

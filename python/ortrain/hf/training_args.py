@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ortrain.memory_budget import MemoryBudget
+
 _LOG_LEVELS = ("VERBOSE", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -24,6 +26,7 @@ class EngineArguments:
 
     optim: Any
     onnx_log_level: str
+    max_memory: str | None
 
     def __post_init__(self) -> None:
         # transformers checks `optim` against a closed list.
@@ -38,6 +41,11 @@ class EngineArguments:
             raise ValueError(
                 f"onnx_log_level is {self.onnx_log_level!r}, expected one of {', '.join(_LOG_LEVELS)}"
             )
+        # Command lines and JSON files give texts.
+        given = self.max_memory
+        if isinstance(given, str) and given.isdecimal():
+            self.max_memory = int(given)  # type: ignore[assignment]
+        MemoryBudget.parse(self.max_memory)
         if getattr(self, "torch_compile", False):
             raise ValueError(
                 "torch_compile=True: the model runs on the Ortrain engine, which takes the place of "
@@ -64,6 +72,7 @@ class ORTTrainingArguments(EngineArguments, TrainingArguments):
       save_onnx: Write the graphs that the training ran as ONNX files into ``output_dir``, at its end.
       onnx_prefix: How the names of those files begin.
       onnx_log_level: What the engine logs while it captures: VERBOSE, INFO, WARNING, ERROR, FATAL.
+      max_memory: What the plan of a step may take, as ORTModule's: bytes, "2GiB", "0.3x".
 
     Raises:
       ValueError: An option has no such value, or contradicts another one.
@@ -86,4 +95,10 @@ class ORTTrainingArguments(EngineArguments, TrainingArguments):
     onnx_log_level: str = dataclasses.field(
         default="WARNING",
         metadata={"help": "What the engine logs while it captures.", "choices": _LOG_LEVELS},
+    )
+    max_memory: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "What the plan of a step may take: bytes, 2GiB, or a share such as 0.3x."
+        },
     )

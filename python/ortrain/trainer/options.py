@@ -16,6 +16,7 @@ from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.amp.mixed_precision import LISTS, TYPE_NAMES, half_type
 from ortrain.distributed.adasum import require_power_of_two
 from ortrain.errors import UnsupportedError
+from ortrain.memory_budget import MemoryBudget
 from ortrain.optim.lr_scheduler import _LRScheduler
 
 # Returns why a value is refused; None where it is honoured.
@@ -37,6 +38,7 @@ def _only(expected: Any, reason: str) -> Refusal:
 
 
 _PIPELINE = "there is no pipeline parallelism: processes share the batch"
+_LAYERS = "set device.max_memory, or use torch.utils.checkpoint in the model, which is honoured"
 _PARALLEL = "processes share the batch (distributed.data_parallel_size), not the layers"
 
 
@@ -58,6 +60,11 @@ def _refuse_device(device: str) -> str | None:
     return "this build of ortrain has no provider for it"
 
 
+def _refuse_max_memory(value: Any) -> str | None:
+    MemoryBudget.parse(value, "option 'device.max_memory'")
+    return None
+
+
 def _refuse_stage(stage: int) -> str | None:
     if stage <= 1:
         return None
@@ -72,7 +79,11 @@ def _refuse_half(dtype: str | torch.dtype) -> str | None:
 
 _SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": _count(1, 1)},
-    "device": {"id": _Key("cpu", (str,), _refuse_device), "mem_limit": _count(0, 0)},
+    "device": {
+        "id": _Key("cpu", (str,), _refuse_device),
+        "mem_limit": _count(0, 0),
+        "max_memory": _Key(None, (int, str, type(None)), _refuse_max_memory),
+    },
     "distributed": {
         "world_rank": _count(0, 0),
         "world_size": _count(1, 1),
@@ -106,12 +117,8 @@ _SCHEMA: dict[str, Any] = {
         # Dropout masks and GELU are computed again in the backward in any case: none is stored.
         "attn_dropout_recompute": _bool(False),
         "gelu_recompute": _bool(False),
-        "transformer_layer_recompute": _bool(
-            False, _only(False, "use torch.utils.checkpoint in the model, which is honoured")
-        ),
-        "number_recompute_layers": _count(
-            0, 0, _only(0, "use torch.utils.checkpoint in the model, which is honoured")
-        ),
+        "transformer_layer_recompute": _bool(False, _only(False, _LAYERS)),
+        "number_recompute_layers": _count(0, 0, _only(0, _LAYERS)),
         "propagate_cast_ops_config": {
             "propagate_cast_ops_strategy": _Key(
                 "FLOOD_FILL",
@@ -230,6 +237,11 @@ class ORTTrainerOptions(_Options):
     provider_options: dict[str, Any]
     session_options: None
     _internal_use: Any
+
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """What the plan of a step may take; None for any memory."""
+        return MemoryBudget.parse(self.device.max_memory)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__({} if options is None else options, _SCHEMA, "")

@@ -16,6 +16,7 @@ from ortrain.amp import LossScaler, TorchGradScaler
 from ortrain.distributed import Processes
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.logs import get_logger
+from ortrain.memory_budget import MemoryBudget
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
 from ortrain.trainer import state_dicts
@@ -108,6 +109,7 @@ class ORTTrainer:
             "accumulation": self.options.batch.gradient_accumulation_steps,
             "scales_loss": self._scaler is not None and self._scaler.enabled,
             "memory_limit": self.options.device.mem_limit,
+            **(self.options.budget or MemoryBudget()).session_options,
         }
         self._world_rank = self.options.distributed.world_rank
         self.engine = self._make_engine(engine_options)

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core, devices, progress, progress_display
 from ortrain.errors import InvalidModelError
+from ortrain.memory_budget import MemoryBudget
 from ortrain.program import Program
 from ortrain.trainer.flat_layout import state_dtype
 from ortrain.trainer.sources import StepGraph, StepSource, Tensors
@@ -56,7 +57,7 @@ class StepEngine:
     Args:
       source: Gives the graphs and the tensors.
       options: The optimizer as `_OptimizerConfig.engine_options` gives it, with ``loss``,
-        ``accumulation``, ``scales_loss`` and ``memory_limit``.
+        ``accumulation``, ``scales_loss``, ``memory_limit`` and what a `MemoryBudget` gives.
       frozen: Names of parameters that do not change.
       device: Where the tensors of the source are.
 
@@ -125,7 +126,8 @@ class StepEngine:
         Raises:
           CaptureError: The model cannot be captured whole.
           ShapeError: An input does not fit the graph.
-          OutOfMemoryError: The step needs more than ``memory_limit``; nothing has changed.
+          OutOfMemoryError: The step needs more than ``memory_limit``, or cannot be brought down to
+            the budget; nothing has changed.
         """
         self._follow_module()
         made = self._find(self._training, inputs) or self._make_training(inputs)
@@ -244,7 +246,10 @@ class StepEngine:
     def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)
         self._adopt_new_tensors(source)
-        session = Program(source.graph, (), None, self._device).session
+        budget = MemoryBudget(self._options["max_bytes"], self._options["max_share"])
+        session = Program(
+            source.graph, (), None, self._device, budget if budget.bytes else None
+        ).session
         return self._keep(self._evaluation, MadeStep(source, session))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:

@@ -129,6 +129,18 @@ def test_unknown_options_are_refused() -> None:
         ORTTrainingArguments(output_dir="x", onnx_log_level="LOUD")
     with pytest.raises(ValueError, match="torch_compile"):
         ORTTrainingArguments(output_dir="x", torch_compile=True)
+    with pytest.raises(ValueError, match="max_memory is '2 apples'"):
+        ORTTrainingArguments(output_dir="x", max_memory="2 apples")
+
+
+def test_a_budget_of_memory_reaches_the_module(tmp_path: Path) -> None:
+    model = regression("dict")()
+    trainer = sides(tmp_path)[1].make(
+        model, regression_data(), max_steps=2, max_memory="1073741824"
+    )
+    trainer.train()
+    plan = trainer.model_wrapped.memory_plan()
+    assert plan.recomputation.budget_bytes == 1 << 30
 
 
 def test_model_of_the_trainer_stays_the_users(tmp_path: Path) -> None:
