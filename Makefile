@@ -15,6 +15,7 @@
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
 #   make check-cuda  compile the GPU provider for sm_80 and sm_90 (needs nvcc, no GPU)
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
+#   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now
@@ -43,7 +44,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: check-cuda check-hip setup build test check lint demo bench conformance hf-contract capi-demo \
+.PHONY: check-cuda check-hip gpu-all setup build test check lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan format lock clean
 
 ifeq ($(SETUP),no)
@@ -145,6 +146,9 @@ check-hip: setup
 	command -v $(or $(HIPCC),hipcc) >/dev/null || { test "$$(id -u)" -eq 0 && \
 	  apt-get install -y -qq --no-install-recommends hipcc libamdhip64-dev; }
 	$(PY) tools/check_device_code.py hip --jobs $(JOBS)
+
+gpu-all: build
+	$(PY) -m benchmarks.gpu_all $(GPU_ALL)
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)
