@@ -15,6 +15,7 @@
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
 #   make check-cuda  compile the GPU provider for sm_80 and sm_90 (needs nvcc, no GPU)
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
+#   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
 #   make format   clang-format and ruff
@@ -46,7 +47,8 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip format lock clean
+  checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
+  format lock clean
 
 ifeq ($(SETUP),no)
 setup:
@@ -147,6 +149,9 @@ check-hip: setup
 	command -v $(or $(HIPCC),hipcc) >/dev/null || { test "$$(id -u)" -eq 0 && \
 	  apt-get install -y -qq --no-install-recommends hipcc libamdhip64-dev; }
 	$(PY) tools/check_device_code.py hip --jobs $(JOBS)
+
+gpu-all: build
+	$(PY) -m benchmarks.gpu_all $(GPU_ALL)
 
 soak: build
 	$(PY) -m conformance.soak $(SOAK)

@@ -10,6 +10,7 @@ import math
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ class Settings:
       dtype: "f32", or "bf16" for autocast.
       rounds: Turns of each side.
       cold_compile: Give torch.compile and Ortrain empty caches instead of those kept between runs.
+      device: PyTorch's name of where the sides train: "cpu", "cuda:0".
+      product_edge: Measure bfloat16 products of this many rows, depth and columns, on the device,
+        in place of the float32 ones on the CPU.
     """
 
     peers: Sequence[str] = tuple(PEERS)
@@ -39,6 +43,8 @@ class Settings:
     dtype: str = "f32"
     rounds: int = 7
     cold_compile: bool = False
+    device: str = "cpu"
+    product_edge: int | None = None
 
     def __post_init__(self) -> None:
         for peer in self.peers:
@@ -52,10 +58,15 @@ class Settings:
             raise ValueError("rounds must be positive")
         if self.threads is not None and self.threads < 1:
             raise ValueError("threads must be positive")
+        if self.device != "cpu" and self.product_edge is None:
+            raise ValueError(f"products on {self.device!r} need a product_edge")
 
 
 def compare(
-    workload: Workload, settings: Settings, say: Callable[[str], None] = lambda text: None
+    workload: Workload,
+    settings: Settings,
+    say: Callable[[str], None] = lambda text: None,
+    deadline: float | None = None,
 ) -> dict[str, Any]:
     """Return the figures of every side.
 
@@ -66,11 +77,14 @@ def compare(
       workload: What to train.
       settings: How to compare.
       say: Called with what is being done.
+      deadline: When the processes are ended, by ``time.monotonic()``; sides that were not done by
+        then have an error.
 
     Returns:
       A dict for JSON with "workload", "settings", "flops", "gemm" and "gemm_best" (median and most
       FLOP/s by library) and "sides". A side has "error", or: seconds "wall" and "cpu" (median, min,
-      quartiles, steps), "first_step", page faults per step, memory, and "eta": the time that the
+      quartiles, steps) and "block" (a step's, of whole turns), "first_step", page faults per step,
+      memory (on a device, of PyTorch's allocator there), and "eta": the time that the
       better library would take for the step's products over that of the step, medians of both,
       since the clock of a machine varies; "eta_best" likewise of the best times.
     """
@@ -78,18 +92,20 @@ def compare(
     sides: dict[str, dict[str, Any]] = {}
     samples: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
-        reference = stack.enter_context(Worker({}, settings.threads))
+        reference = stack.enter_context(Worker({}, settings.threads, deadline))
         flops = reference.ask("flops", workload=plain)
-        rates = reference.ask("gemm", repeat=GEMM_REPEAT)
+        product = {"repeat": GEMM_REPEAT, "device": settings.device, "edge": settings.product_edge}
+        rates = reference.ask("gemm", **product)
         workers: dict[str, Worker] = {}
         turn: dict[str, int] = {}
         for name in settings.peers:
             say(f"{workload.name}: {name}, first step")
             environment = dict(PEERS[name].environment)
-            environment |= _caches(stack, settings.cold_compile)
-            worker = stack.enter_context(Worker(environment, settings.threads))
+            environment |= peer_caches(stack, cold=settings.cold_compile)
+            worker = stack.enter_context(Worker(environment, settings.threads, deadline))
+            where = {"dtype": settings.dtype, "device": settings.device}
             try:
-                sides[name] = worker.ask("build", workload=plain, peer=name, dtype=settings.dtype)
+                sides[name] = worker.ask("build", workload=plain, peer=name, **where)
                 sides[name]["first_step"] = worker.ask("first_step")
                 step = worker.ask("warm_up")
             except WorkerError as error:
@@ -97,10 +113,15 @@ def compare(
                 continue
             workers[name] = worker
             turn[name] = max(1, min(1000, math.ceil(TURN_SECONDS / step)))
-            samples[name] = {"wall": [], "cpu": [], "faults": [], "loss": []}
+            samples[name] = {"wall": [], "cpu": [], "faults": [], "block": [], "loss": []}
+        longest = 0.0
         for number in range(settings.rounds):
+            # A round that would be cut off is left out; what there is stands.
+            if number and deadline is not None and time.monotonic() + 1.5 * longest > deadline:
+                break
+            start = time.monotonic()
             say(f"{workload.name}: round {number + 1} of {settings.rounds}")
-            for library, more in reference.ask("gemm", repeat=GEMM_REPEAT).items():
+            for library, more in reference.ask("gemm", **product).items():
                 rates[library] += more
             for name in list(workers) if number % 2 == 0 else list(reversed(workers)):
                 try:
@@ -111,7 +132,9 @@ def compare(
                 samples[name]["wall"] += done["wall"]
                 samples[name]["cpu"] += done["cpu"]
                 samples[name]["faults"] += done["faults"]
+                samples[name]["block"].append(done["block"])
                 samples[name]["loss"].append(done["loss"])
+            longest = max(longest, time.monotonic() - start)
         gemm = {library: statistics.median(each) for library, each in rates.items()}
         gemm_best = {library: max(each) for library, each in rates.items()}
         for name in list(workers):
@@ -159,6 +182,7 @@ def _figures(samples: dict[str, list[float]]) -> dict[str, Any]:
             "steps": len(steps),
         }
     result["faults_per_step"] = statistics.median(samples["faults"])
+    result["block"] = statistics.median(samples["block"])
     result["loss"] = samples["loss"][-1]
     return result
 
@@ -175,7 +199,7 @@ def _drop(
     worker.close()
 
 
-def _caches(stack: contextlib.ExitStack, cold: bool) -> dict[str, str]:
+def peer_caches(stack: contextlib.ExitStack, *, cold: bool) -> dict[str, str]:
     """Return where torch.compile and Ortrain keep what they have compiled."""
     if cold:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ortrain-bench-"))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The rate of a large float32 matrix product: what a step is measured against."""
+"""The rate of a large matrix product: what a step is measured against."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.step_clock import StepClock
+
 # Of the size of a transformer's products, large enough that the rate is the library's best.
 ROWS, DEPTH, COLUMNS = 1024, 1024, 3072
+DEVICE_EDGE = 8192  # of the square product on a device
 
 
 class Products:
-    """The same product by PyTorch's library and by the engine's, ready to be timed."""
+    """The same float32 product by PyTorch's library and by the engine's, ready to be timed."""
 
     def __init__(self) -> None:
         from ortrain import ORTModule
@@ -41,3 +44,33 @@ class Products:
                     seconds = time.perf_counter() - start
                     rates[name].append(2 * ROWS * DEPTH * COLUMNS / seconds)
         return rates
+
+
+class DeviceProducts:
+    """A bfloat16 product by PyTorch's library on a device, ready to be timed.
+
+    Args:
+      device: PyTorch's name of it.
+      edge: Rows, depth and columns.
+    """
+
+    def __init__(self, device: str, edge: int = DEVICE_EDGE) -> None:
+        self._clock = StepClock(device)
+        self._edge = edge
+        generator = torch.Generator().manual_seed(0)
+        # Zeros would run at another rate than what a training multiplies.
+        self._left, self._right = (
+            torch.randn(edge, edge, generator=generator).to(device, torch.bfloat16)
+            for _ in range(2)
+        )
+
+    def rates(self, repeat: int) -> dict[str, list[float]]:
+        """Return the FLOP/s of some products by library."""
+        torch.mm(self._left, self._right)
+        spans = []
+        for _ in range(repeat):
+            begin = self._clock.mark()
+            torch.mm(self._left, self._right)
+            spans.append((begin, self._clock.mark()))
+        self._clock.synchronize()
+        return {"torch.mm": [2 * self._edge**3 / self._clock.seconds(*span) for span in spans]}

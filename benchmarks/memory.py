@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import dataclasses
 import gc
+import statistics
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,14 @@ from rich.table import Table
 
 from benchmarks.options import add_dense_workload, dense_workload_of
 from benchmarks.peers import PEERS, Side, make_step
-from benchmarks.resources import peak_bytes, reset_peak, resident_bytes
+from benchmarks.resources import (
+    peak_bytes,
+    peak_of,
+    reset_peak,
+    reset_peak_of,
+    resident_bytes,
+)
+from benchmarks.step_clock import time_steps
 from benchmarks.table import add_columns, make_console, mib
 from benchmarks.train_step import write_json
 from benchmarks.workloads import Workload
@@ -56,6 +64,55 @@ def probe(side: Side, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
         plan = side.model.memory_plan()
         result["plan"] = None if plan is None else dataclasses.asdict(plan)
     return result
+
+
+def try_batch(
+    side: Side, workload: Workload, dtype: str, device: str, most_rows: int | None = None
+) -> dict[str, Any]:
+    """Train a few steps on the batch of a workload, in a worker.
+
+    Args:
+      side: What trains.
+      workload: Makes the batch.
+      dtype: "f32", or "bf16" for autocast.
+      device: PyTorch's name of where it trains.
+      most_rows: Larger batches count as ones without memory, for rehearsals on the CPU.
+
+    Returns:
+      "fits", and then "peak_bytes", and "seconds": the median of the last steps.
+    """
+    import torch
+
+    if most_rows is not None and workload.batch > most_rows:
+        return {"fits": False}
+    side.optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    try:
+        step = make_step(side, workload.make_batch(), dtype, device)
+        for _ in range(3):
+            step()
+        reset_peak_of(device)
+        figures = time_steps(step, 5, device)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"fits": False}
+    return {
+        "fits": True,
+        "peak_bytes": peak_of(device),
+        "seconds": statistics.median(figures["wall"]),
+    }
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether it is PyTorch's error, or the engine's, of memory that is not there."""
+    import torch
+
+    from ortrain import _core
+
+    return isinstance(error, (torch.OutOfMemoryError, _core.OutOfMemoryError, MemoryError))
 
 
 def _settle() -> int:

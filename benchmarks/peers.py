@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What a PyTorch user could pick on a CPU: the sides of a comparison.
+"""What a PyTorch user could pick: the sides of a comparison.
 
-All of them train with AdamW at the same settings and clip the gradient norm to 1.
+All of them train with AdamW at the same settings and clip the gradient norm to 1. On a GPU every
+side takes a fused AdamW.
 """
 
 from __future__ import annotations
@@ -46,16 +47,24 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peer:
-    """One side of a comparison: how to make it, and the environment its process runs in."""
+    """One side of a comparison.
+
+    Attributes:
+      what: It in words.
+      make: Makes it of a model, whose parameters are where it is to train.
+      environment: What its process runs in.
+    """
 
     what: str
     make: Callable[[nn.Module], Side]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def _adamw(model: nn.Module, **settings: Any) -> torch.optim.AdamW:
+def _adamw(model: nn.Module, *, fused: bool | None = None) -> torch.optim.AdamW:
+    if fused is None and next(model.parameters()).device.type != "cpu":
+        fused = True
     return torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, **settings
+        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=fused
     )
 
 
@@ -97,23 +106,31 @@ PEERS: dict[str, Peer] = {
 
 
 @contextlib.contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
+def precision(dtype: str, device: str = "cpu") -> Iterator[None]:
+    """Run what is inside under bf16 autocast where ``dtype`` is "bf16"."""
+    kind = torch.device(device).type
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype == "bf16"):
         yield
 
 
-def make_step(side: Side, batch: dict[str, torch.Tensor], dtype: str) -> Callable[[], float]:
-    """Return a function that trains on the batch for one step and returns the loss."""
-    parameters = [p for p in side.model.parameters() if p.requires_grad]
+def make_step(
+    side: Side, batch: dict[str, torch.Tensor], dtype: str, device: str = "cpu"
+) -> Callable[[], torch.Tensor]:
+    """Return a function that trains on the batch for one step and returns the loss.
 
-    def step() -> float:
-        with _precision(dtype):
-            loss = side.model(**batch).loss
+    It does not wait for a device: reading the loss does.
+    """
+    parameters = [p for p in side.model.parameters() if p.requires_grad]
+    placed = {name: tensor.to(device) for name, tensor in batch.items()}
+
+    def step() -> torch.Tensor:
+        with precision(dtype, device):
+            loss = side.model(**placed).loss
         loss.backward()
         if not side.clips:
             torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM, foreach=True)
         side.optimizer.step()
         side.optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return loss.detach()
 
     return step

@@ -48,6 +48,33 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def peak_of(device: str) -> int:
+    """Return the largest memory in use: PyTorch's allocator's on a device, resident on the CPU."""
+    if device == "cpu":
+        return peak_bytes()
+    import torch
+
+    return torch.cuda.max_memory_allocated(device)
+
+
+def reset_peak_of(device: str) -> None:
+    """Let ``peak_of`` start again from the present."""
+    if device == "cpu":
+        return reset_peak()
+    import torch
+
+    return torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_of(device: str) -> int:
+    """Return the bytes of memory of a device, or of the machine for the CPU."""
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import torch
+
+    return torch.cuda.mem_get_info(device)[1]
+
+
 def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")

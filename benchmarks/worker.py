@@ -8,16 +8,19 @@ whatever libraries print goes to standard error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ROOT, package_path
 
 WARM_UP_SECONDS = 0.5
 QUIET_SECONDS = 20  # compilers' helpers get this long to come to rest
@@ -27,37 +30,55 @@ class WorkerError(RuntimeError):
     """A worker could not do what it was asked; the text is the last line of its error."""
 
 
+class WorkerEndedError(WorkerError):
+    """The process of a worker is no more."""
+
+
 class Worker:
     """Start a worker and talk to it.
 
     Args:
       environment: Variables set on top of this process's.
       threads: Threads of PyTorch and OpenMP; None leaves them alone.
+      deadline: When the process is ended, by ``time.monotonic()``; None for never.
     """
 
-    def __init__(self, environment: Mapping[str, str], threads: int | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        threads: int | None = None,
+        deadline: float | None = None,
+    ) -> None:
         # Threads wait as OpenMP's defaults say, as they do for users: its waiting threads go to
         # sleep within milliseconds, so an idle worker takes no time from the one being timed.
         settings = {"TOKENIZERS_PARALLELISM": "false"}
         if threads is not None:
             settings["OMP_NUM_THREADS"] = str(threads)
-        path = os.pathsep.join(p for p in (str(ROOT / "python"), os.environ.get("PYTHONPATH")) if p)
+        path = package_path(os.environ.get("PYTHONPATH"))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker"],
             cwd=ROOT,
             env={**os.environ, **settings, "PYTHONPATH": path, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
         self._threads = threads
+        self._late = False
+        self._timer: threading.Timer | None = None
+        if deadline is not None:
+            self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._end_late)
+            self._timer.daemon = True
+            self._timer.start()
 
     def ask(self, request: str, **arguments: Any) -> Any:
         """Send one request and wait for the answer.
 
         Raises:
-          WorkerError: The worker reported an error, or ended.
+          WorkerError: The worker reported an error.
+          WorkerEndedError: It ended, or was ended at its deadline.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         if request in ("build", "gemm"):
@@ -69,14 +90,28 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise WorkerError(f"the process ended with status {self._process.wait()}")
+            raise WorkerEndedError(self._how_it_ended())
         answer = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer["result"]
 
+    def _end_late(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _how_it_ended(self) -> str:
+        status = self._process.wait()
+        if self._late:
+            return "the time limit was reached"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
     def close(self) -> None:
         """End the process."""
+        if self._timer is not None:
+            self._timer.cancel()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             try:
@@ -88,6 +123,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -103,9 +139,15 @@ class _Requests:
         self._step: Any = None
         self._side: Any = None
         self._products: Any = None
+        self._device = "cpu"
 
     def build(
-        self, workload: dict[str, Any], peer: str, dtype: str, threads: int | None
+        self,
+        workload: dict[str, Any],
+        peer: str,
+        dtype: str,
+        threads: int | None,
+        device: str = "cpu",
     ) -> dict[str, Any]:
         """Make the model, its batch and optimizer; nothing has run yet."""
         import torch
@@ -118,10 +160,11 @@ class _Requests:
         if threads is not None:
             torch.set_num_threads(threads)
         made = Workload(**workload)
-        model, batch = made.build(), made.make_batch()
+        model, batch = made.build().to(device), made.make_batch()
         torch.manual_seed(2)
+        self._device = device
         self._side = PEERS[peer].make(model)
-        self._step = make_step(self._side, batch, dtype)
+        self._step = make_step(self._side, batch, dtype, device)
         optimizer = type(self._side.optimizer)
         fused = " (fused)" if self._side.optimizer.defaults.get("fused") else ""
         return {
@@ -137,21 +180,22 @@ class _Requests:
         from benchmarks.peers import make_step
         from benchmarks.workloads import Workload
 
-        self._step = make_step(self._side, Workload(**workload).make_batch(), dtype)
+        self._step = make_step(self._side, Workload(**workload).make_batch(), dtype, self._device)
 
     def first_step(self) -> dict[str, float]:
-        """Do the first step; CPU time includes child processes."""
-        from benchmarks.resources import cpu_seconds, peak_bytes, reset_peak
+        """Do the first step and wait for it; CPU time includes child processes."""
+        from benchmarks.resources import cpu_seconds, peak_of, reset_peak_of
 
         wall, cpu = time.perf_counter(), cpu_seconds()
-        loss = self._step()
+        loss = float(self._step())
+        self._synchronize()
         result = {
             "wall": time.perf_counter() - wall,
             "cpu": cpu_seconds() - cpu,
             "loss": loss,
-            "peak_bytes": peak_bytes(),
+            "peak_bytes": peak_of(self._device),
         }
-        reset_peak()
+        reset_peak_of(self._device)
         return result
 
     def warm_up(self) -> float:
@@ -161,9 +205,12 @@ class _Requests:
         best = float("inf")
         count = 0
         start = time.perf_counter()
-        while count < 2 or time.perf_counter() - start < WARM_UP_SECONDS:
+        # On a device the engine records steps when their addresses come again.
+        least = 2 if self._device == "cpu" else 6
+        while count < least or time.perf_counter() - start < WARM_UP_SECONDS:
             step_start = time.perf_counter()
             self._step()
+            self._synchronize()
             best = min(best, time.perf_counter() - step_start)
             count += 1
         deadline = time.perf_counter() + QUIET_SECONDS
@@ -177,29 +224,19 @@ class _Requests:
         return best
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Do some steps after one that does not count; return the figures of each and the loss.
+        """Do some steps; see ``benchmarks.step_clock.time_steps``."""
+        from benchmarks.step_clock import time_steps
 
-        The first one finds what the system took from the sleeping process: caches, and pages of
-        libraries, whose faults are not the step's.
-        """
-        from benchmarks.resources import page_faults
-
-        wall, cpu, faults = [], [], []
-        loss = self._step()
-        for _ in range(count):
-            before = page_faults()
-            wall_start, cpu_start = time.perf_counter(), time.process_time()
-            loss = self._step()
-            wall.append(time.perf_counter() - wall_start)
-            cpu.append(time.process_time() - cpu_start)
-            faults.append(page_faults() - before)
-        return {"wall": wall, "cpu": cpu, "faults": faults, "loss": loss}
+        return time_steps(self._step, count, self._device)
 
     def finish(self) -> dict[str, Any]:
-        """Return what is known after the timed steps: the peak memory since the first."""
-        from benchmarks.resources import peak_bytes
+        """Return what is known after the timed steps: the peak memory since the first.
 
-        return {"peak_bytes": peak_bytes(), **self._side.describe()}
+        On a device it is that of PyTorch's allocator there, which the engine uses too.
+        """
+        from benchmarks.resources import peak_of
+
+        return {"peak_bytes": peak_of(self._device), **self._side.describe()}
 
     def memory(self, workload: dict[str, Any]) -> dict[str, Any]:
         """Measure the memory of a step; see ``benchmarks.memory``."""
@@ -209,6 +246,22 @@ class _Requests:
         self._step = None  # it holds a batch
         return probe(self._side, Workload(**workload).make_batch())
 
+    def trial(
+        self, workload: dict[str, Any], dtype: str, most_rows: int | None = None
+    ) -> dict[str, Any]:
+        """Train on a batch of another size; see ``benchmarks.memory.try_batch``."""
+        from benchmarks.memory import try_batch
+        from benchmarks.workloads import Workload
+
+        self._step = None  # it holds a batch
+        return try_batch(self._side, Workload(**workload), dtype, self._device, most_rows)
+
+    def call(self, function: str, **arguments: Any) -> Any:
+        """Call a function of this package, "module:function", that returns what JSON can hold."""
+        module, _, name = function.partition(":")
+        _quiet()
+        return getattr(importlib.import_module(f"benchmarks.{module}"), name)(**arguments)
+
     def flops(self, workload: dict[str, Any]) -> float:
         """Count the FLOPs of the matrix products of a step."""
         from benchmarks.workloads import Workload
@@ -216,17 +269,27 @@ class _Requests:
         _quiet()
         return Workload(**workload).flops()
 
-    def gemm(self, repeat: int, threads: int | None) -> dict[str, list[float]]:
-        """Return the FLOP/s of some large float32 products, by library."""
+    def gemm(
+        self, repeat: int, threads: int | None, device: str = "cpu", edge: int | None = None
+    ) -> dict[str, list[float]]:
+        """Return the FLOP/s of some large products, by library.
+
+        They are float32 on the CPU; given an ``edge``, bfloat16 and square, on any device.
+        """
         import torch
 
-        from benchmarks.gemm import Products
+        from benchmarks.gemm import DeviceProducts, Products
 
         if threads is not None:
             torch.set_num_threads(threads)
         if self._products is None:
-            self._products = Products()
+            self._products = Products() if edge is None else DeviceProducts(device, edge)
         return self._products.rates(repeat)
+
+    def _synchronize(self) -> None:
+        from benchmarks.step_clock import StepClock
+
+        StepClock(self._device).synchronize()
 
 
 def _quiet() -> None:

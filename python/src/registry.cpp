@@ -11,6 +11,7 @@
 #include "ortrain/runtime/kernel_registry.h"
 #include "ortrain/testing/harness.h"
 #include "python/src/attribute_conversion.h"
+#include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 
@@ -57,6 +58,10 @@ const char* name_of_precision(Precision precision) {
   return "";
 }
 
+std::string full_name(const OpDef& def) {
+  return def.domain.empty() ? def.name : def.domain + "::" + def.name;
+}
+
 nb::list list_ops() {
   nb::list result;
   for (const OpDef* def : op_registry().all()) {
@@ -75,7 +80,7 @@ nb::list list_ops() {
       kernels.append(nb::make_tuple(kernel.name, type_names(kernel.types)));
     }
     row["kernels"] = kernels;
-    const std::string full = def->domain.empty() ? def->name : def->domain + "::" + def->name;
+    const std::string full = full_name(*def);
     int cases = 0;
     for (const testing::OpCase& op_case : testing::all_cases().all()) {
       if (op_case.op == full) ++cases;
@@ -139,14 +144,27 @@ nb::dict row_dict(const testing::CheckRow& row) {
   return result;
 }
 
+// What a device runs an operator with, best first: {"Softmax": ["lines", "host"]}.
+nb::dict list_kernels(const std::string& device) {
+  const KernelRegistry& kernels = *find_device(device).kernels;
+  nb::dict result;
+  for (const OpDef* def : op_registry().all()) {
+    nb::list names;
+    for (const Kernel& kernel : kernels.find(def->domain, def->name)) names.append(kernel.name);
+    result[full_name(*def).c_str()] = names;
+  }
+  return result;
+}
+
 // Inputs, attributes and outputs of one case, for a check against an outside reference.
-nb::dict run_case(size_t index, const std::string& type, const std::string& kernel) {
+nb::dict run_case(size_t index, const std::string& type, const std::string& kernel,
+                  const std::string& device) {
   const testing::OpCase& op_case = case_at(index);
   const std::optional<DType> dtype = dtype_from_name(type);
   if (!dtype) throw DTypeError(str("'", type, "' is no element type"));
   const std::vector<TensorData> inputs = testing::make_inputs(op_case, *dtype);
   const std::vector<TensorData> outputs =
-      testing::run_kernel(op_case, inputs, kernel, cpu_kernels());
+      testing::run_kernel(op_case, inputs, kernel, *find_device(device).kernels);
   nb::dict result;
   nb::list input_list;
   for (const TensorData& input : inputs) input_list.append(to_python(input));
@@ -175,17 +193,27 @@ void init_registry(nb::module_& module) {
     return result;
   });
   module.def("op_cases", &list_cases);
-  module.def("run_case", &run_case, nb::arg("index"), nb::arg("type"), nb::arg("kernel") = "");
-  module.def("check_case", [](size_t index) {
-    nb::list rows;
-    for (const testing::CheckRow& row : testing::check_kernels(case_at(index), cpu_kernels())) {
-      rows.append(row_dict(row));
-    }
-    return rows;
-  });
-  module.def("check_case_gradient", [](size_t index) {
-    return row_dict(testing::check_gradient(case_at(index), cpu_kernels()));
-  });
+  module.def("device_kernels", &list_kernels, nb::arg("device"));
+  module.def("run_case", &run_case, nb::arg("index"), nb::arg("type"), nb::arg("kernel") = "",
+             nb::arg("device") = "cpu");
+  // `device` names whose kernels are checked; the reference is always the CPU's.
+  module.def(
+      "check_case",
+      [](size_t index, const std::string& device) {
+        nb::list rows;
+        for (const testing::CheckRow& row :
+             testing::check_kernels(case_at(index), *find_device(device).kernels)) {
+          rows.append(row_dict(row));
+        }
+        return rows;
+      },
+      nb::arg("index"), nb::arg("device") = "cpu");
+  module.def(
+      "check_case_gradient",
+      [](size_t index, const std::string& device) {
+        return row_dict(testing::check_gradient(case_at(index), *find_device(device).kernels));
+      },
+      nb::arg("index"), nb::arg("device") = "cpu");
 }
 
 }  // namespace ortrain::python

@@ -6,6 +6,9 @@ Examples:
   ortrain-ops check                    every kernel against "ref", every refusal
   ortrain-ops grad --op Softmax        gradient rules against finite differences in float64
   ortrain-ops support                  operators, types, gradients, kernels
+
+``--device cuda:0`` takes the kernels of a GPU, ``--device simulator`` the same ones in a build that
+runs them on the CPU; the reference is the CPU's "ref" in either case.
 """
 
 from __future__ import annotations
@@ -24,11 +27,22 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 OpOption = Annotated[str, typer.Option("--op", help="Only this operator, e.g. ortrain::Linear.")]
 KernelOption = Annotated[str, typer.Option("--kernel", help="Only this kernel.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Whose kernels: cpu, cuda:0 or simulator.")
+]
 
 
 def full_name(op: dict[str, Any]) -> str:
     """Return ``ortrain::Linear`` for an operator of ours, ``Softmax`` for a standard one."""
     return f"{op['domain']}::{op['name']}" if op["domain"] else op["name"]
+
+
+def _kernels_of(device: str) -> dict[str, list[str]]:
+    """Return the kernels of each operator on a device."""
+    try:
+        return _core.device_kernels(device)
+    except _core.DeviceError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def _selected(op: str, wanted: Callable[[dict[str, Any]], bool]) -> list[int]:
@@ -75,23 +89,27 @@ def _run(indices: list[int], rows_of: Callable[[int], list[dict[str, Any]]], ker
 
 
 @app.command()
-def check(op: OpOption = "", kernel: KernelOption = "") -> None:
+def check(op: OpOption = "", kernel: KernelOption = "", device: DeviceOption = "cpu") -> None:
     """Run every kernel against "ref" for every element type, and every refusal."""
-    raise typer.Exit(_run(_selected(op, lambda case: True), _core.check_case, kernel))
+    _kernels_of(device)
+    indices = _selected(op, lambda case: True)
+    raise typer.Exit(_run(indices, lambda i: _core.check_case(i, device), kernel))
 
 
 @app.command()
-def grad(op: OpOption = "") -> None:
+def grad(op: OpOption = "", device: DeviceOption = "cpu") -> None:
     """Compare gradient rules with central differences in float64."""
+    _kernels_of(device)
     indices = _selected(op, lambda case: case["has_gradient_check"])
-    raise typer.Exit(_run(indices, lambda i: [_core.check_case_gradient(i)], ""))
+    raise typer.Exit(_run(indices, lambda i: [_core.check_case_gradient(i, device)], ""))
 
 
 @app.command()
-def support(op: OpOption = "") -> None:
+def support(op: OpOption = "", device: DeviceOption = "cpu") -> None:
     """List operators with types, gradient, kernels and number of cases."""
+    kernels = _kernels_of(device)
     table = Table(title="Operators")
-    for column in ("operator", "since", "types", "gradient", "CPU kernels", "cases"):
+    for column in ("operator", "since", "types", "gradient", f"kernels, {device}", "cases"):
         table.add_column(column)
     ops = [o for o in _core.ops() if not op or full_name(o) == op]
     if not ops:
@@ -102,7 +120,7 @@ def support(op: OpOption = "") -> None:
             str(o["since"]),
             "; ".join(f"{k}: {', '.join(v)}" for k, v in o["types"].items()),
             o["gradient"],
-            ", ".join(name for name, _ in o["kernels"]),
+            ", ".join(kernels[full_name(o)]),
             str(o["cases"]),
         )
     console = Console()

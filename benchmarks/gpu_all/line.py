@@ -1,0 +1,156 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""One line of the list: what is measured, what it should be, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.worker import WorkerError
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound on a figure.
+
+    Attributes:
+      figure: Its name among the figures of the line.
+      bound: What it should be at least.
+      most: It should be at most the bound instead.
+    """
+
+    figure: str
+    bound: float
+    most: bool = False
+
+    def reached_by(self, value: float) -> bool:
+        """Tell whether a figure is within the bound."""
+        return value <= self.bound if self.most else value >= self.bound
+
+    def __str__(self) -> str:
+        if self.most and self.bound == 0:
+            return f"{self.figure} = 0"
+        return f"{self.figure} {'≤' if self.most else '≥'} {self.bound:g}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """How lines are run.
+
+    Attributes:
+      device: PyTorch's name of where they train; "cpu" in a rehearsal.
+      provider: The engine's name of it; "simulator" in a rehearsal, where the build has one.
+      rehearsal: Sizes are tiny, and no figure means anything.
+      peers: Sides that are compared, the engine among them.
+      rounds: Turns of each side.
+      deadline: When the line has to be done, by ``time.monotonic()``.
+      say: Called with what is being done.
+    """
+
+    device: str
+    provider: str
+    rehearsal: bool
+    peers: Sequence[str]
+    rounds: int
+    deadline: float
+    say: Say = lambda text: None
+
+    def seconds_left(self) -> float:
+        """Return the time until the deadline, at least a second."""
+        return max(1.0, self.deadline - time.monotonic())
+
+    def environment(self) -> dict[str, str]:
+        """Return what lets modules run on the provider's kernels in a worker."""
+        return {"ORTRAIN_GPU_SIMULATOR": "1"} if self.provider == "simulator" else {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the list.
+
+    Attributes:
+      key: Its name on the command line.
+      group: Lines that fit one command.
+      title: What it is, in words.
+      aims: What its figures should be.
+      seconds: The most it may take.
+      measure: Returns the figures by name; None stands for one that could not be had. Entries that
+        are no numbers are details.
+      check: Whether an aim that is missed is a fault of the engine, not a shortfall in speed.
+    """
+
+    key: str
+    group: str
+    title: str
+    aims: tuple[Aim, ...]
+    seconds: float
+    measure: Callable[[Run], dict[str, Any]]
+    check: bool = False
+
+
+def outcome(line: Line, run: Run) -> dict[str, Any]:
+    """Run a line and return its result; an error becomes part of it.
+
+    Returns:
+      "status": "reached", "missed", "failed" (with "error"; the figures there are, are kept), or
+      "rehearsed", which judges nothing; "figures", "aims" with "value" and "reached", "seconds".
+    """
+    start = time.monotonic()
+    error = ""
+    try:
+        figures = line.measure(run)
+        error = figures.pop("error", "")
+    except (WorkerError, OSError, RuntimeError, ValueError, KeyError, ImportError) as raised:
+        # The other lines go on; what happened stands in the result and sets the exit status.
+        figures, error = {}, f"{type(raised).__name__}: {raised}"
+    aims = []
+    for aim in line.aims:
+        value = figures.get(aim.figure)
+        judged = value is not None and not run.rehearsal
+        aims.append(
+            {
+                "aim": str(aim),
+                "value": value,
+                "reached": aim.reached_by(value) if judged else None,
+            }
+        )
+    if error:
+        status = "failed"
+    elif run.rehearsal:
+        status = "rehearsed"
+    else:
+        status = "reached" if all(aim["reached"] for aim in aims) else "missed"
+    result = {
+        "group": line.group,
+        "title": line.title,
+        "check": line.check,
+        "status": status,
+        "aims": aims,
+        "figures": figures,
+        "seconds": time.monotonic() - start,
+    }
+    return result | ({"error": error} if error else {})
+
+
+def not_run(line: Line, why: str) -> dict[str, Any]:
+    """Return the result of a line that is left out."""
+    aims = [{"aim": str(aim), "value": None, "reached": None} for aim in line.aims]
+    return {
+        "group": line.group,
+        "title": line.title,
+        "check": line.check,
+        "status": "not run",
+        "aims": aims,
+        "figures": {},
+        "error": why,
+    }
+
+
+def is_fault(result: Mapping[str, Any]) -> bool:
+    """Tell whether a result means that something is wrong, not only slow."""
+    return result["status"] == "failed" or (result["check"] and result["status"] == "missed")

@@ -1,0 +1,499 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What is run on a GPU, without one: the list, the search for batches, results, rehearsals."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import step_clock
+from benchmarks.compare import Settings
+from benchmarks.gpu_all import memory, op_cases, record, speed, training
+from benchmarks.gpu_all.__main__ import GROUPS, LINES, main, reason_not_to_run
+from benchmarks.gpu_all.line import Aim, Line, Run, is_fault, not_run, outcome
+from benchmarks.worker import Worker, WorkerEndedError, WorkerError
+from benchmarks.workloads import Workload
+from ortrain import _core
+from ortrain.testing.models import CASES
+
+PROVIDER = "simulator" if _core.gpu_platform() == "simulator" else "cpu"
+MACHINE = {"gpu": {"name": "NVIDIA H200"}, "environment": {"versions": {"torch": "2.13.0"}}}
+
+
+def run(**changes: Any) -> Run:
+    made = Run("cpu", PROVIDER, True, ("eager", "ortrain"), 1, time.monotonic() + 120)
+    return dataclasses.replace(made, **changes)
+
+
+def line(measure: Callable[[Run], dict[str, Any]], *aims: Aim, check: bool = False) -> Line:
+    return Line("key", "ops", "Title", aims, 10.0, measure, check)
+
+
+# --- the list
+
+
+def test_lines_have_what_is_aimed_at() -> None:
+    by_key = {each.key: each for each in LINES}
+    assert len(by_key) == len(LINES)
+    assert GROUPS == ("ops", "sanitizer", "parity", "soak", "speed", "memory")
+    aims = {key: {a.figure: a.bound for a in each.aims} for key, each in by_key.items()}
+    for key, eager, compiled in (
+        ("gpt2", 2.0, 1.1),
+        ("gpt2-medium", 1.6, 1.1),
+        ("bert-large-mlm", 1.6, 1.1),
+        ("bert-base-cls", 3.0, 1.2),
+        ("bert-large-padded", 2.2, 1.5),
+        ("llama-1b", 1.3, 1.05),
+        ("t5-base", 1.3, 1.05),
+        ("vit-large", 1.3, 1.05),
+        ("resnet-50", 1.3, 1.05),
+    ):
+        assert aims[key] == {
+            "× eager": eager,
+            "× compile": compiled,
+            "first step of compile's": 0.2,
+        }
+    assert aims["largest-batch"]["batch × eager's"] == 3
+    assert aims["largest-batch"]["batch × compile's"] == 1.5
+    assert all(each.seconds < 600 for each in LINES)
+    assert all(each.check == (each.group not in ("speed", "memory")) for each in LINES)
+
+
+@pytest.mark.slow
+def test_models_have_the_published_sizes() -> None:
+    sizes = {
+        each.key: sum(p.numel() for p in each.measure.args[0].build_meta().parameters()) / 1e6
+        for each in speed.LINES
+    }
+    for key, millions in (
+        ("gpt2", 124),
+        ("gpt2-medium", 355),
+        ("bert-large-mlm", 335),
+        ("bert-base-cls", 109),
+        ("bert-large-padded", 335),
+        ("t5-base", 223),
+        ("vit-large", 303),
+        ("resnet-50", 23.5),
+    ):
+        assert sizes[key] == pytest.approx(millions, rel=0.01), key
+    assert 1000 < sizes["llama-1b"] < 1600
+
+
+def test_list_prints_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(each.key in out for each in LINES)
+    assert "× eager ≥ 2" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_every_line_is_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.count("not run") == len(LINES)
+    assert "sees no GPU" in out
+    assert main(["--output", str(tmp_path), "--group", "ops,soak"]) == 0
+    document = json.loads((tmp_path / "no-gpu.json").read_text())
+    assert document["gpu"] is None and document["rehearsal"] is False
+    assert set(document["lines"]) == {"op-cases", "op-gradients", "soak", "ddp"}
+    for result in document["lines"].values():
+        assert result["status"] == "not run" and "sees no GPU" in result["error"]
+        assert result["date"] and result["versions"]["torch"]
+        assert "--group ops,soak" in result["command"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--only", "gpt5"],
+        ["--group", "kernels"],
+        ["--peers", "eager"],
+        ["--peers", "jax,ortrain"],
+        ["--rounds", "0"],
+    ],
+)
+def test_command_refuses(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(arguments)
+    assert refused.value.code == 2
+
+
+def test_reasons_not_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reason_not_to_run("cpu") == "'cpu' is no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "PyTorch sees 1 GPUs" in reason_not_to_run("cuda:1")
+    monkeypatch.setattr(_core, "gpu_platform", lambda: "none")
+    assert "no GPU provider" in reason_not_to_run("cuda:0")
+    monkeypatch.setattr(_core, "gpu_platform", lambda: "cuda")
+    assert reason_not_to_run("cuda:0") == ""
+
+
+# --- results
+
+
+def test_outcome_judges_aims() -> None:
+    measured = run(rehearsal=False)
+    aims = (Aim("× eager", 2.0), Aim("growth", 0, most=True))
+    good = outcome(line(lambda _: {"× eager": 2.0, "growth": 0}, *aims), measured)
+    assert good["status"] == "reached" and [a["reached"] for a in good["aims"]] == [True, True]
+    slow = outcome(line(lambda _: {"× eager": 1.9, "growth": 0}, *aims), measured)
+    assert slow["status"] == "missed" and not is_fault(slow)
+    wrong = outcome(line(lambda _: {"× eager": 2, "growth": 1}, *aims, check=True), measured)
+    assert wrong["status"] == "missed" and is_fault(wrong)
+    unknown = outcome(line(lambda _: {"growth": 0}, *aims), measured)
+    assert unknown["status"] == "missed" and unknown["aims"][0]["reached"] is None
+
+
+def test_rehearsal_judges_nothing() -> None:
+    made = outcome(line(lambda _: {"× eager": 99.0}, Aim("× eager", 2.0), check=True), run())
+    assert made["status"] == "rehearsed" and made["aims"][0]["reached"] is None
+    assert not is_fault(made)
+
+
+def test_failing_line_is_recorded() -> None:
+    def fail(_: Run) -> dict[str, Any]:
+        raise WorkerError("illegal memory access")
+
+    made = outcome(line(fail, Aim("× eager", 2.0)), run(rehearsal=False))
+    assert made["status"] == "failed" and is_fault(made)
+    assert made["error"] == "WorkerError: illegal memory access"
+    half = outcome(line(lambda _: {"× eager": 2.1, "error": "compile: x"}), run(rehearsal=False))
+    assert half["status"] == "failed" and half["figures"] == {"× eager": 2.1}
+
+
+def test_results_are_merged(tmp_path: Path) -> None:
+    path = tmp_path / record.file_name(MACHINE, rehearsal=False)
+    assert path.name == "nvidia-h200.json"
+    measured = {"status": "missed", "figures": {"× eager": 1.2}}
+    record.save(path, MACHINE, {"gpt2": measured, "soak": measured}, rehearsal=False)
+    left_out = not_run(line(lambda _: {}), "no time")
+    again = {"status": "reached", "figures": {"× eager": 2.2}}
+    kept = record.load(path, rehearsal=False)
+    merged = record.merge(kept, {"gpt2": left_out, "soak": again, "ddp": left_out})
+    assert merged == {"gpt2": measured, "soak": again, "ddp": left_out}
+
+
+def test_rehearsals_and_measurements_do_not_mix(tmp_path: Path) -> None:
+    assert record.file_name(MACHINE, rehearsal=True) == "rehearsal.json"
+    path = tmp_path / "results.json"
+    record.save(path, MACHINE, {}, rehearsal=True)
+    with pytest.raises(record.RecordError, match="holds a rehearsal, expected measurements"):
+        record.load(path, rehearsal=False)
+    record.save(path, MACHINE, {}, rehearsal=False)
+    with pytest.raises(record.RecordError, match="holds measurements, expected a rehearsal"):
+        record.load(path, rehearsal=True)
+    path.write_text("[]")
+    with pytest.raises(record.RecordError, match="holds no results"):
+        record.load(path, rehearsal=False)
+    assert record.load(tmp_path / "none.json", rehearsal=False) == {}
+
+
+def test_command_fills_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what stands for a GPU: lines left for want of time, then run, then none remaining."""
+    module = sys.modules[main.__module__]
+    monkeypatch.setattr(module, "reason_not_to_run", lambda device: "")
+    monkeypatch.setattr(module, "describe_machine", lambda device: MACHINE)
+    runs: list[str] = []
+
+    def measure(name: str, value: float, made: Run) -> dict[str, Any]:
+        assert (made.device, made.provider, made.rehearsal) == ("cuda:0", "cuda:0", False)
+        assert made.peers == ("eager", "compile", "ortrain") and made.rounds == 5
+        runs.append(name)
+        return {"× eager": value}
+
+    aim = (Aim("× eager", 2.0),)
+    lines = (
+        Line("a", "speed", "A", aim, 30.0, functools.partial(measure, "a", 2.5)),
+        Line("b", "speed", "B", aim, 300.0, functools.partial(measure, "b", 1.5)),
+    )
+    monkeypatch.setattr(module, "LINES", lines)
+    output = ["--output", str(tmp_path)]
+    assert main(["--minutes", "1", *output]) == 0
+    document = json.loads((tmp_path / "nvidia-h200.json").read_text())
+    assert document["lines"]["a"]["status"] == "reached"
+    assert "may take 300 s" in document["lines"]["b"]["error"]
+    assert main(["--remaining", *output]) == 0
+    assert main(["--remaining", *output]) == 0
+    document = json.loads((tmp_path / "nvidia-h200.json").read_text())
+    assert document["lines"]["b"]["status"] == "missed"
+    assert runs == ["a", "b"]
+
+
+# --- largest batch
+
+
+@pytest.mark.parametrize("first", [1, 8, 64])
+@pytest.mark.parametrize(("fixed", "row", "capacity"), [(20, 3, 1000), (5, 11, 300), (50, 1, 777)])
+def test_largest_batch_is_found(first: int, fixed: int, row: int, capacity: int) -> None:
+    tried = []
+
+    def attempt(batch: int) -> dict[str, Any]:
+        tried.append(batch)
+        peak = fixed + row * batch + batch % 3  # not quite a line
+        fits = peak <= capacity
+        return {"fits": fits, "peak_bytes": peak, "seconds": 1.0} if fits else {"fits": False}
+
+    fitting = memory.largest_batch(attempt, first, capacity)
+    true = max(b for b in range(1, 2000) if fixed + row * b + b % 3 <= capacity)
+    found = max(fitting)
+    assert true - max(1, true // 32) <= found <= true
+    assert len(tried) == len(set(tried)) <= 14
+
+
+def test_largest_batch_where_nothing_fits() -> None:
+    assert memory.largest_batch(lambda batch: {"fits": False}, 4, 100) == {}
+
+
+def test_largest_batch_without_growth_of_memory() -> None:
+    def attempt(batch: int) -> dict[str, Any]:
+        return {"fits": batch <= 11, "peak_bytes": 5, "seconds": 1.0}
+
+    assert max(memory.largest_batch(attempt, 2, 0)) == 11
+
+
+# --- the clock
+
+
+def test_steps_on_a_device_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "stream"
+            self.at = next(ticks)
+            log.append("event")
+
+        def elapsed_time(self, other: Any) -> float:
+            return 1e3 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+
+    def step() -> torch.Tensor:
+        log.append("step")
+        next(ticks)
+        return torch.tensor(0.5)
+
+    made = step_clock.time_steps(step, 3, "cuda:0")
+    assert made["wall"] == [2.0, 2.0, 2.0] and made["loss"] == 0.5
+    assert len(made["cpu"]) == len(made["faults"]) == 3 and made["block"] > 0
+    # Nothing waits between the steps.
+    assert log == ["step", "wait", *["event", "step", "event"] * 3, "wait"]
+
+
+def test_steps_on_the_cpu_are_timed_by_the_clock() -> None:
+    def step() -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.tensor(1.0)
+
+    made = step_clock.time_steps(step, 4, "cpu")
+    assert len(made["wall"]) == 4 and min(made["wall"]) >= 0.002
+    assert made["block"] >= 0.002
+
+
+def test_settings_want_products_of_the_device() -> None:
+    with pytest.raises(ValueError, match="products on 'cuda:0' need a product_edge"):
+        Settings(device="cuda:0")
+
+
+# --- pieces that need a process
+
+
+def test_worker_ends_at_its_deadline() -> None:
+    with Worker({}, 1, time.monotonic() + 0.2) as worker:
+        with pytest.raises(WorkerEndedError, match="the time limit was reached"):
+            worker.ask("flops", workload=dataclasses.asdict(Workload("gpt2", 1, 1024)))
+
+
+class FakeWorker:
+    """Stands for a worker whose process ends at one case and is lost for its device at another."""
+
+    ended = 5
+    broken = 8
+    started = 0
+
+    def __init__(self, *_: Any) -> None:
+        type(self).started += 1
+
+    def ask(self, request: str, *, function: str, indices: list[int], **_: Any) -> dict[str, Any]:
+        assert (request, function) == ("call", "gpu_all.op_cases:check")
+        if self.ended in indices:
+            raise WorkerEndedError("the process ended with status -11")
+        done = len(indices)
+        failed = int(self.broken in indices)
+        if failed:
+            done = indices.index(self.broken) + 1
+        messages = ["case 8 broke the device"] * failed
+        found = {"passed": done - failed, "failed": failed, "refused": 0, "largest": 0.1}
+        return found | {"messages": messages, "done": done}
+
+    def close(self) -> None:
+        pass
+
+
+def test_cases_go_on_after_one_that_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_cases, "Worker", FakeWorker)
+    found = op_cases.check_all(run(), range(20), gradient=False)
+    assert (found["passed"], found["failed"], found["cases"], found["left out"]) == (18, 2, 20, 0)
+    assert any("case 5: the process ended" in message for message in found["messages"])
+    assert any("broke the device" in message for message in found["messages"])
+    late = op_cases.check_all(run(deadline=time.monotonic()), range(20), gradient=False)
+    assert late["left out"] == 20
+
+
+def test_case_that_raises_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(index: int, device: str) -> Any:
+        raise _core.DeviceError("illegal address")
+
+    monkeypatch.setattr(_core, "check_case", fail)
+    found = op_cases.check("cpu", [0, 1], gradient=False)
+    assert (found["failed"], found["done"]) == (2, 2)
+    assert "illegal address" in found["messages"][0]
+
+
+def test_cases_of_own_kernels_only() -> None:
+    everything = op_cases.chosen(PROVIDER, gradient=False, own=False)
+    assert sorted(everything) == list(range(len(_core.op_cases())))
+    assert len(op_cases.chosen(PROVIDER, gradient=True, own=False)) < len(everything)
+    kernels = _core.device_kernels(PROVIDER)
+    cases = _core.op_cases()
+    ops = {cases[i]["op"] for i in op_cases.chosen(PROVIDER, gradient=False, own=True)}
+    assert "Softmax" in ops
+    assert all(kernels[op] not in (["host"], ["view"], ["view", "host"]) for op in ops)
+
+
+def test_sanitizer_is_called_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'test "$1 $2 $3 $4" = "--tool memcheck --print-limit 20" || exit 3\n'
+        'echo "========= Invalid __global__ write of size 4 bytes"\n'
+        'echo \'{"passed": 3, "failed": 0, "cases": 1, "messages": []}\'\n'
+        'echo "========= ERROR SUMMARY: 2 errors"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    assert op_cases.find_sanitizer() == str(tool)
+    figures = op_cases.measure_sanitized(run(rehearsal=False))
+    assert figures["errors"] == 2 and figures["passed"] == 3
+    assert "Invalid __global__ write" in figures["reports"][0]
+    tool.write_text("#!/bin/sh\necho '{\"failed\": 0}'\n")
+    assert "no summary" in op_cases.measure_sanitized(run(rehearsal=False))["error"]
+    tool.write_text("#!/bin/sh\necho device not supported; exit 1\n")
+    with pytest.raises(RuntimeError, match="status 1: device not supported"):
+        op_cases.measure_sanitized(run(rehearsal=False))
+    monkeypatch.setattr(op_cases, "find_sanitizer", lambda: None)
+    with pytest.raises(FileNotFoundError, match="compute-sanitizer was not found"):
+        op_cases.measure_sanitized(run(rehearsal=False))
+
+
+def test_program_of_cases_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert op_cases.main(["--provider", PROVIDER, "--seconds", "0.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] == 0 and found["passed"] > 0 and found["left out"] >= 0
+
+
+def test_parity_sees_a_wrong_gradient() -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(0)
+        made = torch.nn.Linear(4, 3)
+        made(torch.ones(2, 4)).square().sum().backward()
+        return made
+
+    ours, plain = net(), net()
+    assert training._gradient_difference(ours, plain, None) == 0
+    ours.weight.grad[1, 2] += 0.1
+    assert training._gradient_difference(ours, plain, None) > 1
+    assert training._gradient_difference(ours, plain, net()) > 1
+    ours.weight.grad = None
+    assert training._gradient_difference(ours, plain, None) > 1
+    assert training._relative(float("nan"), 1.0) > 1
+
+
+def test_model_is_followed_step_for_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "1")
+    made = training.follow("mlp", "cpu", "f32", 3)
+    assert made["right"] and made["native"] == 1.0 and made["gradient"] < 1, made
+    missing = dataclasses.replace(CASES["gpt2"], needs="no_such_package")
+    monkeypatch.setitem(CASES, "gpt2", missing)
+    assert training.follow("gpt2", "cpu", "f32", 3) == {"skipped": "no_such_package"}
+
+
+# --- whole lines
+
+
+def rehearsed(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
+    assert main(["--rehearse", "--output", str(tmp_path), *arguments]) == 0
+    document = json.loads((tmp_path / "rehearsal.json").read_text())
+    assert document["rehearsal"] is True and document["gpu"] is None
+    for result in document["lines"].values():
+        assert result["status"] == "rehearsed", result.get("error")
+        assert all(aim["reached"] is None for aim in result["aims"])
+    return document["lines"]
+
+
+def test_rehearsal_of_cases(tmp_path: Path) -> None:
+    figures = rehearsed(tmp_path, "--only", "op-cases")["op-cases"]["figures"]
+    assert figures["failed"] == 0 and figures["passed"] > 0
+    assert figures["cases"] == 30 and figures["left out"] == 0
+
+
+@pytest.mark.slow
+def test_rehearsal_of_checks(tmp_path: Path) -> None:
+    lines = rehearsed(tmp_path, "--only", ",".join(e.key for e in LINES if e.check))
+    assert lines["op-gradients"]["figures"]["failed"] == 0
+    assert lines["op-gradients"]["figures"]["passed"] == 30
+    assert lines["op-sanitizer"]["figures"]["passed"] > 0
+    for key in ("parity-f32", "parity-bf16"):
+        assert lines[key]["figures"]["wrong"] == 0 and lines[key]["figures"]["compared"] == 2
+    assert lines["soak"]["figures"]["steps"] == 20
+    assert lines["ddp"]["figures"]["loss difference"] < 1e-4
+    assert lines["ddp"]["figures"]["ranks differ"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", speed.LINES, ids=lambda each: each.key)
+def test_every_kind_of_work_has_a_tiny_form(each: Line) -> None:
+    workload = speed.tiny(each.measure.args[0])
+    model = workload.build()
+    assert sum(p.numel() for p in model.parameters()) < 100_000
+    assert workload.density == each.measure.args[0].density
+    loss = model(**workload.make_batch()).loss
+    loss.backward()
+    assert loss.isfinite()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["bert-large-padded", "resnet-50"])
+def test_rehearsal_of_speed(tmp_path: Path, key: str) -> None:
+    figures = rehearsed(tmp_path, "--only", key)[key]["figures"]
+    assert figures["× eager"] > 0 and figures["first step of eager's"] > 0
+    comparison = figures["comparison"]
+    assert comparison["settings"]["dtype"] == "bf16" and comparison["settings"]["cold_compile"]
+    assert comparison["sides"]["ortrain"]["native_share"] == 1.0
+    assert comparison["sides"]["ortrain"]["block"] > 0
+
+
+@pytest.mark.slow
+def test_rehearsal_of_memory(tmp_path: Path) -> None:
+    figures = rehearsed(tmp_path, "--group", "memory")["largest-batch"]["figures"]
+    assert figures["batch"] == 11 and figures["batch × eager's"] == 11 / 5
+    assert figures["time of a sample, of that at 16"] > 0
