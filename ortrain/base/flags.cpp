@@ -36,6 +36,13 @@ constexpr std::array kFlags{
          "own state and source files alone."},
     Flag{"ORTRAIN_CACHE_SIZE", "512",
          "MiB that the folder may take; graphs unused for longest go first."},
+    Flag{"ORTRAIN_GPU_COMPILER", "auto",
+         "What compiles fused kernels at run time: auto (NVRTC on NVIDIA, hipRTC on AMD), off (they "
+         "are interpreted, which is slower), or the path of the compiler's library. In the simulator "
+         "of the tests: host, or the path of a C++ compiler."},
+    Flag{"ORTRAIN_KERNEL_CACHE_DIR", "~/.cache/ortrain/kernels",
+         "Folder of kernels compiled at run time, which later processes load: a path that belongs to "
+         "the user alone, or off."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };
 
