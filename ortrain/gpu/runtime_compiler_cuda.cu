@@ -96,16 +96,16 @@ RuntimeCompilerLibrary load_library(const std::string& wanted) {
 // By the value of the flag, so that a program that changes it gets what it asks for.
 const RuntimeCompilerLibrary& library_of(const std::string& wanted) {
   static std::mutex mutex;
-  static auto* const loaded = new std::map<std::string, RuntimeCompilerLibrary>();
+  static auto* const loaded = new std::map<std::string, const RuntimeCompilerLibrary*>();
   const std::lock_guard lock(mutex);
-  const auto [place, is_first] = loaded->try_emplace(wanted);
-  if (is_first) {
-    place->second = load_library(wanted);
-    if (!place->second.missing.empty()) {
-      log_line("dispatch", str("fused nodes are interpreted: ", place->second.missing));
+  const RuntimeCompilerLibrary*& library = (*loaded)[wanted];
+  if (library == nullptr) {
+    library = new RuntimeCompilerLibrary(load_library(wanted));
+    if (!library->missing.empty()) {
+      log_line("dispatch", str("fused nodes are interpreted: ", library->missing));
     }
   }
-  return place->second;
+  return *library;
 }
 
 void require(const RuntimeCompilerLibrary& api, int code, const char* what) {
@@ -272,9 +272,10 @@ const SourceCompiler* source_compiler(int device, std::string* why_not) {
     return nullptr;
   }
   static std::mutex mutex;
-  static auto* const compilers = new std::map<std::string, std::unique_ptr<SourceCompiler>>();
+  // Kept as long as the process; by address, since clang 15 fails on maps of such values for HIP.
+  static auto* const compilers = new std::map<std::string, const SourceCompiler*>();
   const std::lock_guard lock(mutex);
-  std::unique_ptr<SourceCompiler>& made = (*compilers)[str(wanted, " ", device)];
+  const SourceCompiler*& made = (*compilers)[str(wanted, " ", device)];
   if (made == nullptr) {
     const Target target = target_of(api, device);
     int major = 0;
@@ -287,9 +288,9 @@ const SourceCompiler* source_compiler(int device, std::string* why_not) {
       return compile_source(api, target, source);
     };
     compiler.load = load_code;
-    made = std::make_unique<SourceCompiler>(std::move(compiler));
+    made = new SourceCompiler(std::move(compiler));
   }
-  return made.get();
+  return made;
 }
 
 }  // namespace ortrain::gpu

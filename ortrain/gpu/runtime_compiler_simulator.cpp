@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -104,25 +103,40 @@ int run_command(const std::vector<std::string>& words, const std::string& log) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-std::string compile_on_host(const std::string& command, const std::string& source) {
-  std::string folder = (std::filesystem::temp_directory_path() / "ortrain-XXXXXX").string();
-  check(mkdtemp(folder.data()) != nullptr, "no temporary folder");
-  const auto finish = [&folder](std::string code) {
+// Only its user can open it; gone with the scope.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "ortrain-XXXXXX").string()) {
+    check(mkdtemp(path_.data()) != nullptr, "no temporary folder");
+  }
+  ~TemporaryFolder() {
     std::error_code ignored;
-    std::filesystem::remove_all(folder, ignored);
-    return code;
-  };
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string compile_on_host(const std::string& command, const std::string& source) {
+  const TemporaryFolder folder;
   std::vector<std::string> words = {command};
   for (const std::string& option : options()) words.push_back(option);
-  std::ofstream(folder + "/kernel.cpp") << kHostPrelude << source;
   for (const std::string& word :
-       {folder + "/kernel.cpp", std::string("-o"), folder + "/kernel.so"}) {
+       {folder.path() + "/kernel.cpp", std::string("-o"), folder.path() + "/kernel.so"}) {
     words.push_back(word);
   }
-  const int status = run_command(words, folder + "/log");
-  const std::string log = read_file(folder + "/log");
-  const std::string code = finish(status == 0 ? read_file(folder + "/kernel.so") : "");
-  if (code.empty()) throw InternalError(str(command, " failed (", status, "): ", log));
+  std::ofstream(folder.path() + "/kernel.cpp") << kHostPrelude << source;
+  const int status = run_command(words, folder.path() + "/log");
+  std::string code = status == 0 ? read_file(folder.path() + "/kernel.so") : "";
+  if (code.empty()) {
+    throw InternalError(
+        str(command, " failed (", status, "): ", read_file(folder.path() + "/log")));
+  }
   return code;
 }
 
@@ -141,25 +155,33 @@ class HostKernel final : public LoadedKernel {
   Run run_;
 };
 
-std::shared_ptr<const LoadedKernel> load_on_host(const std::string& code,
-                                                 const std::string& entry) {
-  const int memory = memfd_create("ortrain-kernel", MFD_CLOEXEC);
-  check(memory >= 0, "no memory for the code of a kernel");
-  const bool written = write(memory, code.data(), code.size()) == static_cast<ssize_t>(code.size());
-  void* opened =
-      written ? dlopen(str("/proc/self/fd/", memory).c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+std::shared_ptr<void> open_code(const std::string& code) {
+  // In a file of its own name: the loader takes one name for one library.
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/kernel.so";
+  std::ofstream(path, std::ios::binary) << code;
+  void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* error = opened == nullptr ? dlerror() : nullptr;
-  const std::string reason = error == nullptr ? "its code was not written" : error;
-  close(memory);
-  if (opened == nullptr) throw InternalError(str("cannot load ", entry, ": ", reason));
-  std::shared_ptr<void> library(opened, [](void* handle) { dlclose(handle); });
+  if (opened == nullptr) throw InternalError(str("cannot load a kernel: ", error));
   const auto set_hooks =
       reinterpret_cast<void (*)(const void*)>(dlsym(opened, "ortrain_set_hooks"));
-  const auto run = reinterpret_cast<HostKernel::Run>(dlsym(opened, (entry + "_run").c_str()));
-  if (set_hooks == nullptr || run == nullptr) {
-    throw InternalError(str("the compiled code has no kernel ", entry));
-  }
+  if (set_hooks == nullptr) throw InternalError("the compiled code is of something else");
   set_hooks(&kHooks);
+  return {opened, [](void* handle) { dlclose(handle); }};
+}
+
+std::shared_ptr<const LoadedKernel> load_on_host(const std::string& code,
+                                                 const std::string& entry) {
+  // Tests load many kernels from one piece of code.
+  static std::mutex mutex;
+  static auto* const opened = new std::map<std::string, std::weak_ptr<void>>();
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<void>& known = (*opened)[code];
+  std::shared_ptr<void> library = known.lock();
+  if (library == nullptr) known = library = open_code(code);
+  const auto run =
+      reinterpret_cast<HostKernel::Run>(dlsym(library.get(), (entry + "_run").c_str()));
+  if (run == nullptr) throw InternalError(str("the compiled code has no kernel ", entry));
   return std::make_shared<HostKernel>(std::move(library), run);
 }
 
