@@ -23,6 +23,9 @@ class Compiler:
     """NVRTC or hipRTC through ctypes; the functions differ in their prefix alone."""
 
     def __init__(self, library: str, prefix: str) -> None:
+        # NVRTC opens it by name, and finds what is there already.
+        for builtins in sorted(Path(library).parent.glob("libnvrtc-builtins.so.*")):
+            ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(library)
         self._prefix = prefix
         self._function("GetErrorString").restype = ctypes.c_char_p
@@ -81,8 +84,7 @@ def main() -> int:
         sources = {path.stem: path.read_text() for path in sorted(Path(folder).glob("*.cu"))}
         for architecture in architectures:
             options = [option + architecture, "-std=c++17"]
-            if prefix == "hiprtc":
-                options.append("-O3")
+            options.append("-default-device" if prefix == "nvrtc" else "-O3")
             start = time.monotonic()
 
             def compile_one(name: str, options: list[str] = options) -> tuple[str, int, str]:

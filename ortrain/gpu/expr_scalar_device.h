@@ -73,6 +73,13 @@ using UnsignedOf = typename TypeTraits<T>::Unsigned;
 
 // --- bits and 16-bit floats; rounding to nearest, ties to even, NaN stays NaN
 
+#if defined(__CUDACC__) || defined(__HIPCC__) || defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)
+ORTRAIN_EXPR_FUNCTION float float_of_bits(U32 bits) { return __uint_as_float(bits); }
+ORTRAIN_EXPR_FUNCTION U32 bits_of_float(float value) { return __float_as_uint(value); }
+ORTRAIN_EXPR_FUNCTION double double_of_bits(U64 bits) {
+  return __longlong_as_double(static_cast<I64>(bits));
+}
+#else
 ORTRAIN_EXPR_FUNCTION float float_of_bits(U32 bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof(value));
@@ -88,6 +95,7 @@ ORTRAIN_EXPR_FUNCTION double double_of_bits(U64 bits) {
   __builtin_memcpy(&value, &bits, sizeof(value));
   return value;
 }
+#endif
 
 ORTRAIN_EXPR_FUNCTION unsigned short bf16_bits(float value) {
 #if defined(__CUDA_ARCH__)

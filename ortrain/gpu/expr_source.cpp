@@ -148,25 +148,25 @@ class Writer {
     depth_ = 1;
     line("using namespace ortrain::gpu::scalar;");
     line("using Index = ", shape_.wide ? "unsigned long long" : "unsigned int", ";");
-    line("const DivisionFaults faults{reinterpret_cast<int*>(", word(0), "), static_cast<U32>(",
-         word(1), ")};");
-    line("const Index count = ", word_as_index(2), ";");
-    line("const Index columns = ", word_as_index(3), ";");
+    line("[[maybe_unused]] const DivisionFaults faults{reinterpret_cast<int*>(", word(0),
+         "), static_cast<U32>(", word(1), ")};");
+    line("[[maybe_unused]] const Index count = ", word_as_index(2), ";");
+    line("[[maybe_unused]] const Index columns = ", word_as_index(3), ";");
     for (size_t axis = 1; axis < plan_.axes().extents.size(); ++axis) {
       const std::string low = word(plan_.axis_word(axis));
       const std::string high = word(plan_.axis_word(axis) + 1);
       if (shape_.wide) {
-        line("const WideDivider d", axis, "{", low, "};");
+        line("[[maybe_unused]] const WideDivider d", axis, "{", low, "};");
       } else {
-        line("const Divider d", axis, "{static_cast<U32>(", low, "), static_cast<U32>(", low,
-             " >> 32), static_cast<U32>(", high, ")};");
+        line("[[maybe_unused]] const Divider d", axis, "{static_cast<U32>(", low,
+             "), static_cast<U32>(", low, " >> 32), static_cast<U32>(", high, ")};");
       }
     }
     for (size_t i = 0; i < program_.num_inputs(); ++i) {
       if (!schedule_.needed[i]) continue;
       const std::string type = storage_name(program_.code[i].dtype);
-      line("const ", type, "* const in", i, " = reinterpret_cast<const ", type, "*>(",
-           word(plan_.input_word(i)), ");");
+      line("[[maybe_unused]] const ", type, "* const in", i, " = reinterpret_cast<const ", type,
+           "*>(", word(plan_.input_word(i)), ");");
     }
     for (size_t k = 0; k < program_.outputs.size(); ++k) {
       const std::string type = storage_name(program_.outputs[k].dtype);
@@ -185,7 +185,8 @@ class Writer {
   }
 
   void define(ExprReg reg, const std::string& value) {
-    line("const ", register_name(code(reg).dtype), " ", register_of(reg), " = ", value, ";");
+    line("[[maybe_unused]] const ", register_name(code(reg).dtype), " ", register_of(reg), " = ",
+         value, ";");
   }
 
   // --- one operation
@@ -231,11 +232,11 @@ class Writer {
     std::string rest = position;
     for (size_t axis = last; axis > 0; --axis) {
       line("const Index q", axis, " = d", axis, ".quotient(", rest, ");");
-      line("const Index i", axis, " = ", rest, " - q", axis, " * static_cast<Index>(d", axis,
-           ".divisor);");
+      line("[[maybe_unused]] const Index i", axis, " = ", rest, " - q", axis,
+           " * static_cast<Index>(d", axis, ".divisor);");
       rest = str("q", axis);
     }
-    line("const Index i0 = ", rest, ";");
+    line("[[maybe_unused]] const Index i0 = ", rest, ";");
   }
 
   // The offset of input i along the axes before `end`.
@@ -376,12 +377,12 @@ class Writer {
           "const Index first_row = static_cast<Index>(blockIdx.x) * (blockDim.x / "
           "ORTRAIN_EXPR_WARP) + threadIdx.x / ORTRAIN_EXPR_WARP;");
       line("const Index thread = threadIdx.x % ORTRAIN_EXPR_WARP;");
-      line("const Index threads = ORTRAIN_EXPR_WARP;");
+      line("[[maybe_unused]] const Index threads = ORTRAIN_EXPR_WARP;");
     } else {
       line("const Index row_step = gridDim.x;");
       line("const Index first_row = blockIdx.x;");
       line("const Index thread = threadIdx.x;");
-      line("const Index threads = blockDim.x;");
+      line("[[maybe_unused]] const Index threads = blockDim.x;");
     }
     open("for (Index row = first_row; row < count; row += row_step)");
     const size_t outer = outer_axes();
@@ -390,7 +391,8 @@ class Writer {
       const auto reg = static_cast<ExprReg>(i);
       if (!schedule_.needed[i] || schedule_.is(reg, ExprExtent::scalar)) continue;
       const std::string dense = is_full(reg) ? "row * columns" : "row";
-      line("const Index row_of", i, " = ", plan_.is_dense(i) ? dense : offset_of(i, outer), ";");
+      line("[[maybe_unused]] const Index row_of", i, " = ",
+           plan_.is_dense(i) ? dense : offset_of(i, outer), ";");
     }
     if (shape_.per_thread > 0) {
       for (const ExprReg reg : schedule_.kept) {

@@ -56,6 +56,17 @@ bool find(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
+#if !defined(__HIPCC__)
+// NVRTC opens a library beside it by name alone, and finds it if it is loaded already.
+void load_builtins(void* compile_function, int major, int minor) {
+  Dl_info info;
+  if (dladdr(compile_function, &info) == 0) return;
+  const std::string path = info.dli_fname;
+  const std::string folder = path.substr(0, path.rfind('/') + 1);
+  dlopen(str(folder, "libnvrtc-builtins.so.", major, ".", minor).c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+#endif
+
 RuntimeCompilerLibrary load_library(const std::string& wanted) {
   RuntimeCompilerLibrary api;
   void* library = nullptr;
@@ -90,6 +101,13 @@ RuntimeCompilerLibrary load_library(const std::string& wanted) {
              find(library, "nvrtcGetSupportedArchs", api.list_architectures);
 #endif
   api.missing = complete ? "" : "the library of " ORTRAIN_RTC " lacks functions";
+#if !defined(__HIPCC__)
+  int major = 0;
+  int minor = 0;
+  if (complete && api.version(&major, &minor) == 0) {
+    load_builtins(reinterpret_cast<void*>(api.compile), major, minor);
+  }
+#endif
   return api;
 }
 
@@ -146,7 +164,7 @@ std::vector<std::string> options_of(const Target& target) {
 #if defined(__HIPCC__)
   return {"--offload-arch=" + target.architecture, "-std=c++17", "-O3"};
 #else
-  return {"--gpu-architecture=" + target.architecture, "-std=c++17"};
+  return {"--gpu-architecture=" + target.architecture, "-std=c++17", "-default-device"};
 #endif
 }
 
