@@ -105,7 +105,9 @@ class GeneratedKernel {
            const std::function<std::shared_ptr<const InterpretedProgram>()>& instead) {
     std::call_once(once_, [&] {
       try {
-        kernel_ = job_.get();
+        const CompiledKernel& compiled = job_.get();
+        kernel_ = compiled.kernel;
+        for (const std::string& note : compiled.notes) log_line("dispatch", note);
       } catch (const Error& error) {
         log_line("dispatch", str("a fused node is interpreted: ", error.what()));
         interpreted_ = instead();

@@ -119,7 +119,7 @@ void check_samples(const std::vector<ExprSample>& samples, size_t shift) {
         std::async(std::launch::async, [piece] { return compiler.compile(piece); }).share());
     for (const std::string& entry : entries) {
       jobs[entry] = std::async(std::launch::deferred, [code, entry] {
-                      return compiler.load(code->get(), entry);
+                      return CompiledKernel{compiler.load(code->get(), entry), {}};
                     }).share();
     }
   }
@@ -128,7 +128,7 @@ void check_samples(const std::vector<ExprSample>& samples, size_t shift) {
     EXPECT_EQ(ExprKernelPlan::why_not(samples[i].program, samples[i].dims), std::nullopt);
     ASSERT_TRUE(plans[i].takes(operands.in.data(), operands.out.data())) << samples[i].name;
     Fault fault;
-    run(plans[i], *jobs.at(sources[i].entry).get(), operands, &fault);
+    run(plans[i], *jobs.at(sources[i].entry).get().kernel, operands, &fault);
     EXPECT_FALSE(is_raised(fault)) << samples[i].name;
     expect_equal(samples[i], operands, reference(samples[i]));
     for (const Buffer& buffer : operands.buffers) {

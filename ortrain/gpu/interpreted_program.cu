@@ -5,6 +5,7 @@
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/base/philox.h"
+#include "ortrain/gpu/device_code.h"
 #include "ortrain/gpu/expr_scalar_device.h"
 #include "ortrain/gpu/interpreted_program.h"
 #include "ortrain/gpu/launch.h"
@@ -700,13 +701,11 @@ InterpretedProgram::InterpretedProgram(const ExprProgram& program, const std::ve
   for (const Dims& strides : translation.axes.strides) {
     axes.insert(axes.end(), strides.begin(), strides.end());
   }
-  std::vector<char> packed;
+  std::string packed;
   const auto append = [&](const auto& values) {
     const size_t start = packed.size();
-    packed.resize(start + (values.size() * sizeof(values[0]) + 31) / 32 * 32);
-    if (!values.empty()) {
-      std::memcpy(packed.data() + start, values.data(), values.size() * sizeof(values[0]));
-    }
+    packed.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
+    packed.append((32 - packed.size() % 32) % 32, '\0');
     return start;
   };
   append(translation.steps);

@@ -6,9 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
-#include "ortrain/base/log.h"
 #include "ortrain/base/private_folder.h"
 
 namespace ortrain::gpu {
@@ -69,18 +67,16 @@ std::optional<std::string> KernelCache::find(const std::string& key) const {
   return code;
 }
 
-void KernelCache::store(const std::string& key, const std::string& code) const {
-  if (folder_.empty()) return;
-  std::string why;
-  const std::optional<PrivateFolder> folder = PrivateFolder::open(folder_, true, &why);
+bool KernelCache::store(const std::string& key, const std::string& code, std::string* why) const {
+  if (folder_.empty()) return true;
+  const std::optional<PrivateFolder> folder = PrivateFolder::open(folder_, true, why);
+  if (!folder) return false;
   Header header;
   header.key_bytes = key.size();
   header.code_bytes = code.size();
   header.checksum = hash_of(code, hash_of(key, kStart));
-  std::string file(reinterpret_cast<const char*>(&header), sizeof(header));
-  if (!folder || !folder->write(file_name(key), file + key + code, &why)) {
-    log_line("dispatch", str("kernels are not kept on disk: ", why));
-  }
+  const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
+  return folder->write(file_name(key), head + key + code, why);
 }
 
 }  // namespace ortrain::gpu

@@ -20,8 +20,8 @@ class KernelCache {
 
   // The code stored for this key; nullopt if there is none, or its file is damaged.
   std::optional<std::string> find(const std::string& key) const;
-  // Does nothing, but for a line in the log, where the folder cannot be written.
-  void store(const std::string& key, const std::string& code) const;
+  // False with a reason where the folder cannot be written. True without a cache.
+  bool store(const std::string& key, const std::string& code, std::string* why) const;
 
   // The file of a key inside the folder.
   static std::string file_name(const std::string& key);

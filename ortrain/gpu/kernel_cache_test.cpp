@@ -12,7 +12,6 @@
 #include <fstream>
 #include <thread>
 
-#include "ortrain/base/log.h"
 #include "ortrain/base/private_folder.h"
 
 namespace ortrain::gpu {
@@ -38,6 +37,11 @@ class KernelCacheTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
+  static void store(const KernelCache& cache, const std::string& key, const std::string& code) {
+    std::string why;
+    EXPECT_TRUE(cache.store(key, code, &why)) << why;
+  }
+
   fs::path root_;
   std::string folder_;
 };
@@ -46,25 +50,25 @@ TEST_F(KernelCacheTest, FindsWhatItStored) {
   const KernelCache cache(folder_);
   EXPECT_EQ(cache.find("key"), std::nullopt);
   const std::string code("co\0de", 5);
-  cache.store("key", code);
+  store(cache, "key", code);
   EXPECT_EQ(cache.find("key"), code);
   EXPECT_EQ(KernelCache(folder_).find("key"), code);
   EXPECT_EQ(cache.find("other key"), std::nullopt);
   EXPECT_EQ(fs::status(folder_).permissions(), fs::perms::owner_all);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
-  cache.store("key", "later");
+  store(cache, "key", "later");
   EXPECT_EQ(cache.find("key"), "later");
 }
 
 TEST_F(KernelCacheTest, NoFolderNoCache) {
   const KernelCache cache("");
-  cache.store("key", "code");
+  store(cache, "key", "code");
   EXPECT_EQ(cache.find("key"), std::nullopt);
 }
 
 TEST_F(KernelCacheTest, DamagedFilesAreNotUsedAndWrittenAnew) {
   const KernelCache cache(folder_);
-  cache.store("key", "the code");
+  store(cache, "key", "the code");
   const std::string whole = contents(file_of("key"));
   std::vector<std::string> damaged = {"", "x", whole.substr(0, whole.size() - 1), whole + "x"};
   for (const size_t at :
@@ -75,22 +79,22 @@ TEST_F(KernelCacheTest, DamagedFilesAreNotUsedAndWrittenAnew) {
   for (const std::string& bytes : damaged) {
     std::ofstream(file_of("key"), std::ios::binary) << bytes;
     EXPECT_EQ(cache.find("key"), std::nullopt);
-    cache.store("key", "the code");
+    store(cache, "key", "the code");
     EXPECT_EQ(cache.find("key"), "the code");
   }
   // The file of another key under this one's name.
-  cache.store("other", "other code");
+  store(cache, "other", "other code");
   fs::copy_file(file_of("other"), file_of("key"), fs::copy_options::overwrite_existing);
   EXPECT_EQ(cache.find("key"), std::nullopt);
 }
 
 TEST_F(KernelCacheTest, WhatOthersCouldHaveWrittenIsNotUsed) {
   const KernelCache cache(folder_);
-  cache.store("key", "code");
+  store(cache, "key", "code");
   ASSERT_EQ(chmod(folder_.c_str(), 0770), 0);
   EXPECT_EQ(cache.find("key"), std::nullopt);
   std::string why;
-  EXPECT_FALSE(PrivateFolder::open(folder_, true, &why).has_value());
+  EXPECT_FALSE(cache.store("key", "code", &why));
   EXPECT_THAT(why, ::testing::HasSubstr("open to other users"));
   ASSERT_EQ(chmod(folder_.c_str(), 0700), 0);
   EXPECT_EQ(cache.find("key"), "code");
@@ -113,11 +117,11 @@ TEST_F(KernelCacheTest, WritersDoNotDisturbReaders) {
   const KernelCache cache(folder_);
   const std::string first(100000, 'a');
   const std::string second(200000, 'b');
-  cache.store("key", first);
+  store(cache, "key", first);
   std::vector<std::thread> writers;
   for (const std::string* code : {&first, &second}) {
     writers.emplace_back([&cache, code] {
-      for (int i = 0; i < 50; ++i) cache.store("key", *code);
+      for (int i = 0; i < 50; ++i) store(cache, "key", *code);
     });
   }
   for (int i = 0; i < 100; ++i) {

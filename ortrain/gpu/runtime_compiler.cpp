@@ -15,7 +15,6 @@
 #include <tuple>
 
 #include "ortrain/base/error.h"
-#include "ortrain/base/log.h"
 #include "ortrain/gpu/kernel_cache.h"
 
 namespace ortrain::gpu {
@@ -84,27 +83,29 @@ class CompilePool {
   pid_t owner_ = getpid();
 };
 
-std::shared_ptr<const LoadedKernel> make_kernel(const SourceCompiler& compiler,
-                                                const std::string& source,
-                                                const std::string& entry) {
+CompiledKernel make_kernel(const SourceCompiler& compiler, const std::string& source,
+                           const std::string& entry) {
   const std::string key = str(compiler.identity, "\n", source);
   const KernelCache cache = KernelCache::from_flag();
+  CompiledKernel made;
   if (const std::optional<std::string> code = cache.find(key)) {
     try {
-      return compiler.load(*code, entry);
+      made.kernel = compiler.load(*code, entry);
+      return made;
     } catch (const Error& error) {
-      log_line("dispatch", str("compiling ", entry, " again: ", error.what()));
+      made.notes.push_back(str("compiling ", entry, " again: ", error.what()));
     }
   }
   const auto start = std::chrono::steady_clock::now();
   const std::string code = compiler.compile(source);
-  if (log_enabled("dispatch")) {
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-    log_line("dispatch", str("compiled ", entry, " in ", static_cast<int>(took.count()), " ms"));
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  made.notes.push_back(str("compiled ", entry, " in ", static_cast<int>(took.count()), " ms"));
+  made.kernel = compiler.load(code, entry);
+  std::string why;
+  if (!cache.store(key, code, &why)) {
+    made.notes.push_back(str("kernels are not kept on disk: ", why));
   }
-  std::shared_ptr<const LoadedKernel> kernel = compiler.load(code, entry);
-  cache.store(key, code);
-  return kernel;
+  return made;
 }
 
 }  // namespace
@@ -117,7 +118,7 @@ KernelJob compile_kernel(const SourceCompiler& compiler, const std::string& sour
   const std::lock_guard lock(mutex);
   const auto [place, is_first] = jobs->try_emplace(Key(compiler.identity, source, entry));
   if (is_first) {
-    auto task = std::make_shared<std::packaged_task<std::shared_ptr<const LoadedKernel>()>>(
+    auto task = std::make_shared<std::packaged_task<CompiledKernel()>>(
         [&compiler, source, entry] { return make_kernel(compiler, source, entry); });
     place->second = task->get_future().share();
     CompilePool::instance().add([task] { (*task)(); });

@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace ortrain::gpu {
 
@@ -36,8 +37,14 @@ struct SourceCompiler {
 // so.
 const SourceCompiler* source_compiler(int device, std::string* why_not);
 
+struct CompiledKernel {
+  std::shared_ptr<const LoadedKernel> kernel;
+  // For the log, by whoever waits: a sink may need a lock that the waiting thread holds.
+  std::vector<std::string> notes;
+};
+
 // A kernel that is being compiled. get() waits for it, and throws what compiling or loading threw.
-using KernelJob = std::shared_future<std::shared_ptr<const LoadedKernel>>;
+using KernelJob = std::shared_future<CompiledKernel>;
 
 // Starts to compile in another thread, or to read from the disk (kernel_cache.h). The same source
 // for the same compiler is compiled once in a process. Thread-safe; `compiler` lives as long as the

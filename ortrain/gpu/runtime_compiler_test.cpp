@@ -83,9 +83,9 @@ TEST_F(RuntimeCompilerTest, EqualSourcesShareAJob) {
         [&, i] { jobs[i] = compile_kernel(one.compiler, i % 2 == 0 ? "a" : "b", "entry"); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const KernelJob& job : jobs) EXPECT_NE(job.get(), nullptr);
-  EXPECT_EQ(jobs[0].get(), jobs[2].get());
-  EXPECT_NE(jobs[0].get(), jobs[1].get());
+  for (const KernelJob& job : jobs) EXPECT_NE(job.get().kernel, nullptr);
+  EXPECT_EQ(jobs[0].get().kernel, jobs[2].get().kernel);
+  EXPECT_NE(jobs[0].get().kernel, jobs[1].get().kernel);
   EXPECT_EQ(one.compiled, 2);
 }
 
