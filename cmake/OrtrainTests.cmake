@@ -23,6 +23,12 @@ if(TARGET ortrain_gpu)
   target_link_libraries(ortrain_tests PRIVATE ortrain_gpu)
 endif()
 target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
+if(TARGET ortrain_gpu)
+  # For tools/check_generated_kernels.py.
+  add_executable(ortrain_print_kernels EXCLUDE_FROM_ALL tools/print_generated_kernels.cpp)
+  target_link_libraries(ortrain_print_kernels PRIVATE
+    ortrain_testing ortrain_core ortrain_flags ortrain_gpu)
+endif()
 target_compile_definitions(ortrain_tests PRIVATE
   ORTRAIN_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" ORTRAIN_VERSION="${PROJECT_VERSION}")
 if(ORTRAIN_HAVE_ONEDNN)

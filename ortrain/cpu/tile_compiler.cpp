@@ -9,7 +9,7 @@
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/base/error.h"
 #include "ortrain/cpu/threads.h"
-#include "ortrain/ir/expr_interpreter.h"
+#include "ortrain/ir/expr_axes.h"
 
 namespace ortrain::cpu {
 namespace {
@@ -59,58 +59,17 @@ int64_t weight_of(ExprOp op) {
 TileCompiler::TileCompiler(const ExprProgram& program, const std::vector<Dims>& inputs,
                            TileProgram& target)
     : program_(program), target_(target) {
-  const std::vector<ExprExtent> declared = program.extents();
-  keep_rows_ = program.has_reductions();
-  for (const ExprOutput& output : program.outputs) {
-    keep_rows_ = keep_rows_ || declared[static_cast<size_t>(output.reg)] != ExprExtent::full;
-  }
+  keep_rows_ = has_rows(program);
   find_axes(inputs);
 }
 
 void TileCompiler::find_axes(const std::vector<Dims>& inputs) {
-  std::vector<Shape> shapes;
-  for (const Dims& input : inputs) shapes.push_back(to_shape(input));
-  const Dims full = to_dims(expr_shape(program_, shapes));
-  std::vector<Dims> strides;
-  for (const Dims& input : inputs) {
-    const Dims own = strides_of(input);
-    Dims spread(full.size(), 0);
-    const size_t skipped = full.size() - input.size();
-    for (size_t axis = 0; axis < input.size(); ++axis) {
-      if (input[axis] != 1) spread[axis + skipped] = own[axis];
-    }
-    strides.push_back(std::move(spread));
-  }
-
-  // From the innermost axis outwards: an axis joins the one inside it if every input steps on.
-  Dims extents;
-  std::vector<Dims> merged(inputs.size());
-  for (size_t axis = full.size(); axis-- > 0;) {
-    const bool is_column = keep_rows_ && extents.empty();
-    if (full[axis] == 1 && !is_column) continue;
-    bool joins = !extents.empty() && !(keep_rows_ && extents.size() == 1);
-    for (size_t i = 0; joins && i < inputs.size(); ++i) {
-      joins = strides[i][axis] == merged[i].back() * extents.back();
-    }
-    if (joins) {
-      extents.back() *= full[axis];
-      continue;
-    }
-    extents.push_back(full[axis]);
-    for (size_t i = 0; i < inputs.size(); ++i) merged[i].push_back(strides[i][axis]);
-  }
-  if (extents.empty()) {
-    extents.push_back(1);
-    for (Dims& dims : merged) dims.push_back(0);
-  }
-  std::reverse(extents.begin(), extents.end());
-  for (Dims& dims : merged) std::reverse(dims.begin(), dims.end());
-
-  target_.columns_ = extents.back();
-  extents.pop_back();
-  target_.rows_ = num_elements(extents);
-  target_.outer_ = std::move(extents);
-  target_.strides_ = std::move(merged);
+  ExprAxes axes = merged_axes(program_, inputs, keep_rows_);
+  target_.columns_ = axes.columns();
+  target_.rows_ = axes.rows();
+  axes.extents.pop_back();
+  target_.outer_ = std::move(axes.extents);
+  target_.strides_ = std::move(axes.strides);
 }
 
 void TileCompiler::choose_tile() {

@@ -1,25 +1,13 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/cpu/expr_kernels.h"
+#include "ortrain/ops/fused/fused_program.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::cpu {
-namespace {
-
-ExprProgram fused_program(const NodeSpec& spec) {
-  ExprProgram program = ExprProgram::parse(spec.attrs().string_("program"));
-  std::vector<ExprOutput> wanted;
-  for (size_t k = 0; k < program.outputs.size(); ++k) {
-    if (spec.has_output(k)) wanted.push_back(program.outputs[k]);
-  }
-  program.outputs = std::move(wanted);
-  return program;
-}
-
-}  // namespace
 
 void register_fused(KernelRegistry& registry) {
-  registry.add("ortrain::Fused", expr_kernels(fused_program));
+  registry.add("ortrain::Fused", expr_kernels(ops::fused_program));
 }
 
 }  // namespace ortrain::cpu
