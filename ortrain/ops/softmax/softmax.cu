@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/axis_split.h"
+#include "ortrain/gpu/column_tiles.h"
 #include "ortrain/gpu/exponentials.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -76,65 +77,38 @@ __global__ void __launch_bounds__(Form::Team::kThreads)
   }
 }
 
-// --- another axis: lanes on neighbouring lines, warps on steps along the axis
-
-struct Lines {
-  int64_t outer, size, inner;
-  int64_t tiles() const { return (inner + kWarpSize - 1) / kWarpSize; }
-  LaunchShape shape() const {
-    return {.blocks = static_cast<unsigned>(std::min<int64_t>(outer * tiles(), 1 << 20)),
-            .threads = std::min<unsigned>(row_threads(size * kWarpSize, 8), 8 * kWarpSize)};
-  }
-};
-
-// body(first element of this lane's line, whether there is one) for the tiles of this block.
-template <class Body>
-ORTRAIN_DEVICE void for_each_tile(const Lines& lines, const Body& body) {
-  const int64_t tiles = (lines.inner + kWarpSize - 1) / kWarpSize;
-  for (int64_t tile = blockIdx.x; tile < lines.outer * tiles; tile += gridDim.x) {
-    const int64_t column = tile % tiles * kWarpSize + lane();
-    body(tile / tiles * lines.size * lines.inner + column, column < lines.inner);
-  }
-}
+// --- another axis
 
 template <class T>
-__global__ void softmax_columns(Lines lines, bool log, const T* x, T* y) {
+__global__ void softmax_columns(ColumnTiles lines, bool log, const T* x, T* y) {
   using C = ComputeType<T>;
-  const int64_t warps = blockDim.x / kWarpSize;
-  for_each_tile(lines, [&](int64_t start, bool inside) {
-    const int64_t size = inside ? lines.size : 0;
+  lines.for_each_line([&](int64_t, int64_t start, int64_t length) {
     ExponentialSum<C> own = ExponentialSum<C>::none();
-    for (int64_t i = warp(); i < size; i += warps) {
-      own.add(static_cast<C>(x[start + i * lines.inner]));
-    }
+    lines.for_each_step(start, length,
+                        [&](int64_t, int64_t at) { own.add(static_cast<C>(x[at])); });
     const SoftmaxOf<C> of(merge_warps(own, JoinExponentialSums()), log);
-    for (int64_t i = warp(); i < size; i += warps) {
-      const int64_t at = start + i * lines.inner;
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
       y[at] = static_cast<T>(of(static_cast<C>(x[at])));
-    }
+    });
   });
 }
 
 template <class T>
-__global__ void softmax_grad_columns(Lines lines, bool log, const T* dy, const T* y, T* dx) {
+__global__ void softmax_grad_columns(ColumnTiles lines, bool log, const T* dy, const T* y, T* dx) {
   using C = ComputeType<T>;
-  const int64_t warps = blockDim.x / kWarpSize;
-  for_each_tile(lines, [&](int64_t start, bool inside) {
-    const int64_t size = inside ? lines.size : 0;
-    C sum = 0;
-    for (int64_t i = warp(); i < size; i += warps) {
-      const int64_t at = start + i * lines.inner;
-      sum += grad_term<C>(log, static_cast<C>(dy[at]), static_cast<C>(y[at]));
-    }
-    sum = merge_warps(sum, Sum());
-    for (int64_t i = warp(); i < size; i += warps) {
-      const int64_t at = start + i * lines.inner;
+  lines.for_each_line([&](int64_t, int64_t start, int64_t length) {
+    C own = 0;
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
+      own += grad_term<C>(log, static_cast<C>(dy[at]), static_cast<C>(y[at]));
+    });
+    const C sum = merge_warps(own, Sum());
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
       dx[at] = static_cast<T>(grad_of<C>(log, static_cast<C>(dy[at]), static_cast<C>(y[at]), sum));
-    }
+    });
   });
 }
 
-Lines lines_of(const NodeSpec& spec) {
+ColumnTiles lines_of(const NodeSpec& spec) {
   const AxisSplit split(spec.input(0).dims, spec.attrs().int_("axis"));
   return {split.size == 0 ? 0 : split.outer, split.size, split.inner};
 }
