@@ -17,9 +17,8 @@ enum class Finish { none, mean, sqrt, log };
 
 // Floats add up in float or double, integers in 64 bits.
 template <class T>
-using Accumulator = std::conditional_t<
-    !std::is_integral_v<T>, ComputeType<T>,
-    std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+using Accumulator = std::conditional_t<!std::is_integral_v<T>, ComputeType<T>,
+                                       std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
 
 // Integer sums and products are meant modulo 2^64; signed overflow would be undefined.
 template <class A>
@@ -73,7 +72,7 @@ struct ReduceOp {
   }
   ORTRAIN_DEVICE void add(State& state, C x, int64_t) const {
     auto value = static_cast<State>(x);
-    if constexpr (kKind == Kind::sum_abs) {
+    if constexpr (kKind == Kind::sum_abs && !std::is_unsigned_v<State>) {
       if (value < State{0}) value = wrapping_mul(value, static_cast<State>(-1));
     } else if constexpr (kKind == Kind::sum_squares) {
       value = wrapping_mul(value, value);
@@ -134,9 +133,9 @@ std::optional<ReduceLayout> layout_of(const NodeSpec& spec) {
   }
   const bool none = !axes || axes->empty();
   const bool noop = none && spec.attrs().int_("noop_with_empty_axes") != 0;
-  return reduce_layout(spec.input(0).dims,
-                       mark(noop ? std::vector<int64_t>() : normalize_axes_or_all(axes, rank),
-                            rank));
+  return reduce_layout(
+      spec.input(0).dims,
+      mark(noop ? std::vector<int64_t>() : normalize_axes_or_all(axes, rank), rank));
 }
 
 std::optional<std::string> why_not(const NodeSpec& spec) {
@@ -172,18 +171,27 @@ KernelFn make_reduce(NodeSpec& spec, Finish finish) {
     return make_with(spec, ReduceOp<typename decltype(tag)::type, kKind>{finish});
   };
   switch (type) {
-    case DType::i32: return with(TypeTag<int32_t>{});
-    case DType::i64: return with(TypeTag<int64_t>{});
-    case DType::u32: return with(TypeTag<uint32_t>{});
-    case DType::u64: return with(TypeTag<uint64_t>{});
-    default: break;
+    case DType::i32:
+      return with(TypeTag<int32_t>{});
+    case DType::i64:
+      return with(TypeTag<int64_t>{});
+    case DType::u32:
+      return with(TypeTag<uint32_t>{});
+    case DType::u64:
+      return with(TypeTag<uint64_t>{});
+    default:
+      break;
   }
   if constexpr (kKind == Kind::maximum || kKind == Kind::minimum) {
     switch (type) {
-      case DType::i8: return with(TypeTag<int8_t>{});
-      case DType::u8: return with(TypeTag<uint8_t>{});
-      case DType::boolean: return with(TypeTag<bool>{});
-      default: break;
+      case DType::i8:
+        return with(TypeTag<int8_t>{});
+      case DType::u8:
+        return with(TypeTag<uint8_t>{});
+      case DType::boolean:
+        return with(TypeTag<bool>{});
+      default:
+        break;
     }
   }
   return dispatch_float(type, with);
@@ -220,8 +228,8 @@ __global__ void prod_grad(ReduceLayout a, const T* dy, const T* x, T* dx, double
 
 std::optional<ReduceLayout> prod_grad_layout(const NodeSpec& spec) {
   const Dims& dims = spec.input(1).dims;
-  return reduce_layout(
-      dims, mark(normalize_axes(spec.attrs().ints("axes"), dims.size()), dims.size()));
+  return reduce_layout(dims,
+                       mark(normalize_axes(spec.attrs().ints("axes"), dims.size()), dims.size()));
 }
 
 KernelFn make_prod_grad(NodeSpec& spec) {
@@ -257,12 +265,11 @@ void register_reduce(KernelRegistry& registry) {
                {{.name = "lines", .why_not = why_not, .make = make_log_sum_exp}});
   registry.add("ortrain::ReduceProdGrad",
                {{.name = "threads",
-                 .why_not =
-                     [](const NodeSpec& spec) -> std::optional<std::string> {
-                       if (prod_grad_layout(spec)) return std::nullopt;
-                       return str("kept and reduced axes change places more than ",
-                                  ReduceLayout::kMost, " times");
-                     },
+                 .why_not = [](const NodeSpec& spec) -> std::optional<std::string> {
+                   if (prod_grad_layout(spec)) return std::nullopt;
+                   return str("kept and reduced axes change places more than ", ReduceLayout::kMost,
+                              " times");
+                 },
                  .make = make_prod_grad}});
 }
 

@@ -261,8 +261,7 @@ class ReduceLaunch {
       }
       case Form::columns:
         if constexpr (kAllForms) {
-          shape.blocks =
-              blocks(layout_.outputs / inner * ((inner + kWarpSize - 1) / kWarpSize));
+          shape.blocks = blocks(layout_.outputs / inner * ((inner + kWarpSize - 1) / kWarpSize));
           shape.threads = row_threads(share * kWarpSize, 8, 8 * kWarpSize);
           launch(reduce_columns<Op>, shape, args.stream, op_, layout_, inner, x, to);
         }
