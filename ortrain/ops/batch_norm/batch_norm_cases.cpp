@@ -64,6 +64,24 @@ void add_training(CaseRegistry& cases) {
          .outputs = 3,
          .types = kHalfTypes});
   }
+  for (const Case& c : {Case{"many_rows", {700, 5}}, Case{"large", {3, 2, 72, 128}},
+                        Case{"many_images", {300, 2, 40}}}) {
+    const CaseInput x = CaseInput::normal(c.x), vector = CaseInput::normal({c.x[1]});
+    const CaseInput positive = CaseInput::positive({c.x[1]});
+    cases.add({.op = "ortrain::BatchNormTraining",
+               .name = c.name,
+               .inputs = {x, vector, vector, vector, positive},
+               .outputs = 5,
+               .types = kFullFloatTypes,
+               .check_gradient = false,
+               .tolerance = 1e-4});
+    cases.add({.op = "ortrain::BatchNormGrad",
+               .name = c.name,
+               .inputs = {x, x, vector, vector, positive},
+               .outputs = 3,
+               .types = kFullFloatTypes,
+               .tolerance = 5e-4});
+  }
   cases.add({.op = "ortrain::BatchNormTraining",
              .name = "far_from_zero",
              .inputs = {CaseInput::uniform({4, 3, 9}, 1000.0, 1001.0)},

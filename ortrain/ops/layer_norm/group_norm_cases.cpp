@@ -10,10 +10,11 @@ void register_group_norm(CaseRegistry& cases) {
     Dims dims;
     int64_t groups;
   };
-  for (const Form& f : {Form{"one", {1, 1, 1}, 1}, Form{"two_groups", {2, 4, 7}, 2},
-                        Form{"image", {2, 6, 3, 3}, 3}, Form{"instance", {2, 3, 8}, 3},
-                        Form{"all_channels", {3, 4, 5}, 1}, Form{"no_space", {3, 8}, 2},
-                        Form{"empty_batch", {0, 4, 3}, 2}, Form{"larger", {3, 16, 17, 9}, 4}}) {
+  for (const Form& f :
+       {Form{"one", {1, 1, 1}, 1}, Form{"two_groups", {2, 4, 7}, 2}, Form{"image", {2, 6, 3, 3}, 3},
+        Form{"instance", {2, 3, 8}, 3}, Form{"all_channels", {3, 4, 5}, 1},
+        Form{"no_space", {3, 8}, 2}, Form{"empty_batch", {0, 4, 3}, 2},
+        Form{"larger", {3, 16, 17, 9}, 4}, Form{"parts", {1, 4, 100, 64}, 2}}) {
     const bool small = num_elements(f.dims) < 150;
     const Attributes attributes{{"num_groups", f.groups}, {"epsilon", 1e-3}};
     const CaseInput x = CaseInput::normal(f.dims);

@@ -23,6 +23,9 @@ const std::vector<NormShape> kShapes = {
     {"leading_ones", {3, 8}, -1, {1, 8}},
     {"empty_rows", {0, 5}, -1, {5}},
     {"many_rows", {600, 24}, -1, {24}},
+    {"rows_528", {260, 528}, -1, {528}},
+    {"rows_1030", {3, 1030}, -1, {1030}},
+    {"rows_20000", {2, 20000}, -1, {20000}},
 };
 
 void add_layer_norm(CaseRegistry& cases, const NormShape& s) {

@@ -10,10 +10,11 @@ struct Form {
   Dims scores;
 };
 
-const std::vector<Form> kForms = {
-    {"one_class", {4, 1}},   {"classes_7", {5, 7}},    {"classes_8", {3, 8}},
-    {"classes_17", {9, 17}}, {"vector", {9}},          {"image", {2, 5, 3, 4}},
-    {"sequence", {2, 7, 9}}, {"one_pixel", {3, 6, 1}}, {"vocabulary", {6, 1000}}};
+const std::vector<Form> kForms = {{"one_class", {4, 1}},     {"classes_7", {5, 7}},
+                                  {"classes_8", {3, 8}},     {"classes_17", {9, 17}},
+                                  {"vector", {9}},           {"image", {2, 5, 3, 4}},
+                                  {"sequence", {2, 7, 9}},   {"one_pixel", {3, 6, 1}},
+                                  {"vocabulary", {6, 1000}}, {"pixels", {2, 9, 75}}};
 
 Dims labels_of(Dims scores) {
   scores.erase(scores.begin() + (scores.size() == 1 ? 0 : 1));
@@ -166,6 +167,29 @@ void add_form(CaseRegistry& cases, const Form& f) {
 void register_loss(CaseRegistry& cases) {
   add_classifiers(cases);
   for (const Form& form : kForms) add_form(cases, form);
+  for (const Form& form : {Form{"many_labels", {5000, 3}},
+                           {"long_rows", {2, 20001}},
+                           {"long_even_rows", {2, 20000}}}) {
+    const CaseInput scores = CaseInput::normal(form.scores);
+    const CaseInput labels =
+        CaseInput::integers(DType::i64, labels_of(form.scores), 0, classes_of(form.scores));
+    const Attributes smooth{{"label_smoothing", 0.2}, {"ignore_index", int64_t{1}}};
+    cases.add({.op = "ortrain::CrossEntropy",
+               .name = form.name,
+               .inputs = {scores, labels},
+               .attributes = smooth,
+               .outputs = 2,
+               .check_gradient = false});
+    cases.add({.op = "ortrain::CrossEntropyGrad",
+               .name = form.name,
+               .inputs = {CaseInput::normal({}), scores, labels},
+               .attributes = smooth});
+    cases.add({.op = "SoftmaxCrossEntropyLoss",
+               .name = form.name,
+               .inputs = {scores, labels},
+               .outputs = 2,
+               .check_gradient = false});
+  }
 
   const CaseInput x = CaseInput::normal({3, 5});
   auto labels = [](std::vector<double> values) {

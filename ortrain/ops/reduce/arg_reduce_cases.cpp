@@ -13,13 +13,13 @@ void register_arg_reduce(CaseRegistry& cases) {
     const auto add = [&cases, op](const char* name, In x, int64_t axis, int64_t keepdims,
                                   int64_t last, DTypeSet types = {},
                                   std::optional<std::string> refusal = std::nullopt) {
-      cases.add({.op = op,
-                 .name = name,
-                 .inputs = {std::move(x)},
-                 .attributes = {{"axis", axis}, {"keepdims", keepdims},
-                                {"select_last_index", last}},
-                 .types = types,
-                 .refusal = std::move(refusal)});
+      cases.add(
+          {.op = op,
+           .name = name,
+           .inputs = {std::move(x)},
+           .attributes = {{"axis", axis}, {"keepdims", keepdims}, {"select_last_index", last}},
+           .types = types,
+           .refusal = std::move(refusal)});
     };
     add("rows", In::normal({9, 17}), -1, 1, 0);
     add("columns", In::normal({9, 130}), 0, 0, 0);
@@ -32,6 +32,9 @@ void register_arg_reduce(CaseRegistry& cases) {
     add("nan_in_long_line", In::literal(DType::undefined, {300}, line), 0, 1, 0);
     add("last_nan_in_long_line", In::literal(DType::undefined, {300}, line), 0, 1, 1);
     add("infinities", In::literal(DType::undefined, {3}, {-INFINITY, INFINITY, 0}), 0, 1, 0);
+    add("long_line", In::normal({2, 40000}), 1, 1, 1);
+    add("long_columns", In::normal({5000, 7}), 0, 1, 0);
+    add("wide_columns", In::normal({300, 130}), 0, 1, 0);
     add("one", In::normal({4, 1}), 1, 0, 0);
     add("no_lines", In::normal({0, 3}), 1, 1, 0);
     add("empty_axis", In::normal({3, 0}), 1, 1, 0, {}, "is empty");

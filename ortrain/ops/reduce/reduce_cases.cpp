@@ -55,7 +55,8 @@ void register_reduce(CaseRegistry& cases) {
                .inputs = {In::integers(DType::undefined, {3, 4}, 1, 5), In::int64s({0})},
                .types = {DType::i32, DType::i64, DType::u32, DType::u64}});
   }
-  for (const char* op : {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceL1", "ReduceSumSquare"}) {
+  for (const char* op : {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceL1",
+                         "ReduceSumSquare", "ReduceLogSumExp"}) {
     const auto large = [&cases, op](const char* name, Dims dims, std::vector<int64_t> axes) {
       cases.add({.op = op,
                  .name = name,
@@ -88,6 +89,17 @@ void register_reduce(CaseRegistry& cases) {
                .inputs = {In::integers(DType::undefined, {2, 0}, 0, 2), In::int64s({1})},
                .types = {DType::i8, DType::u8, DType::i32, DType::i64, DType::boolean}});
   }
+  cases.add({.op = "ReduceLogSumExp",
+             .name = "infinities",
+             .inputs = {In::literal(DType::undefined, {4, 3},
+                                    {INFINITY, 0, 1, -INFINITY, -INFINITY, -INFINITY, INFINITY,
+                                     std::nan(""), 0, -INFINITY, 2, INFINITY}),
+                        In::int64s({1})},
+             .check_gradient = false});
+  cases.add({.op = "ReduceSum",
+             .name = "many_integers",
+             .inputs = {In::integers(DType::undefined, {2, 30000}, 0, 9), In::int64s({1})},
+             .types = {DType::i32, DType::i64, DType::u32, DType::u64}});
   cases.add({.op = "ReduceMean",
              .name = "empty_integers",
              .inputs = {In::integers(DType::i64, {2, 0}, 0, 2), In::int64s({1})},

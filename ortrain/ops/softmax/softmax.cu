@@ -1,87 +1,116 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
-#include <limits>
-
 #include "ortrain/base/axis_split.h"
-#include "ortrain/base/dtype_dispatch.h"
-#include "ortrain/gpu/launch.h"
-#include "ortrain/gpu/reduce.h"
+#include "ortrain/gpu/column_tiles.h"
+#include "ortrain/gpu/exponentials.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::gpu {
 namespace {
 
-// --- a block per line along the axis; `inner` is the distance between its elements
+// y of one element: its share, or its logarithm. -inf everywhere gives NaN.
+template <class C>
+struct SoftmaxOf {
+  C top, sum, log_sum;
+  bool log;
 
-struct Lines {
-  int64_t count, size, inner;
-
-  ORTRAIN_DEVICE int64_t start(int64_t line) const {
-    return line / inner * size * inner + line % inner;
+  ORTRAIN_DEVICE SoftmaxOf(const ExponentialSum<C>& e, bool log)
+      : top(e.top), sum(e.sum), log_sum(static_cast<C>(::log(e.sum))), log(log) {}
+  ORTRAIN_DEVICE C operator()(C x) const {
+    const C value = x - top;
+    return log ? value - log_sum : static_cast<C>(exp(value)) / sum;
   }
 };
 
-template <class T>
-__global__ void softmax_lines(Lines lines, bool log, const T* x, T* y) {
-  using C = ComputeType<T>;
-  for (int64_t line = blockIdx.x; line < lines.count; line += gridDim.x) {
-    const int64_t start = lines.start(line);
-    // Each thread keeps the maximum of its elements and the sum of exponentials below it.
-    C top = -std::numeric_limits<C>::infinity();
-    C sum = 0;
-    for (int64_t i = threadIdx.x; i < lines.size; i += blockDim.x) {
-      const C value = x[start + i * lines.inner];
-      if (value == -std::numeric_limits<C>::infinity()) continue;
-      if (value > top) {
-        sum *= exp(top - value);
-        top = value;
-      }
-      sum += exp(value - top);
-    }
-    // -inf everywhere: the values minus the top are NaN, as they have to be.
-    const C line_top = block_reduce(top, -std::numeric_limits<C>::infinity(), Max());
-    const C line_sum = block_sum(top == line_top ? sum : sum * exp(top - line_top));
-    const C log_sum = ::log(line_sum);
-    for (int64_t i = threadIdx.x; i < lines.size; i += blockDim.x) {
-      const int64_t at = start + i * lines.inner;
-      const C value = static_cast<C>(x[at]) - line_top;
-      y[at] = static_cast<T>(log ? value - log_sum : static_cast<C>(exp(value)) / line_sum);
-    }
-  }
-}
-
 // Softmax: dx = y (dy - sum(dy y)); its logarithm: dx = dy - exp(y) sum(dy).
-template <class T>
-__global__ void softmax_grad_lines(Lines lines, bool log, const T* dy, const T* y, T* dx) {
+template <class C>
+ORTRAIN_DEVICE C grad_term(bool log, C dy, C y) {
+  return log ? dy : dy * y;
+}
+template <class C>
+ORTRAIN_DEVICE C grad_of(bool log, C dy, C y, C sum) {
+  return log ? dy - static_cast<C>(exp(y)) * sum : y * (dy - sum);
+}
+
+// --- the axis is the last one: a warp or a block per row
+
+template <class T, class Form>
+__global__ void __launch_bounds__(Form::Team::kThreads)
+    softmax_rows(int64_t rows, int64_t n, bool log, const T* x, T* y) {
   using C = ComputeType<T>;
-  for (int64_t line = blockIdx.x; line < lines.count; line += gridDim.x) {
-    const int64_t start = lines.start(line);
-    C sum = 0;
-    for (int64_t i = threadIdx.x; i < lines.size; i += blockDim.x) {
-      const int64_t at = start + i * lines.inner;
-      const C gradient = dy[at];
-      sum += log ? gradient : gradient * static_cast<C>(y[at]);
-    }
-    sum = block_sum(sum);
-    for (int64_t i = threadIdx.x; i < lines.size; i += blockDim.x) {
-      const int64_t at = start + i * lines.inner;
-      const C gradient = dy[at];
-      const C value = y[at];
-      dx[at] = static_cast<T>(log ? gradient - static_cast<C>(exp(value)) * sum
-                                  : value * (gradient - sum));
-    }
+  for (int64_t row = Form::Team::index(); row < rows; row += Form::Team::count()) {
+    RowInput<T, Form> in(x + row * n);
+    const SoftmaxOf<C> of(row_exponentials<Form>(in, n), log);
+    Form::for_each_pack(n, [&](int k, int64_t column) {
+      auto pack = in.again(k, column);
+      ORTRAIN_UNROLL
+      for (int i = 0; i < Form::kWidth; ++i) pack[i] = static_cast<T>(of(static_cast<C>(pack[i])));
+      store_pack<Form::kWidth>(y + row * n + column, pack);
+    });
   }
 }
 
-LaunchShape shape_of(const Lines& lines) {
-  return {.blocks = static_cast<unsigned>(std::min<int64_t>(lines.count, 65535)),
-          .threads = row_threads(lines.size)};
+template <class T, class Form>
+__global__ void __launch_bounds__(Form::Team::kThreads)
+    softmax_grad_rows(int64_t rows, int64_t n, bool log, const T* dy, const T* y, T* dx) {
+  using C = ComputeType<T>;
+  for (int64_t row = Form::Team::index(); row < rows; row += Form::Team::count()) {
+    RowInput<T, Form> gradient(dy + row * n), value(y + row * n);
+    C sum = 0;
+    Form::for_each_pack(n, [&](int k, int64_t column) {
+      const auto g = gradient.first(k, column), v = value.first(k, column);
+      ORTRAIN_UNROLL
+      for (int i = 0; i < Form::kWidth; ++i) {
+        sum += grad_term<C>(log, static_cast<C>(g[i]), static_cast<C>(v[i]));
+      }
+    });
+    sum = Form::Team::reduce(sum, C{0}, Sum());
+    Form::for_each_pack(n, [&](int k, int64_t column) {
+      auto g = gradient.again(k, column);
+      const auto v = value.again(k, column);
+      ORTRAIN_UNROLL
+      for (int i = 0; i < Form::kWidth; ++i) {
+        g[i] = static_cast<T>(grad_of<C>(log, static_cast<C>(g[i]), static_cast<C>(v[i]), sum));
+      }
+      store_pack<Form::kWidth>(dx + row * n + column, g);
+    });
+  }
 }
 
-Lines lines_of(const NodeSpec& spec) {
+// --- another axis
+
+template <class T>
+__global__ void softmax_columns(ColumnTiles lines, bool log, const T* x, T* y) {
+  using C = ComputeType<T>;
+  lines.for_each_line([&](int64_t, int64_t start, int64_t length) {
+    ExponentialSum<C> own = ExponentialSum<C>::none();
+    lines.for_each_step(start, length,
+                        [&](int64_t, int64_t at) { own.add(static_cast<C>(x[at])); });
+    const SoftmaxOf<C> of(merge_warps(own, JoinExponentialSums()), log);
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
+      y[at] = static_cast<T>(of(static_cast<C>(x[at])));
+    });
+  });
+}
+
+template <class T>
+__global__ void softmax_grad_columns(ColumnTiles lines, bool log, const T* dy, const T* y, T* dx) {
+  using C = ComputeType<T>;
+  lines.for_each_line([&](int64_t, int64_t start, int64_t length) {
+    C own = 0;
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
+      own += grad_term<C>(log, static_cast<C>(dy[at]), static_cast<C>(y[at]));
+    });
+    const C sum = merge_warps(own, Sum());
+    lines.for_each_step(start, length, [&](int64_t, int64_t at) {
+      dx[at] = static_cast<T>(grad_of<C>(log, static_cast<C>(dy[at]), static_cast<C>(y[at]), sum));
+    });
+  });
+}
+
+ColumnTiles lines_of(const NodeSpec& spec) {
   const AxisSplit split(spec.input(0).dims, spec.attrs().int_("axis"));
-  return {split.size == 0 ? 0 : split.outer * split.inner, split.size, split.inner};
+  return {split.size == 0 ? 0 : split.outer, split.size, split.inner};
 }
 
 template <bool kLog>
@@ -89,8 +118,17 @@ KernelFn make_softmax(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [lines = lines_of(spec)](const KernelArgs& args) {
-      launch(softmax_lines<T>, shape_of(lines), args.stream, lines, kLog, args.input<T>(0),
-             args.output<T>(0));
+      const T* x = args.input<T>(0);
+      T* y = args.output<T>(0);
+      if (lines.inner != 1) {
+        launch(softmax_columns<T>, lines.shape(), args.stream, lines, kLog, x, y);
+        return;
+      }
+      with_row_form<T>(lines.size, pack_aligned(x, y), [&](auto form) {
+        using Form = decltype(form);
+        launch(softmax_rows<T, Form>, row_shape<Form>(lines.outer, lines.size), args.stream,
+               lines.outer, lines.size, kLog, x, y);
+      });
     };
   });
 }
@@ -100,8 +138,17 @@ KernelFn make_softmax_grad(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [lines = lines_of(spec)](const KernelArgs& args) {
-      launch(softmax_grad_lines<T>, shape_of(lines), args.stream, lines, kLog, args.input<T>(0),
-             args.input<T>(1), args.output<T>(0));
+      const T *dy = args.input<T>(0), *y = args.input<T>(1);
+      T* dx = args.output<T>(0);
+      if (lines.inner != 1) {
+        launch(softmax_grad_columns<T>, lines.shape(), args.stream, lines, kLog, dy, y, dx);
+        return;
+      }
+      with_row_form<T>(lines.size, pack_aligned(dy, y, dx), [&](auto form) {
+        using Form = decltype(form);
+        launch(softmax_grad_rows<T, Form>, row_shape<Form>(lines.outer, lines.size), args.stream,
+               lines.outer, lines.size, kLog, dy, y, dx);
+      });
     };
   });
 }

@@ -19,7 +19,11 @@ void register_softmax(CaseRegistry& cases) {
       {"axis_minus_2", {2, 7, 300}, -2},
       {"empty_rows", {0, 5}, -1},
       {"empty_axis", {3, 0}, -1},
-      {"wide", {4, 1000}, -1}};
+      {"wide", {4, 1000}, -1},
+      {"rows_264", {9, 264}, -1},
+      {"rows_1027", {2, 1027}, -1},
+      {"rows_17000", {2, 17000}, -1},
+      {"axis_1_tiles", {3, 40, 70}, 1}};
   for (const auto& [name, dims, axis] : shapes) {
     const bool small = num_elements(dims) < 150;
     for (const std::string op : {"Softmax", "LogSoftmax"}) {
