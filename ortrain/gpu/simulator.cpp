@@ -196,8 +196,8 @@ class BlockRunner {
   char* stack_of(unsigned t) { return static_cast<char*>(stacks_) + t * kStackBytes; }
 
   void prepare(unsigned t) {
-    // As after a switch: six registers, the address to go on at, and the stack of a function just
-    // called, 8 bytes off a multiple of 16.
+    // As after a switch: six registers and the address to go on at, behind which the stack has to
+    // be 8 bytes off 16, as after a call.
     void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 3;
     *--top = reinterpret_cast<void*>(&BlockRunner::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
