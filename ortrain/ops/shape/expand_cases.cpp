@@ -31,6 +31,8 @@ void register_expand(CaseRegistry& cases) {
              .inputs = {In::integers(DType::undefined, {2, 1, 3}, 0, 2), In::int64s({2, 5, 3})},
              .types = kAllTypes,
              .check_gradient = false});
+  add("Expand", "wide_rows", {1, 72}, {5, 72});
+  add("Expand", "wide_columns", {6, 1}, {6, 64});
   add("Tile", "both_axes", {2, 3}, {3, 2});
   add("Tile", "rows_only", {7, 9}, {4, 1});
   add("Tile", "ones", {7, 9}, {1, 1});
@@ -51,6 +53,13 @@ void register_expand(CaseRegistry& cases) {
   add("ortrain::SumToShape", "to_scalar", {3, 7}, {});
   add("ortrain::SumToShape", "same", {3, 7}, {3, 7});
   add("ortrain::SumToShape", "drops_ones", {1, 1, 7}, {7});
+  // Rows of vectors, more than one piece of a sum, more rows than a block has warps.
+  add("ortrain::SumToShape", "bias", {700, 72}, {72});
+  add("ortrain::SumToShape", "bias_odd", {300, 67}, {67});
+  add("ortrain::SumToShape", "long_rows", {3, 9000}, {3, 1});
+  add("ortrain::SumToShape", "short_rows", {70, 24}, {70, 1});
+  add("ortrain::SumToShape", "middle", {5, 300, 40}, {5, 1, 40});
+  add("ortrain::SumToShape", "outer_and_inner", {6, 5, 33}, {5, 1});
   add("ortrain::SumToShape", "empty_sum", {0, 3}, {1, 3});
   add("ortrain::SumToShape", "misfit", {4, 3}, {2, 3}, "is no broadcast of");
 }

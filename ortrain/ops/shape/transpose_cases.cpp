@@ -22,6 +22,9 @@ void register_transpose(CaseRegistry& cases) {
   add("matrix", {17, 33}, {{1, 0}});
   add("tiles", {40, 70}, {{1, 0}});
   add("tall", {70, 3}, {{1, 0}});
+  add("many_tiles", {136, 72}, {{1, 0}});
+  add("many_tiles_odd", {131, 67}, {{1, 0}});
+  add("matrix_inside", {2, 66, 3, 20}, {{2, 3, 0, 1}});
   add("batched", {3, 7, 9}, {{0, 2, 1}});
   add("heads", {2, 5, 3, 8}, {{0, 2, 1, 3}});
   add("heads_matrix", {2, 5, 3, 8}, {{0, 2, 3, 1}});

@@ -19,6 +19,8 @@ void register_pad(CaseRegistry& cases) {
   for (const char* mode : {"constant", "reflect", "edge", "wrap"}) {
     add("Pad", mode, "matrix", {5, 7}, {1, 2, 3, 0});
     add("Pad", mode, "rank_1", {9}, {3, 4});
+    add("Pad", mode, "sequence", {2, 5, 24}, {0, 1, 0, 0, 2, 0});
+    add("Pad", mode, "vectors", {3, 32}, {1, 8, 0, 16});
     add("Pad", mode, "rank_4", {1, 2, 4, 5}, {0, 0, 1, 2, 0, 0, 2, 1});
     add("Pad", mode, "nothing", {3, 4}, {0, 0, 0, 0});
     add("Pad", mode, "beyond_extent", {3}, {7, 8});
