@@ -230,15 +230,13 @@ ORTRAIN_DEVICE void multiply_add(Accumulator& c, const FragmentA<T>& a, const Fr
   for (int h = 0; h < 2; ++h) {
     float* v = c.v + 4 * h;
     if constexpr (std::is_same_v<T, BFloat16>) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
           "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
           : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
           : "r"(a.bits[0]), "r"(a.bits[1]), "r"(a.bits[2]), "r"(a.bits[3]), "r"(b.bits[2 * h]),
             "r"(b.bits[2 * h + 1]));
     } else {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
           "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
           : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
           : "r"(a.bits[0]), "r"(a.bits[1]), "r"(a.bits[2]), "r"(a.bits[3]), "r"(b.bits[2 * h]),

@@ -44,6 +44,7 @@ Device& device(int index) {
 }
 
 void set_allocator(Allocator) {}  // host memory comes from its pool
+int current_device() { return 0; }
 int multiprocessors(int) { return 4; }
 int compute_capability(int) { return 80; }
 
