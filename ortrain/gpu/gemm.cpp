@@ -14,6 +14,16 @@ namespace {
 
 std::atomic<bool> tf32_is_allowed{false};
 
+// Whether D is one dense run of matrices, as one of all their rows.
+bool d_is_one_matrix(const GemmProblem& p) {
+  int64_t stride = p.m * p.ldd;
+  for (size_t i = p.batch.size(); i-- > 0;) {
+    if (p.batch[i].d != stride) return false;
+    stride *= p.batch[i].count;
+  }
+  return true;
+}
+
 void check_problem(const GemmProblem& p) {
   check(p.m >= 0 && p.n >= 0 && p.k >= 0, "extents of a matrix product");
   check(p.lda >= (p.trans_a ? p.m : p.k) && p.ldb >= (p.trans_b ? p.k : p.n) && p.ldd >= p.n,
@@ -22,6 +32,9 @@ void check_problem(const GemmProblem& p) {
                      p.activation == Activation::none && !p.bias_gradient;
   check(is_float(p.dtype) || plain, "integers are multiplied only");
   check(!p.keep_aux || !p.activation_gradient, "aux is written or read");
+  check(!p.keep_sums || (plain && is_float(p.dtype) && p.ldd == std::max<int64_t>(p.n, 1) &&
+                         d_is_one_matrix(p)),
+        "sums are kept as they are, densely");
   check(p.activation != Activation::none || (!p.keep_aux && !p.activation_gradient),
         "aux belongs to an activation");
 }
@@ -97,16 +110,6 @@ int64_t count_of(const std::vector<BatchAxis>& batch) {
   return count;
 }
 
-// Whether D is one dense run of matrices, as one of all their rows.
-bool d_is_one_matrix(const GemmProblem& p) {
-  int64_t stride = p.m * p.ldd;
-  for (size_t i = p.batch.size(); i-- > 0;) {
-    if (p.batch[i].d != stride) return false;
-    stride *= p.batch[i].count;
-  }
-  return true;
-}
-
 }  // namespace
 
 struct Gemm::Plan {
@@ -136,13 +139,14 @@ struct Gemm::Plan {
   GemmOperands part(const GemmOperands& operands, int64_t member) const {
     GemmOperands result = operands;
     const auto size = static_cast<int64_t>(size_of(problem.dtype));
+    const auto result_size = static_cast<int64_t>(size_of(problem.result_type()));
     for (size_t i = outer.size(); i-- > 0;) {
       const int64_t at = member % outer[i].count;
       member /= outer[i].count;
       result.a = moved(result.a, at * outer[i].a * size);
       result.b = moved(result.b, at * outer[i].b * size);
       result.c = moved(result.c, at * outer[i].c * size);
-      result.d = moved(result.d, at * outer[i].d * size);
+      result.d = moved(result.d, at * outer[i].d * result_size);
     }
     return result;
   }

@@ -52,6 +52,11 @@ struct GemmProblem {
   // bias_gradient[n] = the sums of the columns of D over its rows and the batch, always in the same
   // order.
   bool bias_gradient = false;
+  // D = op(A) op(B) as summed, float for the 16-bit types: alpha 1, nothing added or applied, D
+  // dense with the batch in front.
+  bool keep_sums = false;
+
+  DType result_type() const { return keep_sums && size_of(dtype) == 2 ? DType::f32 : dtype; }
 };
 
 // Addresses on the device. C may be D where both are laid out alike; else D overlaps no operand.

@@ -93,9 +93,9 @@ class Product {
       calls_.erase(largest);
     }
     for (const BatchAxis& axis : calls_) call_count_ *= axis.count;
-    const auto make = [&](int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
+    const auto make = [&](DType type, int64_t rows, int64_t columns, int64_t ld, int64_t stride) {
       Layout layout = nullptr;
-      expect(f.MatrixLayoutCreate(&layout, data_type(p.dtype), static_cast<uint64_t>(rows),
+      expect(f.MatrixLayoutCreate(&layout, data_type(type), static_cast<uint64_t>(rows),
                                   static_cast<uint64_t>(columns), ld));
       layouts_.push_back(layout);
       if (own.count > 1) {
@@ -104,10 +104,10 @@ class Product {
         expect(f.MatrixLayoutSetAttribute(layout, kBatchStride, &stride, sizeof(stride)));
       }
     };
-    make(p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.ldb, own.b);
-    make(p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.lda, own.a);
-    make(p.n, p.m, p.beta != 0.0 ? p.c_row : p.ldd, p.beta != 0.0 ? own.c : own.d);
-    make(p.n, p.m, p.ldd, own.d);
+    make(p.dtype, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.ldb, own.b);
+    make(p.dtype, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.lda, own.a);
+    make(p.result_type(), p.n, p.m, p.beta != 0.0 ? p.c_row : p.ldd, p.beta != 0.0 ? own.c : own.d);
+    make(p.result_type(), p.n, p.m, p.ldd, own.d);
     if ((epilogue & kEpilogueAux) != 0) {
       set_matmul(kAuxLd, p.ldd);
       if (own.count > 1) set_matmul(kAuxBatchStride, own.d);
@@ -222,7 +222,7 @@ class Product {
       void* aux = moved(operands.aux, at.d * size);
       set_matmul(kAuxPointer, aux);
     }
-    void* d = moved(operands.d, at.d * size);
+    void* d = moved(operands.d, at.d * static_cast<int64_t>(size_of(problem_.result_type())));
     const void* c = problem_.beta != 0.0 ? moved(operands.c, at.c * size) : d;
     const double factors[2] = {problem_.alpha, problem_.beta};
     const float rounded[2] = {static_cast<float>(problem_.alpha),

@@ -258,6 +258,27 @@ TEST(Gemm, ColumnSumsOfNoRows) {
   EXPECT_EQ(sums, std::vector<float>(3, 0.0f));
 }
 
+TEST(Gemm, KeepsSums) {
+  for (const char* path : {"", ORTRAIN_CUBLASLT_STAND_IN}) {
+    set_cublaslt_path(path);
+    for (const int64_t k : {9, 1030}) {  // in one part, in several
+      const auto a = numbers(2 * 5 * k, 3), b = numbers(k * 7, 5);
+      const auto left = rounded<BFloat16>(a), right = rounded<BFloat16>(b);
+      GemmProblem p{.dtype = DType::f64, .m = 5, .n = 7, .k = k, .batch = {{2, 5 * k, 0, 0, 35}}};
+      const Result wanted = expected(p, a, b, {}, {}, {});
+      p.dtype = DType::bf16;
+      p.keep_sums = true;
+      const Gemm gemm(p);
+      EXPECT_EQ(gemm.algorithm(), *path == 0 ? "tiled" : "cublaslt");
+      std::vector<float> d(70);
+      std::vector<double> workspace(gemm.workspace_bytes() / sizeof(double) + 1);
+      gemm.run({.a = left.data(), .b = right.data(), .d = d.data()}, workspace.data(), nullptr);
+      expect_near(d, wanted.d, 1e-6, "D");
+    }
+  }
+  set_cublaslt_path("");
+}
+
 TEST(Gemm, IntegersWrapAround) {
   const Gemm gemm({.dtype = DType::i32, .m = 1, .n = 1, .k = 2});
   const std::vector<int32_t> a{1 << 30, -3}, b{6, 5};
@@ -270,6 +291,7 @@ TEST(Gemm, RefusesContradictions) {
   EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .lda = 3}), InternalError);
   EXPECT_THROW(Gemm({.dtype = DType::i64, .m = 2, .n = 2, .k = 4, .beta = 1.0}), InternalError);
   EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .keep_aux = true}), InternalError);
+  EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .ldd = 3, .keep_sums = true}), InternalError);
 }
 
 // --- cuBLASLt, on a stand-in for the library that reads the same descriptions

@@ -120,13 +120,23 @@ __global__ void __launch_bounds__(Tile::kThreads)
 }
 
 template <class T>
-__global__ void add_parts(const ComputeType<T>* partial, int64_t parts, int64_t m, int64_t n,
-                          BatchAxes batch, GemmEpilogue<T> epilogue) {
+__global__ void finish_parts(const ComputeType<T>* partial, int64_t parts, int64_t m, int64_t n,
+                             BatchAxes batch, GemmEpilogue<T> epilogue) {
   const int64_t each = batch.count * m * n;
   for_each_item(each, [&](int64_t i) {
     ComputeType<T> sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += partial[part * each + i];
     epilogue.put(batch.at(i / (m * n)), i % (m * n) / n, i % n, sum);
+  });
+}
+
+// The same without an epilogue.
+template <class C>
+__global__ void add_parts(const C* partial, int64_t parts, int64_t each, C* d) {
+  for_each_item(each, [&](int64_t i) {
+    C sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += partial[part * each + i];
+    d[i] = sum;
   });
 }
 
@@ -169,7 +179,9 @@ GemmKernel tiled_gemm_by(const GemmProblem& p) {
                           p.trans_b ? p.k : p.n, p.ldb,
                           begins_at_vectors<T>(operands.b, p.ldb, p.batch, &BatchAxis::b)};
     const GemmEpilogue<T> epilogue(p, operands);
-    C* partial = parts > 1 ? static_cast<C*>(workspace) : nullptr;
+    C* partial = parts > 1     ? static_cast<C*>(workspace)
+                 : p.keep_sums ? static_cast<C*>(operands.d)
+                               : nullptr;
     launch(gemm_tiles<T, Tile>,
            {.blocks = static_cast<unsigned>(tiles),
             .threads = Tile::kThreads,
@@ -177,8 +189,10 @@ GemmKernel tiled_gemm_by(const GemmProblem& p) {
             .blocks_y = static_cast<unsigned>(std::min<int64_t>(batch.count, 65535)),
             .blocks_z = static_cast<unsigned>(parts)},
            stream, a, b, p.m, p.n, p.k, batch, part_depth, epilogue, partial);
-    if (parts > 1) {
-      launch(add_parts<T>, items(sums), stream, partial, parts, p.m, p.n, batch, epilogue);
+    if (parts > 1 && p.keep_sums) {
+      launch(add_parts<C>, items(sums), stream, partial, parts, sums, static_cast<C*>(operands.d));
+    } else if (parts > 1) {
+      launch(finish_parts<T>, items(sums), stream, partial, parts, p.m, p.n, batch, epilogue);
     }
     return true;
   };

@@ -199,7 +199,7 @@ Status cublasLtMatmul(Handle, MatmulDesc desc, const void* alpha, const void* a,
         }
         double z = scale * sum;
         if (keep != 0.0) z += keep * load(lc->type, c, batch * lc->stride() + j * lc->ld + i);
-        if ((epilogue & kEpilogueBias) != 0) z += load(ld->type, bias, i);
+        if ((epilogue & kEpilogueBias) != 0) z += load(la->type, bias, i);
         const int64_t at_aux = batch * aux_stride + j * aux_ld + i;
         if (is_gradient) {
           z *= gelu_slope(load(ld->type, aux, at_aux));
