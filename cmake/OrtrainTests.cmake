@@ -44,5 +44,15 @@ target_link_libraries(ortrain_example_extension PRIVATE ortrain_flags)
 add_dependencies(ortrain_tests ortrain_example_extension)
 target_compile_definitions(ortrain_tests PRIVATE
   ORTRAIN_EXAMPLE_EXTENSION="$<TARGET_FILE:ortrain_example_extension>")
+if(ORTRAIN_GPU STREQUAL "simulator")
+  # In the place of cuBLASLt.
+  add_library(ortrain_cublaslt_stand_in MODULE tests/cpp/cublaslt_stand_in.cpp)
+  target_include_directories(ortrain_cublaslt_stand_in PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(ortrain_cublaslt_stand_in PRIVATE ortrain_flags)
+  set_target_properties(ortrain_cublaslt_stand_in PROPERTIES CXX_VISIBILITY_PRESET default)
+  add_dependencies(ortrain_tests ortrain_cublaslt_stand_in)
+  target_compile_definitions(ortrain_tests PRIVATE
+    ORTRAIN_CUBLASLT_STAND_IN="$<TARGET_FILE:ortrain_cublaslt_stand_in>")
+endif()
 gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
   PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)

@@ -31,8 +31,12 @@
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define ORTRAIN_DEVICE __device__ __forceinline__
+#define ORTRAIN_UNROLL _Pragma("unroll")
+#define ORTRAIN_ROLL _Pragma("unroll 1")
 #else
 #define ORTRAIN_DEVICE inline
+#define ORTRAIN_UNROLL
+#define ORTRAIN_ROLL
 #endif
 
 namespace ortrain::gpu {

@@ -216,6 +216,13 @@ int device_attribute(int index, ORTRAIN_GPU_ATTRIBUTE_TYPE attribute) {
 
 }  // namespace
 
+int current_device() {
+  int index = 0;
+  if (ORTRAIN_GPU(GetDevice)(&index) == ORTRAIN_GPU(Success)) return index;
+  static_cast<void>(ORTRAIN_GPU(GetLastError)());
+  return 0;
+}
+
 int multiprocessors(int index) {
   return device_attribute(index, ORTRAIN_GPU_ATTRIBUTE_MULTIPROCESSORS);
 }

@@ -27,6 +27,8 @@ const KernelRegistry& kernels(int index);
 using Allocator = std::function<std::shared_ptr<Block>(int, size_t, void*)>;
 void set_allocator(Allocator allocator);
 
+// The calling thread's current device; 0 where there is none.
+int current_device();
 // Multiprocessors of the device, for launches that want as many blocks as run at a time.
 int multiprocessors(int index);
 // Ten times major plus minor: 80, 90. The simulator has 80, AMD's devices 0.

@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <tuple>
+
 #include "ortrain/testing/case.h"
 
 namespace ortrain::testing {
@@ -36,6 +38,30 @@ void register_grouped_matmul(CaseRegistry& cases) {
                  .name = name,
                  .inputs = {x, CaseInput::normal({c.rows, c.width}), offsets}});
     }
+  }
+  // Several tiles of rows, columns and depth; groups longer and shorter than a tile.
+  for (const auto& [name, rows, depth, width, offsets] :
+       {std::tuple<std::string, int64_t, int64_t, int64_t, std::vector<double>>{
+            "tiles", 150, 40, 72, {70, 75, 140}},
+        {"large_tiles", 300, 72, 136, {130, 300}}}) {
+    const int64_t experts = static_cast<int64_t>(offsets.size());
+    const CaseInput ends = CaseInput::literal(DType::i64, {experts}, offsets);
+    for (const int64_t transposed : {0, 1}) {
+      cases.add({.op = "ortrain::GroupedMatMul",
+                 .name = name + (transposed ? "_transposed" : ""),
+                 .inputs = {CaseInput::normal({rows, depth}),
+                            CaseInput::normal(transposed ? Dims{experts, width, depth}
+                                                         : Dims{experts, depth, width}),
+                            ends},
+                 .attributes = {{"trans_w", transposed}},
+                 .check_gradient = false,
+                 .tolerance = 1e-4});
+    }
+    cases.add({.op = "ortrain::GroupedMatMulWeightGrad",
+               .name = name,
+               .inputs = {CaseInput::normal({rows, depth}), CaseInput::normal({rows, width}), ends},
+               .check_gradient = false,
+               .tolerance = 2e-4});
   }
   const auto refuse = [&](const char* name, std::vector<double> offsets, const char* text) {
     const int64_t experts = static_cast<int64_t>(offsets.size());

@@ -1,0 +1,222 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+
+// A shared library with the functions of cuBLASLt that the engine uses, working on host memory:
+// what the engine asks the library for can be tested without a GPU. By columns, sums in double.
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "ortrain/base/half.h"
+#include "ortrain/gpu/cublaslt_abi.h"
+
+using namespace ortrain;
+using namespace ortrain::gpu::cublaslt;
+
+namespace {
+
+constexpr Status kInvalidValue = 7;
+
+// Attributes as they were set; the size is checked where they are read.
+struct Attributes {
+  std::map<int32_t, std::vector<char>> values;
+  Status set(int32_t attribute, const void* value, size_t bytes) {
+    const auto* from = static_cast<const char*>(value);
+    values[attribute].assign(from, from + bytes);
+    return kSuccess;
+  }
+  template <class T>
+  T get(int32_t attribute, T otherwise) const {
+    const auto at = values.find(attribute);
+    if (at == values.end()) return otherwise;
+    if (at->second.size() != sizeof(T)) std::abort();
+    T value;
+    std::memcpy(&value, at->second.data(), sizeof(T));
+    return value;
+  }
+};
+struct LayoutOf : Attributes {
+  int32_t type = 0;
+  int64_t rows = 0, columns = 0, ld = 0;
+  int32_t batch() const { return get<int32_t>(kBatchCount, 1); }
+  int64_t stride() const { return get<int64_t>(kBatchStride, 0); }
+};
+struct MatmulOf : Attributes {
+  int32_t compute = 0, scale = 0;
+};
+
+double load(int32_t type, const void* data, int64_t i) {
+  switch (type) {
+    case kF64:
+      return static_cast<const double*>(data)[i];
+    case kF16:
+      return static_cast<double>(static_cast<const Float16*>(data)[i]);
+    case kBF16:
+      return static_cast<double>(static_cast<const BFloat16*>(data)[i]);
+    default:
+      return static_cast<double>(static_cast<const float*>(data)[i]);
+  }
+}
+void store(int32_t type, void* data, int64_t i, double value) {
+  switch (type) {
+    case kF64:
+      static_cast<double*>(data)[i] = value;
+      break;
+    case kF16:
+      static_cast<Float16*>(data)[i] = Float16(static_cast<float>(value));
+      break;
+    case kBF16:
+      static_cast<BFloat16*>(data)[i] = BFloat16(static_cast<float>(value));
+      break;
+    default:
+      static_cast<float*>(data)[i] = static_cast<float>(value);
+  }
+}
+
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+double gelu_slope(double x) { return (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5; }
+
+}  // namespace
+
+extern "C" {
+
+Status cublasLtCreate(Handle* handle) {
+  static int one;
+  *handle = &one;
+  return kSuccess;
+}
+size_t cublasLtGetVersion() { return 1; }
+const char* cublasLtGetStatusString(Status) { return "status of the stand-in"; }
+
+Status cublasLtMatmulDescCreate(MatmulDesc* desc, int32_t compute, int32_t scale) {
+  auto* made = new MatmulOf();
+  made->compute = compute;
+  made->scale = scale;
+  *desc = made;
+  return kSuccess;
+}
+Status cublasLtMatmulDescDestroy(MatmulDesc desc) {
+  delete static_cast<MatmulOf*>(desc);
+  return kSuccess;
+}
+Status cublasLtMatmulDescSetAttribute(MatmulDesc desc, int32_t attribute, const void* value,
+                                      size_t bytes) {
+  return static_cast<MatmulOf*>(desc)->set(attribute, value, bytes);
+}
+Status cublasLtMatrixLayoutCreate(Layout* layout, int32_t type, uint64_t rows, uint64_t columns,
+                                  int64_t ld) {
+  auto* made = new LayoutOf();
+  made->type = type;
+  made->rows = static_cast<int64_t>(rows);
+  made->columns = static_cast<int64_t>(columns);
+  made->ld = ld;
+  *layout = made;
+  return ld >= made->rows ? kSuccess : kInvalidValue;
+}
+Status cublasLtMatrixLayoutDestroy(Layout layout) {
+  delete static_cast<LayoutOf*>(layout);
+  return kSuccess;
+}
+Status cublasLtMatrixLayoutSetAttribute(Layout layout, int32_t attribute, const void* value,
+                                        size_t bytes) {
+  return static_cast<LayoutOf*>(layout)->set(attribute, value, bytes);
+}
+Status cublasLtMatmulPreferenceCreate(Preference* preference) {
+  *preference = new Attributes();
+  return kSuccess;
+}
+Status cublasLtMatmulPreferenceDestroy(Preference preference) {
+  delete static_cast<Attributes*>(preference);
+  return kSuccess;
+}
+Status cublasLtMatmulPreferenceSetAttribute(Preference preference, int32_t attribute,
+                                            const void* value, size_t bytes) {
+  return static_cast<Attributes*>(preference)->set(attribute, value, bytes);
+}
+
+Status cublasLtMatmulAlgoGetHeuristic(Handle, MatmulDesc desc, Layout, Layout, Layout,
+                                      Layout d_layout, Preference preference, int32_t,
+                                      HeuristicResult* results, int32_t* found) {
+  *found = 0;
+  const auto* wanted = static_cast<Attributes*>(preference);
+  if (wanted->get<uint64_t>(kMaxWorkspaceBytes, 0) < 64) return kNotSupported;
+  for (const int32_t operand : {kMinAlignmentA, kMinAlignmentB, kMinAlignmentC, kMinAlignmentD}) {
+    if (wanted->get<uint32_t>(operand, 256) < 4) return kNotSupported;
+  }
+  const auto* matmul = static_cast<MatmulOf*>(desc);
+  const auto* d = static_cast<LayoutOf*>(d_layout);
+  const auto epilogue = matmul->get<uint32_t>(kEpilogue, kEpilogueNone);
+  const auto aux_ld = matmul->get<int64_t>(kAuxLd, 0);
+  if ((epilogue & kEpilogueAux) != 0 && (aux_ld % 8 != 0 || aux_ld < d->rows)) return kInvalidValue;
+  if ((matmul->scale == kF64) != (matmul->compute == kCompute64F)) return kInvalidValue;
+  if ((d->type == kF64) != (matmul->compute == kCompute64F)) return kInvalidValue;
+  results[0] = {};
+  results[0].algorithm.data[0] = 42;
+  results[0].workspace_bytes = 64;
+  *found = 1;
+  return kSuccess;
+}
+
+Status cublasLtMatmul(Handle, MatmulDesc desc, const void* alpha, const void* a, Layout a_layout,
+                      const void* b, Layout b_layout, const void* beta, const void* c,
+                      Layout c_layout, void* d, Layout d_layout, const Algorithm* algorithm,
+                      void* workspace, size_t workspace_bytes, void*) {
+  const auto* matmul = static_cast<MatmulOf*>(desc);
+  const auto *la = static_cast<LayoutOf*>(a_layout), *lb = static_cast<LayoutOf*>(b_layout),
+             *lc = static_cast<LayoutOf*>(c_layout), *ld = static_cast<LayoutOf*>(d_layout);
+  if (algorithm->data[0] != 42 || workspace == nullptr || workspace_bytes < 64)
+    return kInvalidValue;
+  const bool trans_a = matmul->get<int32_t>(kTransA, 0) != 0;
+  const bool trans_b = matmul->get<int32_t>(kTransB, 0) != 0;
+  const int64_t m = ld->rows, n = ld->columns, k = trans_a ? la->rows : la->columns;
+  if ((trans_a ? la->columns : la->rows) != m || (trans_b ? lb->rows : lb->columns) != n ||
+      (trans_b ? lb->columns : lb->rows) != k || lc->rows != m || lc->columns != n ||
+      la->batch() != ld->batch() || lb->batch() != ld->batch() || lc->batch() != ld->batch()) {
+    return kInvalidValue;
+  }
+  const auto epilogue = matmul->get<uint32_t>(kEpilogue, kEpilogueNone);
+  void* const bias = matmul->get<void*>(kBiasPointer, nullptr);
+  void* const aux = matmul->get<void*>(kAuxPointer, nullptr);
+  const auto aux_ld = matmul->get<int64_t>(kAuxLd, 0);
+  const auto aux_stride = matmul->get<int64_t>(kAuxBatchStride, 0);
+  const double scale = load(matmul->scale, alpha, 0), keep = load(matmul->scale, beta, 0);
+  const bool is_gradient = (epilogue & kEpilogueGeluGradient) == kEpilogueGeluGradient;
+  std::vector<double> row_sums(static_cast<size_t>(m), 0.0);
+  for (int64_t batch = 0; batch < ld->batch(); ++batch) {
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t i = 0; i < m; ++i) {
+        double sum = 0;
+        for (int64_t q = 0; q < k; ++q) {
+          const int64_t at_a = trans_a ? i * la->ld + q : q * la->ld + i;
+          const int64_t at_b = trans_b ? q * lb->ld + j : j * lb->ld + q;
+          sum += load(la->type, a, batch * la->stride() + at_a) *
+                 load(lb->type, b, batch * lb->stride() + at_b);
+        }
+        double z = scale * sum;
+        if (keep != 0.0) z += keep * load(lc->type, c, batch * lc->stride() + j * lc->ld + i);
+        if ((epilogue & kEpilogueBias) != 0) z += load(la->type, bias, i);
+        const int64_t at_aux = batch * aux_stride + j * aux_ld + i;
+        if (is_gradient) {
+          z *= gelu_slope(load(ld->type, aux, at_aux));
+        } else {
+          if ((epilogue & kEpilogueAux) != 0) store(ld->type, aux, at_aux, z);
+          if ((epilogue & kEpilogueRelu) != 0) z = std::fmax(z, 0.0);
+          if ((epilogue & kEpilogueGelu) != 0) z = gelu(z);
+        }
+        row_sums[static_cast<size_t>(i)] += z;
+        store(ld->type, d, batch * ld->stride() + j * ld->ld + i, z);
+      }
+    }
+  }
+  if ((epilogue & kEpilogueBiasGradient) != 0) {
+    for (int64_t i = 0; i < m; ++i) store(ld->type, bias, i, row_sums[static_cast<size_t>(i)]);
+  }
+  return kSuccess;
+}
+
+}  // extern "C"
