@@ -18,6 +18,8 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
+// `#pragma unroll` is for the others.
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"
 // Threads of a block share an operating system thread.
 #define __shared__ static thread_local
 
