@@ -31,8 +31,10 @@
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define ORTRAIN_DEVICE __device__ __forceinline__
+#define ORTRAIN_UNROLL _Pragma("unroll")
 #else
 #define ORTRAIN_DEVICE inline
+#define ORTRAIN_UNROLL
 #endif
 
 namespace ortrain::gpu {

@@ -52,14 +52,14 @@ struct Accumulator {
   ORTRAIN_DEVICE void set(int i, float value) { v[i] = value; }
   ORTRAIN_DEVICE float operator[](int i) const { return v[i]; }
   ORTRAIN_DEVICE void fill(float value) {
-#pragma unroll
+    ORTRAIN_UNROLL
     for (int i = 0; i < kElements; ++i) v[i] = value;
   }
   // `value` combined over the lanes that hold parts of the same row; all of them get it. With a
   // value per row slot: of the whole row.
   template <class T, class Op>
   ORTRAIN_DEVICE static T reduce_over_row(T value, Op op) {
-#pragma unroll
+    ORTRAIN_UNROLL
     for (int mask = (kElements == 4 ? 8 : 2); mask > 0; mask /= 2) {
       value = op(value, exchange_xor(value, mask));
     }
@@ -114,7 +114,7 @@ template <class T>
 ORTRAIN_DEVICE Short4 four_in_a_column(const T* tile, int ld) {
   const T* first = tile + lane() / 16 * 4 * ld + lane() % 16;
   Short4 bits;
-#pragma unroll
+  ORTRAIN_UNROLL
   for (int i = 0; i < 4; ++i) bits[i] = static_cast<short>(first[i * ld].bits);
   return bits;
 }
@@ -141,13 +141,13 @@ ORTRAIN_DEVICE void FragmentB<T>::load_transposed(const T* tile, int ld) {
 template <class T>
 ORTRAIN_DEVICE void FragmentA<T>::from(const Accumulator& sums) {
   uint32_t pairs[2];
-#pragma unroll
+  ORTRAIN_UNROLL
   for (int h = 0; h < 2; ++h) {
     pairs[h] = static_cast<uint32_t>(T(sums[2 * h]).bits) |
                static_cast<uint32_t>(T(sums[2 * h + 1]).bits) << 16;
   }
   const int row = lane() % 16;
-#pragma unroll
+  ORTRAIN_UNROLL
   for (int i = 0; i < 4; ++i) {
     const int source = row / 4 * 16 + lane() / 16 * 4 + i;
     const uint32_t low = broadcast_lane(pairs[0], source);
@@ -220,13 +220,13 @@ ORTRAIN_DEVICE uint32_t rounded_pair(float low, float high) {
 
 template <class T>
 ORTRAIN_DEVICE void FragmentA<T>::from(const Accumulator& sums) {
-#pragma unroll
+  ORTRAIN_UNROLL
   for (int i = 0; i < 4; ++i) bits[i] = rounded_pair<T>(sums[2 * i], sums[2 * i + 1]);
 }
 
 template <class T>
 ORTRAIN_DEVICE void multiply_add(Accumulator& c, const FragmentA<T>& a, const FragmentB<T>& b) {
-#pragma unroll
+  ORTRAIN_UNROLL
   for (int h = 0; h < 2; ++h) {
     float* v = c.v + 4 * h;
     if constexpr (std::is_same_v<T, BFloat16>) {

@@ -196,8 +196,9 @@ class BlockRunner {
   char* stack_of(unsigned t) { return static_cast<char*>(stacks_) + t * kStackBytes; }
 
   void prepare(unsigned t) {
-    // As after a switch: six registers, the address to go on at, and the alignment of a call.
-    void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 2;
+    // As after a switch: six registers and the address to go on at, where the stack is as a call
+    // leaves it, 8 bytes below a multiple of 16.
+    void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 1;
     *--top = reinterpret_cast<void*>(&BlockRunner::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     fibers_[t] = {.stack_pointer = top, .done = false};
