@@ -56,6 +56,10 @@ void throw_error(const std::string& context, const Fault& fault) {
     throw IndexError(str(context, "indices[", fault.position, "] = ", fault.value,
                          " is out of range for an extent of ", fault.high));
   }
+  if (fault.kind == FaultKind::offset) {
+    throw IndexError(str(context, "'offsets' has ", fault.value, " at ", fault.position,
+                         ", expected a value in [", fault.low, ", ", fault.high, "]"));
+  }
   throw IndexError(str(context, fault.kind == FaultKind::label ? "label " : "index ", fault.value,
                        " at position ", fault.position, " is outside of [", fault.low, ", ",
                        fault.high, ")"));

@@ -6,7 +6,16 @@
 
 namespace ortrain {
 
-enum class FaultKind : int32_t { being_written = -1, none, index, label, element, division, shape };
+enum class FaultKind : int32_t {
+  being_written = -1,
+  none,
+  index,
+  label,
+  element,
+  division,
+  shape,
+  offset,  // `high` is allowed too
+};
 
 // The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
 // throw: it writes this, goes on with a value that does no harm, and the run throws as soon as the
