@@ -50,26 +50,38 @@ AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
   return p;
 }
 
-// Whether rows of `dim` elements at `data` may be read and written by four.
-bool by_fours(const void* data, int dim, DType type) {
-  const size_t bytes = std::min<size_t>(4 * size_of(type), 16);
-  return dim % 4 == 0 && reinterpret_cast<uintptr_t>(data) % bytes == 0;
+// The kernels that there are. Vendor libraries would be others, in front.
+enum class Way { fragments, tiles };
+
+// Whether rows of `dim` elements at `data` may be read and written by packs: of 16 bytes, or of
+// four elements.
+bool in_packs(const void* data, int dim, DType type, Way way) {
+  const size_t bytes = way == Way::fragments ? 16 : std::min<size_t>(4 * size_of(type), 16);
+  return dim % (way == Way::fragments ? 8 : 4) == 0 &&
+         reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+std::optional<std::string> too_wide(const AttentionProblem& p, int most) {
+  if (std::max(p.head_dim, p.value_dim) <= most) return std::nullopt;
+  return str("heads are wider than ", most);
 }
 
 // Fills in the addresses of one run.
-void bind(AttentionProblem& p, const KernelArgs& args, DType type, size_t first, size_t mask) {
+void bind(AttentionProblem& p, const KernelArgs& args, DType type, Way way, size_t first,
+          size_t mask) {
   p.q = args.in[first];
   p.k = args.in[first + 1];
   p.v = args.in[first + 2];
   if (p.mask.kind != AttentionMask::Kind::none) p.mask.data = args.in[mask];
   if (p.drops) p.seed = args.input<int64_t>(mask + 1);
   if (p.sequences >= 0) p.offsets = args.input<int64_t>(mask + 2);
-  p.q_fours = by_fours(p.q, p.head_dim, type);
-  p.k_fours = by_fours(p.k, p.head_dim, type);
-  p.v_fours = by_fours(p.v, p.value_dim, type);
-  p.out_fours = by_fours(p.out, p.value_dim, type);
+  p.q_packs = in_packs(p.q, p.head_dim, type, way);
+  p.k_packs = in_packs(p.k, p.head_dim, type, way);
+  p.v_packs = in_packs(p.v, p.value_dim, type, way);
+  p.out_packs = in_packs(p.out, p.value_dim, type, way);
 }
 
+template <Way kWay>
 KernelFn make_forward(NodeSpec& spec) {
   const DType type = spec.input(0).dtype;
   return [problem = problem_of(spec, 0, 3), type,
@@ -77,14 +89,19 @@ KernelFn make_forward(NodeSpec& spec) {
     AttentionProblem p = problem;
     p.out = args.out[0];
     p.logsumexp = has_lse ? args.out[1] : nullptr;
-    bind(p, args, type, 0, 3);
-    attention_forward_tiles(type, p, args.stream);
+    bind(p, args, type, kWay, 0, 3);
+    if constexpr (kWay == Way::fragments) {
+      attention_forward_fragments(type, p, args.stream);
+    } else {
+      attention_forward_tiles(type, p, args.stream);
+    }
     if (p.sequences >= 0) attention_rest(type, p, FaultReporter(args), args.stream);
   };
 }
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+template <Way kWay>
 KernelFn make_backward(NodeSpec& spec) {
   const DType type = spec.input(0).dtype;
   const AttentionProblem problem = problem_of(spec, 1, 6);
@@ -102,19 +119,23 @@ KernelFn make_backward(NodeSpec& spec) {
     // Read only, although the forward problem writes them.
     p.forward.out = const_cast<void*>(args.in[4]);
     p.forward.logsumexp = const_cast<void*>(args.in[5]);
-    bind(p.forward, args, type, 1, 6);
+    bind(p.forward, args, type, kWay, 1, 6);
     p.delta = args.workspace;
     const auto output = [&](size_t i) { return wanted[i] ? args.out[i] : nullptr; };
     p.dq = output(0);
     p.dk = output(1);
     p.dv = output(2);
-    p.dout_fours = by_fours(p.dout, problem.value_dim, type);
-    p.dq_fours = by_fours(p.dq, problem.head_dim, type);
-    p.dk_fours = by_fours(p.dk, problem.head_dim, type);
-    p.dv_fours = by_fours(p.dv, problem.value_dim, type);
+    p.dout_packs = in_packs(p.dout, problem.value_dim, type, kWay);
+    p.dq_packs = in_packs(p.dq, problem.head_dim, type, kWay);
+    p.dk_packs = in_packs(p.dk, problem.head_dim, type, kWay);
+    p.dv_packs = in_packs(p.dv, problem.value_dim, type, kWay);
 
     attention_row_products(type, p, args.workspace, args.stream);
-    attention_backward_tiles(type, p, args.stream);
+    if constexpr (kWay == Way::fragments) {
+      attention_backward_fragments(type, p, args.stream);
+    } else {
+      attention_backward_tiles(type, p, args.stream);
+    }
     attention_mask_gradient(type, p, mask_size, mask_size > 0 ? args.out[3] : nullptr,
                             static_cast<char*>(args.workspace) + delta_bytes, args.stream);
     if (p.forward.sequences >= 0) {
@@ -126,8 +147,25 @@ KernelFn make_backward(NodeSpec& spec) {
 }  // namespace
 
 void register_attention(KernelRegistry& registry) {
-  registry.add("ortrain::Attention", {{.name = "tiles", .make = make_forward}});
-  registry.add("ortrain::AttentionGrad", {{.name = "tiles", .make = make_backward}});
+  constexpr DTypeSet kHalfTypes{DType::f16, DType::bf16};
+  registry.add("ortrain::Attention", {{.name = "fragments",
+                                       .types = kHalfTypes,
+                                       .why_not =
+                                           [](const NodeSpec& spec) {
+                                             return too_wide(problem_of(spec, 0, 3),
+                                                             kMostForwardWidth);
+                                           },
+                                       .make = make_forward<Way::fragments>},
+                                      {.name = "tiles", .make = make_forward<Way::tiles>}});
+  registry.add("ortrain::AttentionGrad", {{.name = "fragments",
+                                           .types = kHalfTypes,
+                                           .why_not =
+                                               [](const NodeSpec& spec) {
+                                                 return too_wide(problem_of(spec, 1, 6),
+                                                                 kMostBackwardWidth);
+                                               },
+                                           .make = make_backward<Way::fragments>},
+                                          {.name = "tiles", .make = make_backward<Way::tiles>}});
 }
 
 }  // namespace ortrain::gpu

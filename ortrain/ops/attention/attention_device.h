@@ -52,8 +52,8 @@ struct AttentionProblem {
   const int64_t* offsets;  // sequences + 1
   void* out;
   void* logsumexp;  // [batch, heads, queries] of the compute type; may be null in the forward
-  // Operands whose rows may be read four elements at a time.
-  bool q_fours, k_fours, v_fours, out_fours;
+  // Operands whose rows may be read in packs: of four elements, or of 16 bytes for matrix units.
+  bool q_packs, k_packs, v_packs, out_packs;
 
   ORTRAIN_HOST_DEVICE int64_t group() const { return heads / kv_heads; }
   // Number of a query's row among all, which logsumexp and dropout go by.
@@ -67,7 +67,7 @@ struct AttentionBackwardProblem {
   const void* dout;
   const void* delta;   // sum(dout out) per row, like logsumexp
   void *dq, *dk, *dv;  // null where they are not wanted
-  bool dout_fours, dq_fours, dk_fours, dv_fours;
+  bool dout_packs, dq_packs, dk_packs, dv_packs;
 };
 
 // The rows of one sequence, or all rows. Keys and queries of a sequence are the same rows.
@@ -115,48 +115,42 @@ ORTRAIN_DEVICE AttentionSpan span_of_tile(const AttentionProblem& p, int64_t til
   return {first, rows, rows};
 }
 
-// Factors of dropout; four in a row come from one draw.
-template <class C>
-class AttentionDropout {
- public:
-  ORTRAIN_DEVICE explicit AttentionDropout(const AttentionProblem& p)
-      : active_(p.drops),
-        threshold_(p.threshold),
-        kept_(static_cast<C>(p.kept)),
-        seed_(p.drops ? static_cast<uint64_t>(*p.seed) : 0),
-        stream_(p.stream) {}
-
-  // 0, or the factor of what is kept, of number `row` * keys + key.
-  ORTRAIN_DEVICE C factor(uint64_t index) {
-    if (!active_) return C{1};
-    if (index / 4 != held_) {
-      held_ = index / 4;
-      const auto words = philox_block(seed_, stream_, held_);
-      keeps_ = 0;
-      for (int i = 0; i < 4; ++i) keeps_ |= (words[i] >= threshold_ ? 1u : 0u) << i;
-    }
-    return (keeps_ >> (index % 4)) & 1u ? kept_ : C{0};
-  }
-
- private:
-  bool active_;
-  uint32_t threshold_;
-  C kept_;
-  uint64_t seed_, stream_;
-  uint64_t held_ = ~uint64_t{0};
-  unsigned keeps_ = 0;
-};
-
 // Query i and key j of a span. `dot` is scaled.
 struct AttentionElements {
   const AttentionProblem& p;
   int64_t b, h;
   AttentionSpan span;
 
-  ORTRAIN_DEVICE bool visible(int64_t i, int64_t j) const {
-    if (i >= span.queries || j >= span.keys || (p.causal && j > i)) return false;
-    return p.mask.kind != AttentionMask::Kind::boolean ||
-           static_cast<const bool*>(p.mask.data)[p.mask.at(b, h, i, j)];
+  // Whether queries i, i + 1, ... see keys j, j + 1, ..., kEach of each: bit n * i_stride +
+  // m * j_stride says it of i + n and j + m.
+  template <int kEach>
+  ORTRAIN_DEVICE unsigned visible(int64_t i, int64_t j, int i_stride, int j_stride) const {
+    const int rows = up_to(span.queries - i, kEach);
+    const int columns = up_to(span.keys - j, kEach);
+    const int64_t diagonal = p.causal ? i + 1 - j : span.keys + kEach;
+    unsigned bits = 0;
+    ORTRAIN_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const int seen = n < rows ? up_to(diagonal + n, columns) : 0;
+      ORTRAIN_UNROLL
+      for (int m = 0; m < kEach; ++m) {
+        bits |= (m < seen ? 1u : 0u) << (n * i_stride + m * j_stride);
+      }
+    }
+    if (p.mask.kind != AttentionMask::Kind::boolean) return bits;
+    const bool* const sees = static_cast<const bool*>(p.mask.data) + p.mask.at(b, h, i, j);
+    ORTRAIN_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      ORTRAIN_UNROLL
+      for (int m = 0; m < kEach; ++m) {
+        const unsigned bit = 1u << (n * i_stride + m * j_stride);
+        if ((bits & bit) != 0 && !sees[n * p.mask.row + m * p.mask.col]) bits &= ~bit;
+      }
+    }
+    return bits;
+  }
+  ORTRAIN_DEVICE static int up_to(int64_t value, int most) {
+    return value < 0 ? 0 : value > most ? most : static_cast<int>(value);
   }
   template <class T>
   ORTRAIN_DEVICE ComputeType<T> added(int64_t i, int64_t j) const {
@@ -166,6 +160,56 @@ struct AttentionElements {
   ORTRAIN_DEVICE uint64_t draw(int64_t i, int64_t j) const {
     return static_cast<uint64_t>(p.row(b, h, span.first + i) * p.keys + span.first + j);
   }
+};
+
+// What dropout keeps; four keys in a row come from one draw.
+class AttentionDropout {
+ public:
+  ORTRAIN_DEVICE explicit AttentionDropout(const AttentionProblem& p)
+      : threshold_(p.threshold),
+        seed_(p.drops ? static_cast<uint64_t>(*p.seed) : 0),
+        stream_(p.stream) {}
+
+  // Bit n: whether number 4 * block + n is kept.
+  ORTRAIN_DEVICE unsigned draw(uint64_t block) const {
+    const auto words = philox_block(seed_, stream_, block);
+    unsigned bits = 0;
+    ORTRAIN_UNROLL
+    for (int n = 0; n < 4; ++n) bits |= (words[n] >= threshold_ ? 1u : 0u) << n;
+    return bits;
+  }
+
+  // Bit n: whether number `first` + n is kept, for n < count.
+  ORTRAIN_DEVICE unsigned kept(uint64_t first, int count) const {
+    const int before = static_cast<int>(first % 4);
+    unsigned bits = 0;
+    // Rolled: a draw is long.
+#pragma unroll 1
+    for (int n = -before; n < count; n += 4) {
+      const unsigned drawn = draw((first + static_cast<uint64_t>(int64_t{n})) / 4);
+      bits |= n < 0 ? drawn >> before : drawn << n;
+    }
+    return bits & ((1u << count) - 1);
+  }
+
+  // Whether queries i, i + 1, ... keep keys j, j + 1, ...: bits as AttentionElements::visible has
+  // them. Only where dropout is on.
+  template <int kEach>
+  ORTRAIN_DEVICE unsigned kept(const AttentionElements& elements, int64_t i, int64_t j,
+                               int i_stride, int j_stride) const {
+    unsigned bits = 0;
+#pragma unroll 1
+    for (int n = 0; n < kEach; ++n) {
+      const unsigned row = kept(elements.draw(i + n, j), kEach);
+      ORTRAIN_UNROLL
+      for (int m = 0; m < kEach; ++m) bits |= ((row >> m) & 1u) << (n * i_stride + m * j_stride);
+    }
+    return bits;
+  }
+
+ private:
+  uint32_t threshold_;
+  uint64_t seed_, stream_;
 };
 
 template <class T>

@@ -13,6 +13,17 @@ void attention_forward_tiles(DType type, const AttentionProblem& problem, void* 
 // dq, or dk and dv, where they are wanted.
 void attention_backward_tiles(DType type, const AttentionBackwardProblem& problem, void* stream);
 
+// By matrix units: 16-bit types, heads of up to these widths.
+inline constexpr int kMostForwardWidth = 256;
+#if defined(__HIPCC__)
+inline constexpr int kMostBackwardWidth = 128;
+#else
+inline constexpr int kMostBackwardWidth = 256;
+#endif
+void attention_forward_fragments(DType type, const AttentionProblem& problem, void* stream);
+void attention_backward_fragments(DType type, const AttentionBackwardProblem& problem,
+                                  void* stream);
+
 // delta = sum(dout out) of every row.
 void attention_row_products(DType type, const AttentionBackwardProblem& problem, void* delta,
                             void* stream);

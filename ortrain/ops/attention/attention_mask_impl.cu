@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(256)
 
   C* const a_panel = dynamic_shared<C>();
   C* const b_panel = a_panel + Tiles::kPanel;
-  AttentionDropout<C> dropout(f);
+  const AttentionDropout dropout(f);
   C total[kEach][kEach] = {};
 
   const int64_t repeats = grid.repeats();
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(256)
         static_cast<int>(f.keys - key < kTile ? f.keys - key : kTile)};
     typename Tiles::Scores ds;
     pair.compute(ds, pair.visible(), true, a_panel, b_panel);
-ORTRAIN_UNROLL
+    ORTRAIN_UNROLL
     for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int c = 0; c < kEach; ++c) total[r][c] += ds[r][c];
     }
   }

@@ -16,30 +16,30 @@ struct AttentionPair {
 
   const AttentionBackwardProblem& p;
   AttentionElements elements;
-  AttentionDropout<C>& dropout;
+  const AttentionDropout& dropout;
   int64_t kv, query, key;  // first ones of the tiles
   int queries, keys;       // how many there are
 
   ORTRAIN_DEVICE AttentionRows<T> q() const {
     const AttentionProblem& f = p.forward;
     return {attention_row<T>(f.q, f.q_strides, elements.b, elements.h, elements.span.first + query),
-            f.q_strides.row, queries, f.head_dim, f.q_fours};
+            f.q_strides.row, queries, f.head_dim, f.q_packs};
   }
   ORTRAIN_DEVICE AttentionRows<T> dout() const {
     const AttentionProblem& f = p.forward;
     return {attention_row<T>(p.dout, f.out_strides, elements.b, elements.h,
                              elements.span.first + query),
-            f.out_strides.row, queries, f.value_dim, p.dout_fours};
+            f.out_strides.row, queries, f.value_dim, p.dout_packs};
   }
   ORTRAIN_DEVICE AttentionRows<T> k() const {
     const AttentionProblem& f = p.forward;
     return {attention_row<T>(f.k, f.k_strides, elements.b, kv, elements.span.first + key),
-            f.k_strides.row, keys, f.head_dim, f.k_fours};
+            f.k_strides.row, keys, f.head_dim, f.k_packs};
   }
   ORTRAIN_DEVICE AttentionRows<T> v() const {
     const AttentionProblem& f = p.forward;
     return {attention_row<T>(f.v, f.v_strides, elements.b, kv, elements.span.first + key),
-            f.v_strides.row, keys, f.value_dim, f.v_fours};
+            f.v_strides.row, keys, f.value_dim, f.v_packs};
   }
 
   // Query and key of the thread's element r, c.
@@ -50,15 +50,8 @@ struct AttentionPair {
     return key + (kKeysAreRows ? threadIdx.x / 16 * kEach + r : threadIdx.x % 16 * kEach + c);
   }
   ORTRAIN_DEVICE unsigned visible() const {
-    unsigned bits = 0;
-ORTRAIN_UNROLL
-    for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
-      for (int c = 0; c < kEach; ++c) {
-        bits |= (elements.visible(query_of(r, c), key_of(r, c)) ? 1u : 0u) << (r * kEach + c);
-      }
-    }
-    return bits;
+    return elements.visible<kEach>(query_of(0, 0), key_of(0, 0), kKeysAreRows ? 1 : kEach,
+                                   kKeysAreRows ? kEach : 1);
   }
 
   // To `weights`: with p the probabilities and f the factors of dropout, p f; or
@@ -74,31 +67,35 @@ ORTRAIN_UNROLL
       Tiles::products(scores, q(), k(), a_panel, b_panel, false);
       if (of_scores) Tiles::products(weights, dout(), v(), a_panel, b_panel, false);
     }
-    // Four keys in a row share a draw: keys go round in the inner loop.
-ORTRAIN_UNROLL
-    for (int outer = 0; outer < kEach; ++outer) {
-      const int64_t i = kKeysAreRows ? query_of(0, outer) : query_of(outer, 0);
+    const unsigned kept =
+        f.drops ? dropout.kept<kEach>(elements, query_of(0, 0), key_of(0, 0),
+                                      kKeysAreRows ? 1 : kEach, kKeysAreRows ? kEach : 1)
+                : ~0u;
+    const C factor = f.drops ? static_cast<C>(f.kept) : C{1};
+    ORTRAIN_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const int64_t i = kKeysAreRows ? query_of(0, n) : query_of(n, 0);
       const bool inside = i < elements.span.queries;
       const int64_t row = f.row(elements.b, elements.h, elements.span.first + (inside ? i : 0));
       const C logsumexp = inside ? static_cast<const C*>(f.logsumexp)[row] : C{0};
       const C delta = inside && of_scores ? static_cast<const C*>(p.delta)[row] : C{0};
-ORTRAIN_UNROLL
-      for (int inner = 0; inner < kEach; ++inner) {
-        const int r = kKeysAreRows ? inner : outer;
-        const int c = kKeysAreRows ? outer : inner;
+      ORTRAIN_UNROLL
+      for (int m = 0; m < kEach; ++m) {
+        const int r = kKeysAreRows ? m : n;
+        const int c = kKeysAreRows ? n : m;
+        const unsigned bit = 1u << (r * kEach + c);
         C& weight = weights[r][c];
-        if (((visible >> (r * kEach + c)) & 1u) == 0) {
+        if ((visible & bit) == 0) {
           weight = 0;
           continue;
         }
-        const int64_t j = key_of(r, c);
-        const C score = scores[r][c] * static_cast<C>(f.scale) + elements.added<T>(i, j);
+        const C score = scores[r][c] * static_cast<C>(f.scale) + elements.added<T>(i, key_of(r, c));
         const C share = exp(score - logsumexp);
-        const C factor = dropout.factor(elements.draw(i, j));
+        const C by = (kept & bit) != 0 ? factor : C{0};
         if (of_scores) {
-          weight = share == 0 ? C{0} : share * (weight * factor - delta);
+          weight = share == 0 ? C{0} : share * (weight * by - delta);
         } else {
-          weight = share * factor;
+          weight = share * by;
         }
       }
     }

@@ -21,23 +21,23 @@ struct AttentionRows {
   int64_t stride;
   int count;
   int width;
-  bool fours;
+  bool packs;
 
   // Elements [column, column + 4) of a row, zeros outside.
   template <class C>
   ORTRAIN_DEVICE void read(int row, int column, C (&to)[4]) const {
     if (row >= count || column >= width) {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int e = 0; e < 4; ++e) to[e] = 0;
       return;
     }
     const T* const from = data + row * stride + column;
-    if (fours) {
+    if (packs) {
       const auto pack = *reinterpret_cast<const AttentionPack<T, 4>*>(from);
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int e = 0; e < 4; ++e) to[e] = static_cast<C>(pack.v[e]);
     } else {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int e = 0; e < 4; ++e) to[e] = column + e < width ? static_cast<C>(from[e]) : C{0};
     }
   }
@@ -66,7 +66,7 @@ struct AttentionTiles {
       const int d = (unit % 2 + unit / (2 * kTile) * 2) * 4;
       C values[4];
       rows.read(row, depth + d, values);
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int e = 0; e < 4; ++e) panel[(d + e) * kStride + row] = values[e];
     }
   }
@@ -79,9 +79,9 @@ ORTRAIN_UNROLL
     for (int d = 0; d < depth; ++d) {
       const Each left = *reinterpret_cast<const Each*>(a + d * kStride + row);
       const Each right = *reinterpret_cast<const Each*>(b + d * kStride + column);
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
+        ORTRAIN_UNROLL
         for (int c = 0; c < kEach; ++c) scores[r][c] += left.v[r] * right.v[c];
       }
     }
@@ -92,9 +92,9 @@ ORTRAIN_UNROLL
   ORTRAIN_DEVICE static void products(Scores& scores, const AttentionRows<T>& a,
                                       const AttentionRows<T>& b, C* a_panel, C* b_panel,
                                       bool resident) {
-ORTRAIN_UNROLL
+    ORTRAIN_UNROLL
     for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int c = 0; c < kEach; ++c) scores[r][c] = 0;
     }
     int depth = 0;
@@ -114,10 +114,10 @@ ORTRAIN_UNROLL
   ORTRAIN_DEVICE static void store_weights(C* weights, const Scores& scores) {
     const int row = threadIdx.x / 16 * kEach;
     const int column = threadIdx.x % 16 * kEach;
-ORTRAIN_UNROLL
+    ORTRAIN_UNROLL
     for (int c = 0; c < kEach; ++c) {
       Each pack;
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int r = 0; r < kEach; ++r) pack.v[r] = scores[r][c];
       *reinterpret_cast<Each*>(weights + (column + c) * kStride + row) = pack;
     }
@@ -135,13 +135,13 @@ ORTRAIN_UNROLL
     C value[kEach][kPieces][kWidth];
 
     ORTRAIN_DEVICE void clear() {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int r = 0; r < kEach; ++r) scale(r, 0);
     }
     ORTRAIN_DEVICE void scale(int r, C by) {
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) {
-ORTRAIN_UNROLL
+        ORTRAIN_UNROLL
         for (int e = 0; e < kWidth; ++e) value[r][piece][e] = by == 0 ? 0 : value[r][piece][e] * by;
       }
     }
@@ -160,7 +160,7 @@ ORTRAIN_UNROLL
           C values[4];
           b.read(begin + k, first_column + c, values);
           AttentionPack<C, 4> pack;
-ORTRAIN_UNROLL
+          ORTRAIN_UNROLL
           for (int e = 0; e < 4; ++e) pack.v[e] = values[e];
           *reinterpret_cast<AttentionPack<C, 4>*>(stage + k * kColumns + c) = pack;
         }
@@ -168,13 +168,13 @@ ORTRAIN_UNROLL
 #pragma unroll 2
         for (int k = 0; k < rows; ++k) {
           const Each left = *reinterpret_cast<const Each*>(weights + (begin + k) * kStride + row);
-ORTRAIN_UNROLL
+          ORTRAIN_UNROLL
           for (int piece = 0; piece < kPieces; ++piece) {
             const Pack right =
                 *reinterpret_cast<const Pack*>(stage + k * kColumns + column + piece * 16 * kWidth);
-ORTRAIN_UNROLL
+            ORTRAIN_UNROLL
             for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
+              ORTRAIN_UNROLL
               for (int e = 0; e < kWidth; ++e) value[r][piece][e] += left.v[r] * right.v[e];
             }
           }
@@ -184,26 +184,26 @@ ORTRAIN_UNROLL
     // Columns [first_column, width) of row `row` + r of the result, each times factor(r).
     template <class Factor>
     ORTRAIN_DEVICE void store(T* to, int64_t stride, int count, int first_column, int width,
-                              bool fours, const Factor& factor) const {
+                              bool packs, const Factor& factor) const {
       const int row = threadIdx.x / 16 * kEach;
       const int column = first_column + threadIdx.x % 16 * kWidth;
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int r = 0; r < kEach; ++r) {
         if (row + r >= count) continue;
         const C by = factor(r);
         T* const line = to + (row + r) * stride;
-ORTRAIN_UNROLL
+        ORTRAIN_UNROLL
         for (int piece = 0; piece < kPieces; ++piece) {
           const int at = column + piece * 16 * kWidth;
           if (at >= width) continue;
           AttentionPack<T, kWidth> pack;
-ORTRAIN_UNROLL
+          ORTRAIN_UNROLL
           for (int e = 0; e < kWidth; ++e) pack.v[e] = static_cast<T>(value[r][piece][e] * by);
-          if (fours) {
+          if (packs) {
             *reinterpret_cast<AttentionPack<T, kWidth>*>(line + at) = pack;
             continue;
           }
-ORTRAIN_UNROLL
+          ORTRAIN_UNROLL
           for (int e = 0; e < kWidth; ++e) {
             if (at + e < width) line[at + e] = pack.v[e];
           }
@@ -216,7 +216,7 @@ ORTRAIN_UNROLL
 // Sum or maximum over the 16 threads that share rows; all of them get it.
 template <class C, class Op>
 ORTRAIN_DEVICE C over_sixteen(C value, Op op) {
-ORTRAIN_UNROLL
+  ORTRAIN_UNROLL
   for (int mask = 8; mask > 0; mask /= 2) value = op(value, exchange_xor(value, mask));
   return value;
 }

@@ -15,7 +15,7 @@ struct BackwardGrid {
 };
 
 template <class T, int kColumns, bool kOfKeys>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, kColumns > 128 ? 1 : 2)
     backward_tiles(AttentionBackwardProblem p, BackwardGrid grid) {
   using Tiles = AttentionTiles<T>;
   using C = typename Tiles::C;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(256)
   C* const a_panel = dynamic_shared<C>();
   C* const b_panel = a_panel + Tiles::kPanel;
   C* const weights = b_panel + Tiles::kPanel;
-  AttentionDropout<C> dropout(f);
+  const AttentionDropout dropout(f);
   typename Tiles::template Sums<kColumns> sums;
   sums.clear();
 
@@ -77,13 +77,13 @@ __global__ void __launch_bounds__(256)
   const auto factor = [&](int) { return scale; };
   if (!kOfKeys) {
     sums.store(attention_row<T>(p.dq, f.q_strides, b, owner, span.first + start), f.q_strides.row,
-               count, column, f.head_dim, p.dq_fours, factor);
+               count, column, f.head_dim, p.dq_packs, factor);
   } else if (of_values) {
     sums.store(attention_row<T>(p.dv, f.v_strides, b, owner, span.first + start), f.v_strides.row,
-               count, column, f.value_dim, p.dv_fours, factor);
+               count, column, f.value_dim, p.dv_packs, factor);
   } else {
     sums.store(attention_row<T>(p.dk, f.k_strides, b, owner, span.first + start), f.k_strides.row,
-               count, column, f.head_dim, p.dk_fours, factor);
+               count, column, f.head_dim, p.dk_packs, factor);
   }
 }
 
@@ -123,12 +123,12 @@ __global__ void row_products(AttentionBackwardProblem p, ComputeType<T>* delta) 
     const T* const dout = static_cast<const T*>(p.dout) + at;
     const T* const out = static_cast<const T*>(f.out) + at;
     C sum = 0;
-    if (p.dout_fours && f.out_fours) {
+    if (p.dout_packs && f.out_packs) {
       using Four = AttentionPack<T, 4>;
       for (int c = lane() * 4; c < f.value_dim; c += kWarpSize * 4) {
         const Four a = *reinterpret_cast<const Four*>(dout + c);
         const Four b = *reinterpret_cast<const Four*>(out + c);
-ORTRAIN_UNROLL
+        ORTRAIN_UNROLL
         for (int e = 0; e < 4; ++e) sum += static_cast<C>(a.v[e]) * static_cast<C>(b.v[e]);
       }
     } else {

@@ -17,7 +17,8 @@ struct ForwardGrid {
 // An online softmax (Milakov and Gimelshein 2018) over tiles of keys; the matrix of scores is never
 // in memory (Dao et al. 2022).
 template <class T, int kColumns>
-__global__ void __launch_bounds__(256) forward_tiles(AttentionProblem p, ForwardGrid grid) {
+__global__ void __launch_bounds__(256, kColumns > 128 ? 1 : 2)
+    forward_tiles(AttentionProblem p, ForwardGrid grid) {
   using Tiles = AttentionTiles<T>;
   using C = typename Tiles::C;
   constexpr int kEach = Tiles::kEach;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(256) forward_tiles(AttentionProblem p, Forward
   C* const weights = key_panel + Tiles::kPanel;
   C* const query_panel = weights + Tiles::kWeights;
   const AttentionRows<T> queries{attention_row<T>(p.q, p.q_strides, b, h, span.first + start),
-                                 p.q_strides.row, count, p.head_dim, p.q_fours};
+                                 p.q_strides.row, count, p.head_dim, p.q_packs};
   if (grid.resident) {
     for (int depth = 0; depth < p.head_dim; depth += Tiles::kDepth) {
       Tiles::load_panel(query_panel + depth * Tiles::kStride, queries, depth);
@@ -51,14 +52,14 @@ __global__ void __launch_bounds__(256) forward_tiles(AttentionProblem p, Forward
   }
 
   const AttentionElements elements{p, b, h, span};
-  AttentionDropout<C> dropout(p);
+  const AttentionDropout dropout(p);
   const C scale = static_cast<C>(p.scale);
   const int row = threadIdx.x / 16 * kEach;
   const int first_key = threadIdx.x % 16 * kEach;
   typename Tiles::template Sums<kColumns> sums;
   sums.clear();
   C top[kEach], total[kEach];
-ORTRAIN_UNROLL
+  ORTRAIN_UNROLL
   for (int r = 0; r < kEach; ++r) {
     top[r] = kNever;
     total[r] = 0;
@@ -66,27 +67,19 @@ ORTRAIN_UNROLL
 
   const int64_t seen = p.causal && start + count < span.keys ? start + count : span.keys;
   for (int64_t key = 0; key < seen; key += kTile) {
-    unsigned visible = 0;
-ORTRAIN_UNROLL
-    for (int r = 0; r < kEach; ++r) {
-ORTRAIN_UNROLL
-      for (int c = 0; c < kEach; ++c) {
-        const bool sees = elements.visible(start + row + r, key + first_key + c);
-        visible |= (sees ? 1u : 0u) << (r * kEach + c);
-      }
-    }
+    const unsigned visible = elements.visible<kEach>(start + row, key + first_key, kEach, 1);
     if (p.mask.kind == AttentionMask::Kind::boolean && !__syncthreads_or(visible != 0)) continue;
 
     const int keys = static_cast<int>(span.keys - key < kTile ? span.keys - key : kTile);
     typename Tiles::Scores scores;
     Tiles::products(scores, queries,
                     {attention_row<T>(p.k, p.k_strides, b, kv, span.first + key), p.k_strides.row,
-                     keys, p.head_dim, p.k_fours},
+                     keys, p.head_dim, p.k_packs},
                     query_panel, key_panel, grid.resident);
-ORTRAIN_UNROLL
+    ORTRAIN_UNROLL
     for (int r = 0; r < kEach; ++r) {
       C highest = top[r];
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int c = 0; c < kEach; ++c) {
         const bool sees = (visible >> (r * kEach + c)) & 1u;
         C& score = scores[r][c];
@@ -98,7 +91,7 @@ ORTRAIN_UNROLL
       // While nothing is seen, any finite number does.
       const C shift = highest == kNever ? C{0} : highest;
       C sum = 0;
-ORTRAIN_UNROLL
+      ORTRAIN_UNROLL
       for (int c = 0; c < kEach; ++c) {
         scores[r][c] = exp(scores[r][c] - shift);
         sum += scores[r][c];
@@ -107,27 +100,29 @@ ORTRAIN_UNROLL
       top[r] = highest;
       total[r] = total[r] * shrink + over_sixteen(sum, Sum());
       if (shrink != C{1}) sums.scale(r, shrink);
-      if (p.drops) {
-ORTRAIN_UNROLL
+    }
+    if (p.drops) {
+      const unsigned kept = dropout.kept<kEach>(elements, start + row, key + first_key, kEach, 1);
+      ORTRAIN_UNROLL
+      for (int r = 0; r < kEach; ++r) {
+        ORTRAIN_UNROLL
         for (int c = 0; c < kEach; ++c) {
-          if ((visible >> (r * kEach + c)) & 1u) {
-            scores[r][c] *= dropout.factor(elements.draw(start + row + r, key + first_key + c));
-          }
+          scores[r][c] *= (kept >> (r * kEach + c)) & 1u ? static_cast<C>(p.kept) : C{0};
         }
       }
     }
     Tiles::store_weights(weights, scores);
     sums.add(weights,
              {attention_row<T>(p.v, p.v_strides, b, kv, span.first + key), p.v_strides.row, keys,
-              p.value_dim, p.v_fours},
+              p.value_dim, p.v_packs},
              column, key_panel);
   }
 
   sums.store(attention_row<T>(p.out, p.out_strides, b, h, span.first + start), p.out_strides.row,
-             count, column, p.value_dim, p.out_fours,
+             count, column, p.value_dim, p.out_packs,
              [&](int r) { return total[r] == 0 ? C{0} : C{1} / total[r]; });
   if (p.logsumexp == nullptr || column != 0 || threadIdx.x % 16 != 0) return;
-ORTRAIN_UNROLL
+  ORTRAIN_UNROLL
   for (int r = 0; r < kEach; ++r) {
     if (row + r >= count) continue;
     static_cast<C*>(p.logsumexp)[p.row(b, h, span.first + start + row + r)] =
