@@ -199,7 +199,7 @@ void register_attention(CaseRegistry& cases) {
     for (const DType type : {DType::f32, DType::f64}) {
       // Small problems: large enough that the probabilities stay below 1. Larger ones: such that
       // the sums are large enough to tell mistakes from rounding.
-      CaseInput logsumexp = small ? CaseInput::uniform(lse, 8, 9) : CaseInput::uniform(lse, 3, 4);
+      CaseInput logsumexp = small ? CaseInput::uniform(lse, 8, 9) : CaseInput::uniform(lse, 5, 6);
       logsumexp.dtype = type;
       std::vector<CaseInput> grad_inputs{CaseInput::normal(out), inputs[0], inputs[1], inputs[2],
                                          CaseInput::normal(out), logsumexp, f.mask};
