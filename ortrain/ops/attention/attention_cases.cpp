@@ -20,6 +20,15 @@ CaseInput bool_mask(Dims dims) {
   return CaseInput::integers(DType::boolean, std::move(dims), 0, 2);
 }
 
+// Two batch entries: keys of the first half and a few others are seen; keys at the end are.
+CaseInput padding(int64_t keys) {
+  std::vector<double> sees;
+  for (int64_t j = 0; j < 2 * keys; ++j) {
+    sees.push_back(j < keys ? j < keys / 4 || j == keys - 70 : j >= 2 * keys - 3 ? 1 : 0);
+  }
+  return CaseInput::literal(DType::boolean, {2, 1, 1, keys}, std::move(sees));
+}
+
 std::vector<Form> forms() {
   std::vector<Form> list;
   auto add = [&](Form form) { list.push_back(std::move(form)); };
@@ -101,6 +110,48 @@ std::vector<Form> forms() {
        {2, 300, 48},
        {2, 300, 48},
        {{"q_num_heads", int64_t{2}}, {"is_causal", int64_t{1}}}});
+  // Wide heads, more than one tile of queries and keys, tiles that are not full.
+  add({"wide_heads",
+       {1, 2, 40, 72},
+       {1, 1, 70, 72},
+       {1, 1, 70, 96},
+       {{"is_causal", int64_t{1}}, {"dropout", 0.2}},
+       CaseInput::none(),
+       true});
+  add({"wider_heads", {1, 1, 70, 136}, {1, 1, 40, 136}, {1, 1, 40, 160}});
+  add({"widest_heads", {1, 1, 5, 260}, {1, 1, 40, 260}, {1, 1, 40, 300}});
+  add({"uneven_rows",
+       {1, 1, 131, 9},
+       {1, 1, 67, 9},
+       {1, 1, 67, 33},
+       {{"dropout", 0.5}},
+       CaseInput::none(),
+       true});
+  add({"padding_blocks", {2, 2, 70, 16}, {2, 1, 200, 16}, {2, 1, 200, 16}, {}, padding(200)});
+  add({"causal_padding_blocks",
+       {2, 2, 200, 16},
+       {2, 1, 200, 16},
+       {2, 1, 200, 16},
+       {{"is_causal", int64_t{1}}},
+       padding(200)});
+  add({"bool_mask_blocks",
+       {1, 2, 70, 16},
+       {1, 2, 130, 16},
+       {1, 2, 130, 16},
+       {},
+       bool_mask({2, 70, 130})});
+  add({"float_mask_keys_blocks",
+       {2, 2, 70, 8},
+       {2, 2, 130, 8},
+       {2, 2, 130, 8},
+       {},
+       CaseInput::normal({130})});
+  add({"float_mask_rows_blocks",
+       {1, 2, 70, 8},
+       {1, 2, 130, 8},
+       {1, 2, 130, 8},
+       {},
+       CaseInput::normal({2, 70, 1})});
   return list;
 }
 
@@ -146,8 +197,9 @@ void register_attention(CaseRegistry& cases) {
     const auto [out, lse] = results_of(f);
     const bool has_float_mask = f.mask.fill == CaseInput::Fill::normal;
     for (const DType type : {DType::f32, DType::f64}) {
-      // Large enough that the probabilities stay below 1.
-      CaseInput logsumexp = CaseInput::uniform(lse, 8, 9);
+      // Small problems: large enough that the probabilities stay below 1. Larger ones: such that
+      // the sums are large enough to tell mistakes from rounding.
+      CaseInput logsumexp = small ? CaseInput::uniform(lse, 8, 9) : CaseInput::uniform(lse, 5, 6);
       logsumexp.dtype = type;
       std::vector<CaseInput> grad_inputs{CaseInput::normal(out), inputs[0], inputs[1], inputs[2],
                                          CaseInput::normal(out), logsumexp, f.mask};

@@ -1,0 +1,171 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include "ortrain/ops/attention/attention_kernels.h"
+#include "ortrain/ops/attention/attention_layout.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain::gpu {
+namespace {
+
+// Inputs q, k, v begin at `first`; mask, seed and offsets stand at `mask` and behind it.
+AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
+  const AttributeReader attrs = spec.attrs();
+  const ops::AttentionExtents e(attrs, to_shape(spec.input(first).dims),
+                                to_shape(spec.input(first + 1).dims),
+                                to_shape(spec.input(first + 2).dims));
+  AttentionProblem p = {};
+  p.batch = e.batch.constant();
+  p.heads = e.heads.constant();
+  p.kv_heads = e.kv_heads.constant();
+  p.queries = e.queries.constant();
+  p.keys = e.keys.constant();
+  p.head_dim = static_cast<int>(e.head_dim.constant());
+  p.value_dim = static_cast<int>(e.value_dim.constant());
+  p.scale = ops::attention_scale(attrs, p.head_dim);
+  p.causal = attrs.int_("is_causal") != 0;
+  const double dropout = attrs.float_("dropout");
+  p.drops = dropout > 0.0;
+  p.threshold = dropout_threshold(dropout);
+  p.kept = dropout_scale(dropout);
+  p.stream = static_cast<uint64_t>(attrs.int_("stream"));
+  p.sequences = spec.has_input(mask + 2) ? spec.input(mask + 2).numel() - 1 : -1;
+  const auto strides = [&](int64_t heads, int64_t rows, int64_t dim) {
+    return e.packed ? AttentionStrides{rows * heads * dim, dim, heads * dim}
+                    : AttentionStrides{heads * rows * dim, rows * dim, dim};
+  };
+  p.q_strides = strides(p.heads, p.queries, p.head_dim);
+  p.k_strides = strides(p.kv_heads, p.keys, p.head_dim);
+  p.v_strides = strides(p.kv_heads, p.keys, p.value_dim);
+  p.out_strides = strides(p.heads, p.queries, p.value_dim);
+  if (spec.has_input(mask)) {
+    const Dims& dims = spec.input(mask).dims;
+    const Dims dense = strides_of(dims);
+    int64_t* const by_axis[] = {&p.mask.batch, &p.mask.head, &p.mask.row, &p.mask.col};
+    for (size_t i = 0; i < dims.size(); ++i) {
+      *by_axis[4 - dims.size() + i] = dims[i] == 1 ? 0 : dense[i];
+    }
+    p.mask.kind = spec.input(mask).dtype == DType::boolean ? AttentionMask::Kind::boolean
+                                                           : AttentionMask::Kind::floats;
+  }
+  return p;
+}
+
+// The kernels that there are. Vendor libraries would be others, in front.
+enum class Way { fragments, tiles };
+
+// Whether rows of `dim` elements at `data` may be read and written by packs: of 16 bytes, or of
+// four elements.
+bool in_packs(const void* data, int dim, DType type, Way way) {
+  const size_t bytes = way == Way::fragments ? 16 : std::min<size_t>(4 * size_of(type), 16);
+  return dim % (way == Way::fragments ? 8 : 4) == 0 &&
+         reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+std::optional<std::string> too_wide(const AttentionProblem& p, int most) {
+  if (std::max(p.head_dim, p.value_dim) <= most) return std::nullopt;
+  return str("heads are wider than ", most);
+}
+
+// Fills in the addresses of one run.
+void bind(AttentionProblem& p, const KernelArgs& args, DType type, Way way, size_t first,
+          size_t mask) {
+  p.q = args.in[first];
+  p.k = args.in[first + 1];
+  p.v = args.in[first + 2];
+  if (p.mask.kind != AttentionMask::Kind::none) p.mask.data = args.in[mask];
+  if (p.drops) p.seed = args.input<int64_t>(mask + 1);
+  if (p.sequences >= 0) p.offsets = args.input<int64_t>(mask + 2);
+  p.q_packs = in_packs(p.q, p.head_dim, type, way);
+  p.k_packs = in_packs(p.k, p.head_dim, type, way);
+  p.v_packs = in_packs(p.v, p.value_dim, type, way);
+  p.out_packs = in_packs(p.out, p.value_dim, type, way);
+}
+
+template <Way kWay>
+KernelFn make_forward(NodeSpec& spec) {
+  const DType type = spec.input(0).dtype;
+  return [problem = problem_of(spec, 0, 3), type,
+          has_lse = spec.has_output(1)](const KernelArgs& args) {
+    AttentionProblem p = problem;
+    p.out = args.out[0];
+    p.logsumexp = has_lse ? args.out[1] : nullptr;
+    bind(p, args, type, kWay, 0, 3);
+    if constexpr (kWay == Way::fragments) {
+      attention_forward_fragments(type, p, args.stream);
+    } else {
+      attention_forward_tiles(type, p, args.stream);
+    }
+    if (p.sequences >= 0) attention_rest(type, p, FaultReporter(args), args.stream);
+  };
+}
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <Way kWay>
+KernelFn make_backward(NodeSpec& spec) {
+  const DType type = spec.input(0).dtype;
+  const AttentionProblem problem = problem_of(spec, 1, 6);
+  const int64_t mask_size = spec.has_output(3) ? spec.output(3).numel() : 0;
+  const size_t delta_bytes =
+      padded(static_cast<size_t>(problem.batch * problem.heads * problem.queries) *
+             size_of(spec.input(5).dtype));
+  const size_t mask_bytes = mask_size > 0 ? attention_mask_workspace(type, problem, mask_size) : 0;
+  spec.request_workspace(delta_bytes + mask_bytes);
+  const std::array<bool, 3> wanted{spec.has_output(0), spec.has_output(1), spec.has_output(2)};
+  return [=](const KernelArgs& args) {
+    AttentionBackwardProblem p = {};
+    p.forward = problem;
+    p.dout = args.in[0];
+    // Read only, although the forward problem writes them.
+    p.forward.out = const_cast<void*>(args.in[4]);
+    p.forward.logsumexp = const_cast<void*>(args.in[5]);
+    bind(p.forward, args, type, kWay, 1, 6);
+    p.delta = args.workspace;
+    const auto output = [&](size_t i) { return wanted[i] ? args.out[i] : nullptr; };
+    p.dq = output(0);
+    p.dk = output(1);
+    p.dv = output(2);
+    p.dout_packs = in_packs(p.dout, problem.value_dim, type, kWay);
+    p.dq_packs = in_packs(p.dq, problem.head_dim, type, kWay);
+    p.dk_packs = in_packs(p.dk, problem.head_dim, type, kWay);
+    p.dv_packs = in_packs(p.dv, problem.value_dim, type, kWay);
+
+    attention_row_products(type, p, args.workspace, args.stream);
+    if constexpr (kWay == Way::fragments) {
+      attention_backward_fragments(type, p, args.stream);
+    } else {
+      attention_backward_tiles(type, p, args.stream);
+    }
+    attention_mask_gradient(type, p, mask_size, mask_size > 0 ? args.out[3] : nullptr,
+                            static_cast<char*>(args.workspace) + delta_bytes, args.stream);
+    if (p.forward.sequences >= 0) {
+      attention_rest(type, p, FaultReporter(args), args.stream);
+    }
+  };
+}
+
+}  // namespace
+
+void register_attention(KernelRegistry& registry) {
+  constexpr DTypeSet kHalfTypes{DType::f16, DType::bf16};
+  registry.add("ortrain::Attention", {{.name = "fragments",
+                                       .types = kHalfTypes,
+                                       .why_not =
+                                           [](const NodeSpec& spec) {
+                                             return too_wide(problem_of(spec, 0, 3),
+                                                             kMostForwardWidth);
+                                           },
+                                       .make = make_forward<Way::fragments>},
+                                      {.name = "tiles", .make = make_forward<Way::tiles>}});
+  registry.add("ortrain::AttentionGrad", {{.name = "fragments",
+                                           .types = kHalfTypes,
+                                           .why_not =
+                                               [](const NodeSpec& spec) {
+                                                 return too_wide(problem_of(spec, 1, 6),
+                                                                 kMostBackwardWidth);
+                                               },
+                                           .make = make_backward<Way::fragments>},
+                                          {.name = "tiles", .make = make_backward<Way::tiles>}});
+}
+
+}  // namespace ortrain::gpu
