@@ -62,6 +62,10 @@ void throw_error(const std::string& context, const Fault& fault) {
     throw IndexError(str(context, "indices[", fault.position, "] = ", fault.value,
                          " is out of range for an extent of ", fault.high));
   }
+  if (fault.kind == FaultKind::offset) {
+    throw IndexError(str(context, "'offsets' has ", fault.value, " at ", fault.position,
+                         ", expected a value in [", fault.low, ", ", fault.high, "]"));
+  }
   if (fault.kind == FaultKind::group_end) {
     throw IndexError(str(context, "offsets[", fault.position, "] is ", fault.value,
                          "; it must be in [", fault.low, ", ", fault.high, "]"));

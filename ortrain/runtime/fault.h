@@ -15,6 +15,7 @@ enum class FaultKind : int32_t {
   division,
   shape,
   group_end,  // `high` is allowed too
+  offset,     // as well
 };
 
 // The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
