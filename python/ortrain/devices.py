@@ -54,6 +54,19 @@ def provider_of(device: torch.device) -> str:
     return f"cuda:{device.index or 0}"
 
 
+def rounds_to_tf32() -> bool:
+    """Tell whether PyTorch lets products of float32 on GPUs round their factors to TF32."""
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # PyTorch 2.9 and later
+    return precision == "tf32" if precision is not None else matmul.allow_tf32
+
+
+def follow_tf32(device: torch.device) -> None:
+    """Let plans that are made from now on round as PyTorch's own products do."""
+    if device.type == "cuda":
+        _core.set_allow_tf32(rounds_to_tf32())
+
+
 def is_simulated() -> bool:
     """Tell whether the GPU provider, simulated, runs what is on the CPU."""
     return (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ortrain import _core, progress
+from ortrain import _core, devices, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
@@ -41,6 +41,7 @@ def execute(
     Raises:
       UnsupportedError: No kernel takes the shapes.
     """
+    devices.follow_tf32(entry.device)
     form: Form = None
     selected = entry.rows.select(inputs) if entry.rows is not None else None
     if selected is not None:

@@ -12,6 +12,7 @@
 #include "python/src/tensor_exchange.h"
 
 #if defined(ORTRAIN_HAVE_GPU)
+#include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
 #endif
 
@@ -147,6 +148,15 @@ void* current_stream(dlpack::Device place) {
 }
 
 void init_device(nb::module_& module) {
+  // Whether products of float32 on a GPU may round their factors to TF32, in plans made from now on.
+  module.def(
+      "set_allow_tf32",
+      []([[maybe_unused]] bool allow) {
+#if defined(ORTRAIN_HAVE_GPU)
+        gpu::set_allow_tf32(allow);
+#endif
+      },
+      nb::arg("allow"));
   // "none", "simulator", "cuda" or "hip".
   module.def("gpu_platform", &platform);
   module.def("gpu_count", [] {

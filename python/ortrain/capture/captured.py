@@ -12,10 +12,13 @@ from collections.abc import Hashable, Iterator
 import sympy
 import torch
 
+from ortrain import devices
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
 from ortrain.capture.signature import OutputTree
+
+_HAS_CUDA = torch.cuda.is_available()
 
 
 class Role(enum.Enum):
@@ -156,4 +159,5 @@ def environment_key() -> Hashable:
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         internals.has_global_module_hooks(),
+        _HAS_CUDA and devices.rounds_to_tf32(),
     )
