@@ -213,6 +213,42 @@ TEST(ExprSource, ReportsDivisionByZero) {
   run(plan, *kernel, operands, nullptr);  // nobody wants to know
 }
 
+TEST(ExprSource, OutputsTakeTheMemoryOfInputs) {
+  // Both outputs lie on inputs that both of them read; rows are reduced before.
+  const char* const programs[] = {
+      "expr 1\n%0 = input float32\n%1 = input float32\n%2 = add float32 %0 %1\n%3 = mul float32 "
+      "%0 %1\n%4 = sub float32 %2 %3\noutput %2 float32\noutput %4 float32\n",
+      "expr 1\n%0 = input float32\n%1 = input float32\noutput %1 float32\noutput %0 float32\n",
+      "expr 1\n%0 = input float32\n%1 = input float32\n%2 = row_max float32 %0\n%3 = row_min "
+      "float32 %1\n%4 = sub float32 %0 %3\n%5 = sub float32 %1 %2\noutput %4 float32\noutput %5 "
+      "float32\n"};
+  static const SourceCompiler compiler = host_source_compiler("c++");
+  for (const char* text : programs) {
+    for (const int64_t columns : {3, 64, 3001, 40000}) {
+      ExprSample sample{"in place", ExprProgram::parse(text), {{3, columns}, {3, columns}}, {}};
+      const testing::CaseInput input{.dtype = DType::f32, .dims = {3, columns}};
+      sample.inputs = testing::make_inputs({.op = "Add", .inputs = {input, input}}, DType::f32);
+      const Operands expected = reference(sample);
+      const ExprKernelPlan plan(sample.program, sample.dims, true);
+      const ExprSource source = print_source(plan);
+      const KernelJob job =
+          compile_kernel(compiler, str(expr_prelude(), source.text), source.entry);
+      const InterpretedProgram interpreted(sample.program, sample.dims, device(0));
+      for (const bool generated : {true, false}) {
+        Operands operands(sample, 0);
+        for (size_t k = 0; k < 2; ++k) operands.out[k] = const_cast<void*>(operands.in[k]);
+        if (generated) {
+          run(plan, *job.get().kernel, operands, nullptr);
+        } else {
+          interpreted.run(operands.in.data(), operands.out.data(),
+                          {.in = nullptr, .out = nullptr, .workspace = nullptr});
+        }
+        expect_equal(sample, operands, expected);
+      }
+    }
+  }
+}
+
 TEST(ExprSource, ManyShapesShareAKernel) {
   const ExprProgram program = ExprProgram::parse(
       "expr 1\n%0 = input float32\n%1 = input float32\n%2 = add float32 %0 %1\n%3 = relu float32 "

@@ -132,11 +132,5 @@ TEST_F(KernelCacheTest, WritersDoNotDisturbReaders) {
   for (std::thread& writer : writers) writer.join();
 }
 
-TEST(PrivateFolder, ExpandsTheHome) {
-  const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
-  EXPECT_EQ(expand_home("~/x"), home.empty() ? "" : home + "/x");
-  EXPECT_EQ(expand_home("/tmp/~/x"), "/tmp/~/x");
-}
-
 }  // namespace
 }  // namespace ortrain::gpu
