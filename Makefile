@@ -44,7 +44,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: check-cuda check-hip gpu-all setup build test check lint demo bench conformance hf-contract capi-demo \
+.PHONY: check-cuda check-hip setup build test check lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan format lock clean
 
 ifeq ($(SETUP),no)
@@ -147,6 +147,7 @@ check-hip: setup
 	  apt-get install -y -qq --no-install-recommends hipcc libamdhip64-dev; }
 	$(PY) tools/check_device_code.py hip --jobs $(JOBS)
 
+.PHONY: gpu-all
 gpu-all: build
 	$(PY) -m benchmarks.gpu_all $(GPU_ALL)
 

@@ -114,6 +114,7 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
         judged = value is not None and not run.rehearsal
         aims.append(
             {
+                "figure": aim.figure,
                 "aim": str(aim),
                 "value": value,
                 "reached": aim.reached_by(value) if judged else None,
@@ -139,7 +140,9 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
 
 def not_run(line: Line, why: str) -> dict[str, Any]:
     """Return the result of a line that is left out."""
-    aims = [{"aim": str(aim), "value": None, "reached": None} for aim in line.aims]
+    aims = [
+        {"figure": aim.figure, "aim": str(aim), "value": None, "reached": None} for aim in line.aims
+    ]
     return {
         "group": line.group,
         "title": line.title,
