@@ -20,7 +20,13 @@ from benchmarks.table import add_columns
 from benchmarks.train_step import write_json
 from ortrain import env
 
-_COLOURS = {"reached": "green", "missed": "red", "failed": "red", "rehearsed": "yellow"}
+_COLOURS = {
+    "reached": "green",
+    "missed": "red",
+    "incomplete": "yellow",
+    "failed": "red",
+    "rehearsed": "yellow",
+}
 
 
 class RecordError(ValueError):

@@ -157,7 +157,9 @@ def test_outcome_judges_aims() -> None:
     wrong = outcome(line(lambda _: {"× eager": 2, "growth": 1}, *aims, check=True), measured)
     assert wrong["status"] == "missed" and is_fault(wrong)
     unknown = outcome(line(lambda _: {"growth": 0}, *aims), measured)
-    assert unknown["status"] == "missed" and unknown["aims"][0]["reached"] is None
+    assert unknown["status"] == "incomplete" and unknown["aims"][0]["reached"] is None
+    assert not is_fault(unknown)
+    assert is_fault(outcome(line(lambda _: {}, *aims, check=True), measured))
 
 
 def test_rehearsal_judges_nothing() -> None:
