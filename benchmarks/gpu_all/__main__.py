@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.remaining:
         done = {key for key, result in kept.items() if result["status"] in ("reached", "missed")}
         lines = [line for line in lines if line.key not in done]
-    command = shlex.join(["python", "-m", "benchmarks.gpu_all", *(arguments or sys.argv[1:])])
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "benchmarks.gpu_all", *words])
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     made: dict[str, dict[str, Any]] = {}
     for line in lines:

@@ -97,8 +97,8 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
     """Run a line and return its result; an error becomes part of it.
 
     Returns:
-      "status": "reached", "missed", "failed" (with "error"; the figures there are, are kept), or
-      "rehearsed", which judges nothing; "figures", "aims" with "value" and "reached", "seconds".
+      "status": "reached", "missed", "incomplete" (a figure that an aim names was not measured),
+      "failed" (with "error"; the figures there are, are kept), or "rehearsed", which judges nothing; "figures", "aims" with "value" and "reached", "seconds".
     """
     start = time.monotonic()
     error = ""
@@ -114,6 +114,7 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
         judged = value is not None and not run.rehearsal
         aims.append(
             {
+                "figure": aim.figure,
                 "aim": str(aim),
                 "value": value,
                 "reached": aim.reached_by(value) if judged else None,
@@ -123,8 +124,10 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
         status = "failed"
     elif run.rehearsal:
         status = "rehearsed"
+    elif any(aim["reached"] is False for aim in aims):
+        status = "missed"
     else:
-        status = "reached" if all(aim["reached"] for aim in aims) else "missed"
+        status = "reached" if all(aim["reached"] for aim in aims) else "incomplete"
     result = {
         "group": line.group,
         "title": line.title,
@@ -139,7 +142,9 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
 
 def not_run(line: Line, why: str) -> dict[str, Any]:
     """Return the result of a line that is left out."""
-    aims = [{"aim": str(aim), "value": None, "reached": None} for aim in line.aims]
+    aims = [
+        {"figure": aim.figure, "aim": str(aim), "value": None, "reached": None} for aim in line.aims
+    ]
     return {
         "group": line.group,
         "title": line.title,
@@ -153,4 +158,6 @@ def not_run(line: Line, why: str) -> dict[str, Any]:
 
 def is_fault(result: Mapping[str, Any]) -> bool:
     """Tell whether a result means that something is wrong, not only slow."""
-    return result["status"] == "failed" or (result["check"] and result["status"] == "missed")
+    return result["status"] == "failed" or (
+        result["check"] and result["status"] in ("missed", "incomplete")
+    )

@@ -155,7 +155,7 @@ LINES: tuple[Line, ...] = (
             Aim("batch × compile's", 1.5),
             Aim("time of a sample, of that at 16", 1.05, most=True),
         ),
-        400.0,
+        500.0,
         measure,
     ),
 )

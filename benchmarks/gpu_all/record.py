@@ -20,7 +20,13 @@ from benchmarks.table import add_columns
 from benchmarks.train_step import write_json
 from ortrain import env
 
-_COLOURS = {"reached": "green", "missed": "red", "failed": "red", "rehearsed": "yellow"}
+_COLOURS = {
+    "reached": "green",
+    "missed": "red",
+    "incomplete": "yellow",
+    "failed": "red",
+    "rehearsed": "yellow",
+}
 
 
 class RecordError(ValueError):
@@ -131,6 +137,12 @@ def print_results(
     for key, result in lines.items():
         colour = _COLOURS.get(result["status"], "dim")
         cells = [_aim_cell(aim) for aim in result["aims"]]
+        aimed_at = {aim["figure"] for aim in result["aims"]}
+        cells += [
+            escape(f"{name} {value:.4g}")
+            for name, value in result["figures"].items()
+            if isinstance(value, (int, float)) and name not in aimed_at
+        ]
         if result.get("error"):
             cells.insert(0, escape(result["error"]))
         table.add_row(key, f"[{colour}]{result['status']}[/]", "; ".join(cells))

@@ -21,7 +21,7 @@ from benchmarks import ROOT, package_path
 from benchmarks.gpu_all.line import Aim, Line, Run
 from benchmarks.worker import Worker, WorkerEndedError, WorkerError
 
-STEPS = 10
+STEPS, _REHEARSED_STEPS = 10, 3
 TOLERANCE = 1e-4  # of losses and gradients in float32, relative where numbers exceed 1
 LOSS_TOLERANCE_16 = 2e-2
 _REHEARSED_MODELS = ("mlp", "gpt2")
@@ -177,7 +177,8 @@ def measure_parity(run: Run, *, dtype: str) -> dict[str, Any]:
         for name in names:
             run.say(f"{name}, {dtype}")
             worker = worker or Worker(run.environment(), None, run.deadline)
-            arguments = {"device": run.device, "dtype": dtype, "steps": STEPS}
+            steps = _REHEARSED_STEPS if run.rehearsal else STEPS
+            arguments = {"device": run.device, "dtype": dtype, "steps": steps}
             try:
                 models[name] = worker.ask(
                     "call", function="gpu_all.training:follow", model=name, **arguments

@@ -21,6 +21,9 @@ from benchmarks.compare import Settings
 from benchmarks.gpu_all import memory, op_cases, record, speed, training
 from benchmarks.gpu_all.__main__ import GROUPS, LINES, main, reason_not_to_run
 from benchmarks.gpu_all.line import Aim, Line, Run, is_fault, not_run, outcome
+from benchmarks.memory import is_out_of_memory, try_batch
+from benchmarks.peers import PEERS
+from benchmarks.table import make_console
 from benchmarks.worker import Worker, WorkerEndedError, WorkerError
 from benchmarks.workloads import Workload
 from ortrain import _core
@@ -154,7 +157,9 @@ def test_outcome_judges_aims() -> None:
     wrong = outcome(line(lambda _: {"× eager": 2, "growth": 1}, *aims, check=True), measured)
     assert wrong["status"] == "missed" and is_fault(wrong)
     unknown = outcome(line(lambda _: {"growth": 0}, *aims), measured)
-    assert unknown["status"] == "missed" and unknown["aims"][0]["reached"] is None
+    assert unknown["status"] == "incomplete" and unknown["aims"][0]["reached"] is None
+    assert not is_fault(unknown)
+    assert is_fault(outcome(line(lambda _: {}, *aims, check=True), measured))
 
 
 def test_rehearsal_judges_nothing() -> None:
@@ -184,6 +189,17 @@ def test_results_are_merged(tmp_path: Path) -> None:
     kept = record.load(path, rehearsal=False)
     merged = record.merge(kept, {"gpt2": left_out, "soak": again, "ddp": left_out})
     assert merged == {"gpt2": measured, "soak": again, "ddp": left_out}
+
+
+def test_results_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    aims = (Aim("× eager", 2.0), Aim("growth", 0, most=True))
+    figures = {"× eager": 2.51, "growth": 3, "η": 0.41, "comparison": {"sides": {}}}
+    made = outcome(line(lambda _: dict(figures), *aims), run(rehearsal=False))
+    left_out = not_run(line(lambda _: {}, *aims), "no [time]")
+    record.print_results({"a": made, "b": left_out}, make_console(), rehearsal=False)
+    out = capsys.readouterr().out
+    assert "2.51 (× eager ≥ 2)" in out and "3 (growth = 0)" in out and "η 0.41" in out
+    assert "missed" in out and "not run" in out and "no [time]" in out and "sides" not in out
 
 
 def test_rehearsals_and_measurements_do_not_mix(tmp_path: Path) -> None:
@@ -255,6 +271,21 @@ def test_largest_batch_is_found(first: int, fixed: int, row: int, capacity: int)
 
 def test_largest_batch_where_nothing_fits() -> None:
     assert memory.largest_batch(lambda batch: {"fits": False}, 4, 100) == {}
+
+
+def test_out_of_memory_is_told_from_other_errors() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(_core.OutOfMemoryError("no 5 bytes on cuda:0"))
+    assert is_out_of_memory(RuntimeError("BackendCompilerFailed: CUDA out of memory."))
+    assert not is_out_of_memory(RuntimeError("illegal memory access"))
+
+
+def test_batch_is_tried() -> None:
+    workload = Workload("mlp", 8, 1)
+    side = PEERS["eager"].make(workload.build())
+    made = try_batch(side, workload, "bf16", "cpu", workload.batch)
+    assert made["fits"] and made["seconds"] > 0 and made["peak_bytes"] > 0
+    assert try_batch(side, workload, "bf16", "cpu", workload.batch - 1) == {"fits": False}
 
 
 def test_largest_batch_without_growth_of_memory() -> None:
