@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -119,6 +120,14 @@ void add_windowed(CaseRegistry& cases) {
              .attributes = {{"kernel_shape", Ints{2}}},
              .outputs = 2,
              .check_gradient = false});
+  std::vector<double> plane(300, 1.0);
+  plane[70] = plane[201] = std::nan("");
+  cases.add({.op = "MaxPool",
+             .name = "nan_in_large_window",
+             .inputs = {CaseInput::literal(DType::undefined, {1, 1, 300}, plane)},
+             .attributes = {{"kernel_shape", Ints{290}}, {"strides", Ints{4}}},
+             .outputs = 2,
+             .check_gradient = false});
   cases.add(
       {.op = "MaxPool",
        .name = "ties",  // the first of equal elements gets the gradient
@@ -135,6 +144,7 @@ void add_global(CaseRegistry& cases) {
   };
   for (const Case& c :
        {Case{"line", {2, 3, 17}, {2, 3, 1}}, Case{"plane", {2, 3, 7, 9}, {2, 3, 1, 1}},
+        Case{"large_plane", {2, 1, 13, 17}, {2, 1, 1, 1}},
         Case{"volume", {1, 2, 3, 4, 5}, {1, 2, 1, 1, 1}},
         Case{"single", {1, 1, 1, 1}, {1, 1, 1, 1}},
         Case{"empty_batch", {0, 3, 2, 2}, {0, 3, 1, 1}}}) {

@@ -1,0 +1,331 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
+#include "ortrain/gpu/row_forms.h"
+#include "ortrain/ops/window/window.h"
+#include "ortrain/runtime/kernel_registry.h"
+
+namespace ortrain::gpu {
+namespace {
+
+constexpr int kAxes = 3;
+
+ORTRAIN_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Windows along one axis: sliding ones (see WindowAxis), or with stride 0 those of adaptive
+// pooling, which share the axis out evenly.
+struct PoolAxis {
+  int64_t in = 1, out = 1, kernel = 1, stride = 1, dilation = 1, pad_begin = 0, pad_end = 0;
+
+  ORTRAIN_DEVICE bool adaptive() const { return stride == 0; }
+  ORTRAIN_DEVICE int64_t start(int64_t o) const { return o * stride - pad_begin; }
+  // The first element of window o, and what lies behind the last one; in steps of `dilation`.
+  ORTRAIN_DEVICE int64_t begin(int64_t o) const {
+    if (adaptive()) return o * in / out;
+    const int64_t first = start(o);
+    return first >= 0 ? first : first + ceil_div(-first, dilation) * dilation;
+  }
+  ORTRAIN_DEVICE int64_t end(int64_t o) const {
+    if (adaptive()) return ceil_div((o + 1) * in, out);
+    const int64_t last = start(o) + (kernel - 1) * dilation + 1;
+    return last < in ? last : in;
+  }
+  // What an average divides by. Windows of ceil_mode reach beyond the padding; that never counts.
+  ORTRAIN_DEVICE int64_t count(int64_t o, bool count_pads) const {
+    int64_t elements = 0;
+    if (count_pads && !adaptive()) {
+      elements = ceil_div(in + pad_end - start(o), dilation);
+      if (elements > kernel) elements = kernel;
+    } else {
+      elements = ceil_div(end(o) - begin(o), dilation);
+    }
+    return elements > 1 ? elements : 1;
+  }
+  // The windows [first, last] that may hold element i.
+  ORTRAIN_DEVICE int64_t first_window(int64_t i) const {
+    if (adaptive()) return i * out / in;
+    const int64_t from = i + pad_begin - (kernel - 1) * dilation;
+    return from <= 0 ? 0 : ceil_div(from, stride);
+  }
+  ORTRAIN_DEVICE int64_t last_window(int64_t i) const {
+    const int64_t last = adaptive() ? ceil_div((i + 1) * out, in) - 1 : (i + pad_begin) / stride;
+    return last < out ? last : out - 1;
+  }
+  ORTRAIN_DEVICE bool holds(int64_t o, int64_t i) const {
+    if (i < begin(o) || i >= end(o)) return false;
+    return adaptive() || dilation == 1 || (i - start(o)) % dilation == 0;
+  }
+};
+
+struct Pool {
+  int64_t planes = 0;
+  bool count_pads = false;
+  DeviceArray<PoolAxis, kAxes> axes;
+
+  ORTRAIN_HOST_DEVICE int64_t in_size() const { return axes[0].in * axes[1].in * axes[2].in; }
+  ORTRAIN_HOST_DEVICE int64_t out_size() const { return axes[0].out * axes[1].out * axes[2].out; }
+
+  // body(element of the plane) for each of window `at`, in memory order: those whose number is
+  // `first` more than a multiple of `step`.
+  template <class Body>
+  ORTRAIN_DEVICE void for_each_element(int64_t at, int64_t first, int64_t step,
+                                       const Body& body) const {
+    const int64_t w = at % axes[2].out, h = at / axes[2].out % axes[1].out;
+    const int64_t d = at / axes[2].out / axes[1].out;
+    int64_t number = first;
+    int64_t passed = 0;
+    const int64_t width_begin = axes[2].begin(w), width_end = axes[2].end(w);
+    const int64_t width =
+        width_end <= width_begin ? 0 : ceil_div(width_end - width_begin, axes[2].dilation);
+    for (int64_t i = axes[0].begin(d); i < axes[0].end(d); i += axes[0].dilation) {
+      for (int64_t j = axes[1].begin(h); j < axes[1].end(h); j += axes[1].dilation) {
+        const int64_t row = (i * axes[1].in + j) * axes[2].in + width_begin;
+        for (; number < passed + width; number += step) {
+          body(row + (number - passed) * axes[2].dilation);
+        }
+        passed += width;
+      }
+    }
+  }
+  ORTRAIN_DEVICE int64_t divisor(int64_t at) const {
+    return axes[2].count(at % axes[2].out, count_pads) *
+           axes[1].count(at / axes[2].out % axes[1].out, count_pads) *
+           axes[0].count(at / axes[2].out / axes[1].out, count_pads);
+  }
+  // body(window of the plane) for each that holds element `at`, in order.
+  template <class Body>
+  ORTRAIN_DEVICE void for_each_window(int64_t at, const Body& body) const {
+    const int64_t w = at % axes[2].in, h = at / axes[2].in % axes[1].in;
+    const int64_t d = at / axes[2].in / axes[1].in;
+    for (int64_t i = axes[0].first_window(d); i <= axes[0].last_window(d); ++i) {
+      if (!axes[0].holds(i, d)) continue;
+      for (int64_t j = axes[1].first_window(h); j <= axes[1].last_window(h); ++j) {
+        if (!axes[1].holds(j, h)) continue;
+        for (int64_t k = axes[2].first_window(w); k <= axes[2].last_window(w); ++k) {
+          if (axes[2].holds(k, w)) body((i * axes[1].out + j) * axes[2].out + k);
+        }
+      }
+    }
+  }
+  // Windows worth a warp each.
+  bool large_windows() const {
+    return in_size() / std::max<int64_t>(out_size(), 1) >= 4 * kWarpSize;
+  }
+  // A thread or a warp per window.
+  LaunchShape shape() const {
+    const int64_t windows = planes * out_size();
+    if (large_windows()) return row_shape<RowForm<WarpTeam, 1, 0>>(windows, in_size());
+    return items(windows, 256, 1 << 20);
+  }
+};
+
+// Calls body(plane, window, first, step) for each window of this thread or, kWarp, of its warp.
+template <bool kWarp, class Body>
+ORTRAIN_DEVICE void for_each_pooled(const Pool& pool, const Body& body) {
+  const int64_t size = pool.out_size();
+  if constexpr (kWarp) {
+    for (int64_t i = WarpTeam::index(); i < pool.planes * size; i += WarpTeam::count()) {
+      body(i / size, i % size, int64_t{lane()}, int64_t{kWarpSize});
+    }
+  } else {
+    for_each_item(pool.planes * size,
+                  [&](int64_t i) { body(i / size, i % size, int64_t{0}, int64_t{1}); });
+  }
+}
+
+// As in PyTorch the last NaN wins, otherwise the first of equal elements.
+template <class C>
+struct Largest {
+  int64_t place;  // -1: of no element
+  C value;
+};
+struct JoinLargest {
+  template <class C>
+  ORTRAIN_DEVICE Largest<C> operator()(const Largest<C>& a, const Largest<C>& b) const {
+    if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
+    const bool a_is_nan = a.value != a.value, b_is_nan = b.value != b.value;
+    if (a_is_nan != b_is_nan) return a_is_nan ? a : b;
+    if (a_is_nan) return a.place < b.place ? b : a;
+    if (a.value == b.value) return a.place < b.place ? a : b;
+    return a.value < b.value ? b : a;
+  }
+};
+
+// y, indices (over the whole input) and places (in the plane) may be null.
+template <class T, bool kWarp>
+__global__ void max_pool(Pool pool, const T* x, T* y, int64_t* indices, int64_t* places) {
+  using C = ComputeType<T>;
+  const int64_t in_size = pool.in_size(), out_size = pool.out_size();
+  for_each_pooled<kWarp>(pool, [&](int64_t plane, int64_t at, int64_t first, int64_t step) {
+    Largest<C> best{-1, C{0}};
+    pool.for_each_element(at, first, step, [&](int64_t i) {
+      best = JoinLargest()(best, Largest<C>{i, static_cast<C>(x[plane * in_size + i])});
+    });
+    if constexpr (kWarp) best = warp_merge(best, JoinLargest());
+    if (first != 0) return;
+    const int64_t to = plane * out_size + at;
+    const C none = -std::numeric_limits<C>::infinity();
+    if (y != nullptr) y[to] = static_cast<T>(best.place < 0 ? none : best.value);
+    if (indices != nullptr) indices[to] = best.place < 0 ? -1 : plane * in_size + best.place;
+    if (places != nullptr) places[to] = best.place;
+  });
+}
+
+// Each element gathers from the windows that took it.
+template <class T>
+__global__ void max_pool_grad(Pool pool, const T* dy, const int64_t* places, T* dx) {
+  using C = ComputeType<T>;
+  const int64_t in_size = pool.in_size(), out_size = pool.out_size();
+  for_each_item(pool.planes * in_size, [&](int64_t i) {
+    const int64_t plane = i / in_size, at = i % in_size;
+    C sum = 0;
+    pool.for_each_window(at, [&](int64_t window) {
+      const int64_t from = plane * out_size + window;
+      if (places[from] == at) sum += static_cast<C>(dy[from]);
+    });
+    dx[i] = static_cast<T>(sum);
+  });
+}
+
+template <class T, bool kWarp>
+__global__ void average_pool(Pool pool, const T* x, T* y) {
+  using C = ComputeType<T>;
+  const int64_t in_size = pool.in_size(), out_size = pool.out_size();
+  for_each_pooled<kWarp>(pool, [&](int64_t plane, int64_t at, int64_t first, int64_t step) {
+    C sum = 0;
+    pool.for_each_element(at, first, step,
+                          [&](int64_t i) { sum += static_cast<C>(x[plane * in_size + i]); });
+    if constexpr (kWarp) sum = warp_reduce(sum, Sum());
+    if (first == 0) {
+      y[plane * out_size + at] = static_cast<T>(sum / static_cast<C>(pool.divisor(at)));
+    }
+  });
+}
+
+template <class T>
+__global__ void average_pool_grad(Pool pool, const T* dy, T* dx) {
+  using C = ComputeType<T>;
+  const int64_t in_size = pool.in_size(), out_size = pool.out_size();
+  for_each_item(pool.planes * in_size, [&](int64_t i) {
+    const int64_t plane = i / in_size;
+    C sum = 0;
+    pool.for_each_window(i % in_size, [&](int64_t window) {
+      sum += static_cast<C>(dy[plane * out_size + window]) / static_cast<C>(pool.divisor(window));
+    });
+    dx[i] = static_cast<T>(sum);
+  });
+}
+
+// --- what a node's attributes say
+
+enum class Windows { sliding, adaptive, global };
+
+Pool pool_of(const NodeSpec& spec, const TensorSpec& x, Windows kind, bool averages) {
+  Pool pool;
+  const std::vector<int64_t> spatial(x.dims.begin() + 2, x.dims.end());
+  pool.planes = x.dims[0] * x.dims[1];
+  if (kind == Windows::global) {
+    PoolAxis& all = pool.axes[kAxes - 1];
+    all.in = num_elements(spatial);
+    all.kernel = all.in;
+  } else if (kind == Windows::adaptive) {
+    const std::vector<int64_t>& size = spec.attrs().ints("output_size");
+    for (size_t i = 0; i < size.size(); ++i) {
+      PoolAxis& axis = pool.axes[static_cast<int>(kAxes - size.size() + i)];
+      axis.in = spatial[i];
+      axis.out = size[i];
+      axis.stride = 0;
+    }
+  } else {
+    pool.count_pads = averages && spec.attrs().int_("count_include_pad") != 0;
+    const std::vector<ops::WindowAxis> windows =
+        ops::concrete_windows(ops::read_windows(spec.attrs(), spatial.size(), {}), spatial);
+    for (int i = 0; i < kAxes; ++i) {
+      const ops::WindowAxis& from = windows[static_cast<size_t>(i)];
+      pool.axes[i] = {from.in,       from.out,       from.kernel, from.stride,
+                      from.dilation, from.pad_begin, from.pad_end};
+    }
+  }
+  return pool;
+}
+
+template <class T>
+void launch_max(const KernelArgs& args, const Pool& pool, const T* x, T* y, int64_t* indices,
+                int64_t* places) {
+  launch(pool.large_windows() ? max_pool<T, true> : max_pool<T, false>, pool.shape(), args.stream,
+         pool, x, y, indices, places);
+}
+
+Kernel max_kernel(Windows kind) {
+  return {.name = "gather", .make = [kind](NodeSpec& spec) {
+            const Pool pool = pool_of(spec, spec.input(0), kind, false);
+            const bool values = spec.has_output(0), indices = spec.has_output(1);
+            return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+              using T = typename decltype(tag)::type;
+              return [=](const KernelArgs& args) {
+                launch_max<T>(args, pool, args.input<T>(0), values ? args.output<T>(0) : nullptr,
+                              indices ? args.output<int64_t>(1) : nullptr, nullptr);
+              };
+            });
+          }};
+}
+
+Kernel max_grad_kernel(Windows kind) {
+  return {.name = "gather", .make = [kind](NodeSpec& spec) {
+            const Pool pool = pool_of(spec, spec.input(1), kind, false);
+            spec.request_workspace(static_cast<size_t>(spec.input(0).numel()) * sizeof(int64_t));
+            return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+              using T = typename decltype(tag)::type;
+              return [pool](const KernelArgs& args) {
+                auto* places = static_cast<int64_t*>(args.workspace);
+                launch_max<T>(args, pool, args.input<T>(1), nullptr, nullptr, places);
+                launch(max_pool_grad<T>, items(pool.planes * pool.in_size(), 256, 1 << 20),
+                       args.stream, pool, args.input<T>(0), places, args.output<T>(0));
+              };
+            });
+          }};
+}
+
+Kernel average_kernel(Windows kind) {
+  return {.name = "gather", .make = [kind](NodeSpec& spec) {
+            const Pool pool = pool_of(spec, spec.input(0), kind, true);
+            return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+              using T = typename decltype(tag)::type;
+              return [pool](const KernelArgs& args) {
+                launch(pool.large_windows() ? average_pool<T, true> : average_pool<T, false>,
+                       pool.shape(), args.stream, pool, args.input<T>(0), args.output<T>(0));
+              };
+            });
+          }};
+}
+
+Kernel average_grad_kernel(Windows kind) {
+  return {.name = "gather", .make = [kind](NodeSpec& spec) {
+            const Pool pool = pool_of(spec, spec.output(0), kind, true);
+            return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+              using T = typename decltype(tag)::type;
+              return [pool](const KernelArgs& args) {
+                launch(average_pool_grad<T>, items(pool.planes * pool.in_size(), 256, 1 << 20),
+                       args.stream, pool, args.input<T>(0), args.output<T>(0));
+              };
+            });
+          }};
+}
+
+}  // namespace
+
+void register_pool(KernelRegistry& registry) {
+  registry.add("MaxPool", {max_kernel(Windows::sliding)});
+  registry.add("ortrain::MaxPoolGrad", {max_grad_kernel(Windows::sliding)});
+  registry.add("AveragePool", {average_kernel(Windows::sliding)});
+  registry.add("ortrain::AveragePoolGrad", {average_grad_kernel(Windows::sliding)});
+  registry.add("GlobalAveragePool", {average_kernel(Windows::global)});
+  registry.add("ortrain::GlobalAveragePoolGrad", {average_grad_kernel(Windows::global)});
+  registry.add("GlobalMaxPool", {max_kernel(Windows::global)});
+  registry.add("ortrain::GlobalMaxPoolGrad", {max_grad_kernel(Windows::global)});
+  registry.add("ortrain::AdaptiveAveragePool", {average_kernel(Windows::adaptive)});
+  registry.add("ortrain::AdaptiveAveragePoolGrad", {average_grad_kernel(Windows::adaptive)});
+}
+
+}  // namespace ortrain::gpu
