@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ortrain/gpu/gpu_device.h"
-#include "ortrain/ops/conv/conv_columns.h"
+#include "ortrain/ops/conv/conv_columns.cuh"
 #include "ortrain/testing/harness.h"
 
 namespace ortrain::testing {

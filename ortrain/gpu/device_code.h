@@ -105,7 +105,7 @@ ORTRAIN_DEVICE void warp_barrier() {
 template <class T>
 ORTRAIN_DEVICE T* dynamic_shared() {
 #if defined(__HIPCC__)
-  HIP_DYNAMIC_SHARED(unsigned char, ortrain_shared_bytes);
+  extern __shared__ __attribute__((aligned(16))) unsigned char ortrain_shared_bytes[];
   return reinterpret_cast<T*>(ortrain_shared_bytes);
 #elif defined(__CUDACC__)
   extern __shared__ __align__(16) unsigned char ortrain_shared_bytes[];

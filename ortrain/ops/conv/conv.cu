@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
-#include <map>
+#include <vector>
 
 #include "ortrain/gpu/gemm.h"
-#include "ortrain/ops/conv/conv_columns.h"
+#include "ortrain/ops/conv/conv_columns.cuh"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::gpu {
@@ -28,16 +28,21 @@ class Products {
  public:
   template <class Make>
   const Gemm& of(int64_t images, int64_t extent, const Make& make) {
-    const auto at = made_.find({images, extent});
-    if (at != made_.end()) return at->second;
-    const Gemm gemm(make());
-    bytes_ = std::max(bytes_, gemm.workspace_bytes());
-    return made_.emplace(std::pair(images, extent), gemm).first->second;
+    for (const Made& made : made_) {
+      if (made.images == images && made.extent == extent) return made.gemm;
+    }
+    made_.push_back({images, extent, Gemm(make())});
+    bytes_ = std::max(bytes_, made_.back().gemm.workspace_bytes());
+    return made_.back().gemm;
   }
   size_t workspace_bytes() const { return rounded_up(bytes_); }
 
  private:
-  std::map<std::pair<int64_t, int64_t>, Gemm> made_;
+  struct Made {
+    int64_t images, extent;
+    Gemm gemm;
+  };
+  std::vector<Made> made_;
   size_t bytes_ = 0;
 };
 
@@ -104,7 +109,8 @@ KernelFn forward_by_columns(NodeSpec& spec, const ConvProblem& p, bool has_bias)
         std::max(column_bytes, static_cast<size_t>(part.images * part.extent * rows) * sizeof(T));
   }
   spec.request_workspace(products.workspace_bytes() + column_bytes);
-  return [=, e = ConvExtents(p), at = products.workspace_bytes()](const KernelArgs& args) {
+  return [parts, pointwise, rows, has_bias, e = ConvExtents(p),
+          at = products.workspace_bytes()](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     T* y = args.output<T>(0);
     T* columns = reinterpret_cast<T*>(static_cast<char*>(args.workspace) + at);
@@ -165,31 +171,32 @@ KernelFn input_by_columns(NodeSpec& spec, const ConvProblem& p, bool has_bias) {
         std::max(column_bytes, static_cast<size_t>(images * part.extent * channel_bytes));
   }
   spec.request_workspace(products.workspace_bytes() + column_bytes);
-  return [=, e = ConvExtents(p), groups = by_group ? p.groups : 1,
-          at = products.workspace_bytes()](const KernelArgs& args) {
-    const T *dy = args.input<T>(0), *w = args.input<T>(1);
-    const T* bias = has_bias ? args.input<T>(2) : nullptr;
-    T* dx = args.output<T>(0);
-    C* columns = reinterpret_cast<C*>(static_cast<char*>(args.workspace) + at);
-    for (const Part& part : parts) {
-      for (int64_t image = part.image; image < part.image + part.images;
-           image += by_group ? 1 : part.images) {
-        const int64_t images = by_group ? 1 : part.images;
-        T* inputs = dx + image * e.in_channels * e.in_size;
-        for (int64_t group = 0; group < groups; ++group) {
-          const int64_t channel = group * e.group_in + part.first;
-          part.gemm.run({.a = w + group * e.group_out * depth + part.first * kernel,
-                         .b = dy + (image * e.out_channels + group * e.group_out) * out,
-                         .d = pointwise ? static_cast<void*>(inputs) : columns,
-                         .c = bias},
-                        args.workspace, args.stream);
-          if (pointwise) continue;
-          launch(columns_to_inputs<T>, items(images * part.extent * e.in_size), args.stream, e,
-                 images, channel, part.extent, columns, bias, inputs);
+  return
+      [parts, pointwise, by_group, depth, kernel, out, has_bias, e = ConvExtents(p),
+       groups = by_group ? p.groups : 1, at = products.workspace_bytes()](const KernelArgs& args) {
+        const T *dy = args.input<T>(0), *w = args.input<T>(1);
+        const T* bias = has_bias ? args.input<T>(2) : nullptr;
+        T* dx = args.output<T>(0);
+        C* columns = reinterpret_cast<C*>(static_cast<char*>(args.workspace) + at);
+        for (const Part& part : parts) {
+          for (int64_t image = part.image; image < part.image + part.images;
+               image += by_group ? 1 : part.images) {
+            const int64_t images = by_group ? 1 : part.images;
+            T* inputs = dx + image * e.in_channels * e.in_size;
+            for (int64_t group = 0; group < groups; ++group) {
+              const int64_t channel = group * e.group_in + part.first;
+              part.gemm.run({.a = w + group * e.group_out * depth + part.first * kernel,
+                             .b = dy + (image * e.out_channels + group * e.group_out) * out,
+                             .d = pointwise ? static_cast<void*>(inputs) : columns,
+                             .c = bias},
+                            args.workspace, args.stream);
+              if (pointwise) continue;
+              launch(columns_to_inputs<T>, items(images * part.extent * e.in_size), args.stream, e,
+                     images, channel, part.extent, columns, bias, inputs);
+            }
+          }
         }
-      }
-    }
-  };
+      };
 }
 
 // --- dw [M, K] = dy [M, positions] columns^T [positions, K] over all images
@@ -222,7 +229,8 @@ KernelFn weight_by_columns(NodeSpec& spec, const ConvProblem& p) {
   const size_t sum_bytes =
       parts.size() > 1 ? static_cast<size_t>(weights) * sizeof(C) * parts.size() : 0;
   spec.request_workspace(products.workspace_bytes() + column_bytes + gradient_bytes + sum_bytes);
-  return [=, e = ConvExtents(p), at = products.workspace_bytes()](const KernelArgs& args) {
+  return [parts, rows, weights, column_bytes, gradient_bytes, e = ConvExtents(p),
+          at = products.workspace_bytes()](const KernelArgs& args) {
     const T *dy = args.input<T>(0), *x = args.input<T>(1);
     char* memory = static_cast<char*>(args.workspace) + at;
     T* columns = reinterpret_cast<T*>(memory);
