@@ -150,7 +150,6 @@ check-hip: setup
 	  apt-get install -y -qq --no-install-recommends hipcc libamdhip64-dev; }
 	$(PY) tools/check_device_code.py hip --jobs $(JOBS)
 
-.PHONY: gpu-all
 gpu-all: build
 	$(PY) -m benchmarks.gpu_all $(GPU_ALL)
 
