@@ -6,7 +6,7 @@
 
 namespace ortrain {
 
-enum class FaultKind : int32_t { being_written = -1, none, index, label, element, division, shape };
+enum class FaultKind : int32_t { being_written = -1, none, index, label, element, division, shape, range };
 
 // The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
 // throw: it writes this, goes on with a value that does no harm, and the run throws as soon as the
@@ -18,6 +18,7 @@ struct Fault {
   int64_t position = 0;  // where, counted in elements of its tensor
   int64_t low = 0;       // allowed: low <= value < high
   int64_t high = 0;
+  int64_t axis = -1;  // `element`: of the tensor that is indexed; -1 is not said
 };
 
 }  // namespace ortrain
