@@ -29,6 +29,7 @@ struct Chunk {
   int count = 0;
   uint32_t blocks = 0;
 };
+static_assert(sizeof(Chunk) <= 4000);
 
 // Which tensor the block is for.
 ORTRAIN_DEVICE const StepTensor& tensor_of_block(const Chunk& chunk) {
