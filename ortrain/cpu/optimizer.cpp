@@ -145,12 +145,6 @@ LambNorms lamb_moments(const OptimizerTensor& tensor, const LambCoefficients& co
   return norms;
 }
 
-double lamb_ratio(const LambNorms& norms, const LambCoefficients& coefficients) {
-  if (norms.param == 0 || norms.update == 0) return 1;
-  const double ratio = std::sqrt(norms.param) / std::sqrt(norms.update);
-  return std::max(std::min(ratio, coefficients.ratio_max), coefficients.ratio_min);
-}
-
 }  // namespace
 
 void TensorBlocks::assign(std::span<const OptimizerTensor> tensors) {
@@ -178,52 +172,6 @@ void TensorBlocks::assign(std::span<const OptimizerTensor> tensors) {
   if (starts_.back() != pieces_.size()) starts_.push_back(pieces_.size());
 }
 
-AdamCoefficients adam_coefficients(const StepRule& rule, double step) {
-  const double bias1 = rule.bias_correction ? 1 - std::pow(rule.beta1, step) : 1;
-  const double root2 = rule.bias_correction ? std::sqrt(1 - std::pow(rule.beta2, step)) : 1;
-  AdamCoefficients c{.beta1 = rule.beta1,
-                     .beta2 = rule.beta2,
-                     .epsilon = rule.epsilon,
-                     .step_size = rule.lr / bias1};
-  if (rule.decay_mode == DecayMode::after) {
-    c.step_size *= root2;
-    c.keep_after = 1 - rule.lr * rule.weight_decay;
-  } else {
-    c.root_scale = 1 / root2;
-    if (rule.decay_mode == DecayMode::l2) c.l2 = rule.weight_decay;
-    if (rule.decay_mode == DecayMode::decoupled) c.keep_before = 1 - rule.lr * rule.weight_decay;
-  }
-  return c;
-}
-
-LambCoefficients lamb_coefficients(const StepRule& rule, double step) {
-  const bool correct = rule.bias_correction;
-  return {.beta1 = rule.beta1,
-          .beta2 = rule.beta2,
-          .epsilon = rule.epsilon,
-          .lr = rule.lr,
-          .mean_scale = correct ? 1 / (1 - std::pow(rule.beta1, step)) : 1,
-          .root_scale = correct ? 1 / std::sqrt(1 - std::pow(rule.beta2, step)) : 1,
-          .weight_decay = rule.weight_decay,
-          .ratio_min = rule.ratio_min,
-          .ratio_max = rule.ratio_max};
-}
-
-SgdCoefficients sgd_coefficients(const StepRule& rule, bool first) {
-  return {.lr = rule.lr,
-          .momentum = rule.momentum,
-          .buffer_keep = first ? 0 : rule.momentum,
-          .buffer_gain = first ? 1 : 1 - rule.dampening,
-          .l2 = rule.weight_decay,
-          .nesterov = rule.nesterov};
-}
-
-AdagradCoefficients adagrad_coefficients(const StepRule& rule, double step) {
-  return {.lr = rule.lr / (1 + (step - 1) * rule.rate_decay),
-          .epsilon = rule.epsilon,
-          .l2 = rule.weight_decay};
-}
-
 double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks) {
   std::vector<double> sums(blocks.pieces().size());
   blocks.for_pieces([&](size_t index, const Piece& piece) {
@@ -232,11 +180,6 @@ double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlock
   double total = 0;
   for (double sum : sums) total += sum;
   return std::sqrt(total);
-}
-
-double clip_factor(double norm, double max_norm) {
-  const double factor = max_norm / (norm + 1e-6);
-  return factor > 1 ? 1 : factor;
 }
 
 void adam_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,

@@ -13,6 +13,20 @@
 
 namespace ortrain::cpu {
 
+// The formulas, which the GPU's steps share.
+using ortrain::adagrad_coefficients;
+using ortrain::adam_coefficients;
+using ortrain::AdagradCoefficients;
+using ortrain::AdamCoefficients;
+using ortrain::clip_factor;
+using ortrain::DecayMode;
+using ortrain::lamb_coefficients;
+using ortrain::LambCoefficients;
+using ortrain::LambNorms;
+using ortrain::sgd_coefficients;
+using ortrain::SgdCoefficients;
+using ortrain::StepRule;
+
 struct OptimizerOperand {
   void* data = nullptr;
   Storage storage = Storage::kF32;
@@ -61,36 +75,8 @@ class TensorBlocks {
   std::vector<size_t> starts_ = {0};  // of the blocks in pieces_, and their end
 };
 
-// How Adam decays weights; the numbers are those of FusedAdam's adam_w_mode.
-enum class DecayMode {
-  l2 = 0,         // torch.optim.Adam: part of the gradient
-  after = 1,      // the former AdamW of Hugging Face: of the updated weight
-  decoupled = 2,  // torch.optim.AdamW: of the weight before the update
-};
-
-// What a rule says about a tensor, without the rate's schedule; each rule reads its own.
-struct StepRule {
-  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  double momentum = 0, dampening = 0;
-  double ratio_min = 0, ratio_max = 0;
-  double rate_decay = 0;
-  bool nesterov = false, bias_correction = true;
-  DecayMode decay_mode = DecayMode::decoupled;
-};
-
-// The coefficients of the step with number `step` >= 1, for gradients that are taken as they are.
-AdamCoefficients adam_coefficients(const StepRule& rule, double step);
-LambCoefficients lamb_coefficients(const StepRule& rule, double step);
-// `first`: the buffer is made in this step.
-SgdCoefficients sgd_coefficients(const StepRule& rule, bool first);
-AdagradCoefficients adagrad_coefficients(const StepRule& rule, double step);
-
 // The 2-norm of all gradients together, added up in double. NaN and infinity show.
 double gradient_norm(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks);
-
-// What gradients of norm `norm` are multiplied by so that it is at most `max_norm`; NaN for NaN.
-// torch.nn.utils.clip_grad_norm_'s formula: min(1, max_norm / (norm + 1e-6)).
-double clip_factor(double norm, double max_norm);
 
 // One step on all tensors, each with its coefficients. `blocks` is made from `tensors`.
 void adam_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
@@ -101,12 +87,6 @@ void adagrad_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& 
                   std::span<const AdagradCoefficients> coefficients);
 void lamb_step(std::span<const OptimizerTensor> tensors, const TensorBlocks& blocks,
                std::span<const LambCoefficients> coefficients);
-
-// Squares of the norms of a parameter and of its update.
-struct LambNorms {
-  double param = 0;
-  double update = 0;
-};
 
 // lamb_step in two parts, for tensors that are slices of the parameters: the first one moves the
 // states and gives the norms of the slices, the second one takes those of the parameters and needs

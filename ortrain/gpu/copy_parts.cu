@@ -24,6 +24,7 @@ struct KernelPart {
 
 constexpr int kParts = 56;  // arguments of a kernel may take 4 KiB
 using KernelParts = DeviceArray<KernelPart, kParts>;
+static_assert(sizeof(KernelParts) <= 4000);
 
 template <int kWord, class Index>
 __global__ void __launch_bounds__(kThreads) copy_parts(KernelParts parts, int count) {

@@ -97,7 +97,7 @@ struct FaultReporter {
 
   // Only the first one of a run is kept.
   ORTRAIN_DEVICE void report(FaultKind kind, int64_t value, int64_t position, int64_t low,
-                             int64_t high) const {
+                             int64_t high, int64_t axis = -1) const {
     if (slot == nullptr) return;
     auto* state = reinterpret_cast<int*>(&slot->kind);
     if (atomic_compare_exchange(state, 0, static_cast<int>(FaultKind::being_written)) != 0) return;
@@ -106,14 +106,16 @@ struct FaultReporter {
     slot->position = position;
     slot->low = low;
     slot->high = high;
+    slot->axis = axis;
     system_fence();
     *reinterpret_cast<volatile int*>(state) = static_cast<int>(kind);
   }
   // Makes a negative index count from the end, as ONNX does. Reports one outside of [-size, size),
   // gives 0 for it, and returns false.
-  ORTRAIN_DEVICE bool wrap_index(int64_t& index, int64_t position, int64_t size) const {
+  ORTRAIN_DEVICE bool wrap_index(int64_t& index, int64_t position, int64_t size,
+                                 int64_t axis = -1) const {
     if (index < -size || index >= size) {
-      report(FaultKind::element, index, position, -size, size);
+      report(FaultKind::element, index, position, -size, size, axis);
       index = 0;
       return false;
     }

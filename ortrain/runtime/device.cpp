@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -59,8 +60,16 @@ void throw_error(const std::string& context, const Fault& fault) {
         str(context, "the result has ", fault.value, " elements, expected ", fault.low));
   }
   if (fault.kind == FaultKind::element) {
+    std::string allowed;
+    if (fault.axis >= 0) {
+      allowed = str(" (axis ", fault.axis, "): allowed are ", -fault.high, " to ", fault.high - 1);
+    }
     throw IndexError(str(context, "indices[", fault.position, "] = ", fault.value,
-                         " is out of range for an extent of ", fault.high));
+                         " is out of range for an extent of ", fault.high, allowed));
+  }
+  if (fault.kind == FaultKind::range) {
+    throw IndexError(str(context, "the range [", std::bit_cast<double>(fault.low), ", ",
+                         std::bit_cast<double>(fault.high), "] of x is not finite"));
   }
   if (fault.kind == FaultKind::offset) {
     throw IndexError(str(context, "'offsets' has ", fault.value, " at ", fault.position,

@@ -19,7 +19,8 @@ namespace ortrain {
 // Whether it is there in full; a kernel may be writing it.
 bool is_raised(const Fault& fault);
 // Throws IndexError ("index 7 at position 1 is outside of [0, 5)"; "indices[1] = 7 is out of range
-// for an extent of 5" for kind `element`), ShapeError or UnsupportedError, `context` in front.
+// for an extent of 5" for kind `element`), ShapeError or UnsupportedError, `context` in front. Low and
+// high of kind `range` are the bits of doubles.
 [[noreturn]] void throw_error(const std::string& context, const Fault& fault);
 
 // Work that a device has recorded, to be launched any number of times.

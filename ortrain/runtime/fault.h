@@ -16,6 +16,7 @@ enum class FaultKind : int32_t {
   shape,
   group_end,  // `high` is allowed too
   offset,     // as well
+  range,      // of BinCount
 };
 
 // The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
@@ -28,6 +29,7 @@ struct Fault {
   int64_t position = 0;  // where, counted in elements of its tensor
   int64_t low = 0;       // allowed: low <= value < high
   int64_t high = 0;
+  int64_t axis = -1;  // `element`: of the tensor that is indexed; -1 is not said
 };
 
 }  // namespace ortrain

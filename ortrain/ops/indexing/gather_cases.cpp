@@ -46,6 +46,18 @@ void register_gather(CaseRegistry& cases) {
   grad("wide", {9, 600}, In::integers(DType::i64, {9}, 0, 3), {3, 600}, 0);
   grad("last_axis", {4, 2, 3}, In::integers(DType::i32, {2, 3}, 0, 7), {4, 7}, 1);
   grad("no_indices", {0, 3}, In::int64s({}), {5, 3}, 0);
+  // Lists of many indices, targets of more than one block of the prefix sum, rows of vectors.
+  const auto large = [&cases](const char* name, int64_t indices, int64_t targets, int64_t inner) {
+    cases.add({.op = "ortrain::GatherGrad",
+               .name = name,
+               .inputs = {In::normal({indices, inner}), In::integers(DType::i64, {indices}, 0, targets),
+                          In::int64s({targets, inner})},
+               .check_gradient = false,
+               .tolerance = 1e-4});
+  };
+  large("long_lists", 4500, 3, 5);
+  large("many_targets", 700, 5000, 1);
+  large("vectors", 300, 40, 48);
   grad("misfit", {7, 3}, In::int64s({1}), {5, 3}, 0, "expected");
   grad("too_large", {1, 3}, In::int64s({5}), {5, 3}, 0, "out of range");
 }

@@ -80,6 +80,19 @@ void register_scatter(CaseRegistry& cases) {
                .attributes = {{"reduction", std::string("mul")}}});
   }
   cases.add({.op = "ScatterElements",
+             .name = "many_repeated",
+             .inputs = {In::normal({3000}), In::integers(DType::i64, {900}, 0, 50),
+                        In::normal({900})},
+             .attributes = {{"reduction", std::string("add")}},
+             .types = kFullFloatTypes,  // the CPU rounds each sum of 16 bits
+             .check_gradient = false});
+  cases.add({.op = "ScatterElements",
+             .name = "last_of_many",
+             .inputs = {In::normal({2, 300}), In::integers(DType::i32, {2, 400}, -300, 300),
+                        In::normal({2, 400})},
+             .attributes = {{"axis", int64_t{1}}},
+             .check_gradient = false});
+  cases.add({.op = "ScatterElements",
              .name = "unknown_reduction",
              .inputs = {In::normal({3}), In::int64s({1}), In::normal({1})},
              .attributes = {{"reduction", std::string("mean")}},

@@ -1,69 +1,19 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/threads.h"
-#include "ortrain/ops/resize/resize_axes.h"
+#include "ortrain/ops/resize/resampling.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::cpu {
 namespace {
 
+using ops::Pass;
+using ops::Resampling;
 using ops::ResizeAxis;
-
-std::optional<std::vector<double>> floats(const NodeSpec& spec, size_t index) {
-  if (!spec.has_input(index) || spec.input(index).numel() == 0) return std::nullopt;
-  const auto* values = static_cast<const float*>(spec.constant_input(index));
-  if (values == nullptr)
-    throw UnsupportedError(str(spec.context(), "input ", index, " must be a constant"));
-  return std::vector<double>(values, values + spec.input(index).numel());
-}
-
-// The scales of a node whose tensors start at input `first`: given, or from an aspect ratio policy.
-std::optional<std::vector<double>> scales_of(const NodeSpec& spec, const Dims& x, size_t first) {
-  std::optional<std::vector<double>> given = floats(spec, first + 1);
-  if (given) return given;
-  const std::optional<std::vector<int64_t>> sizes = spec.constant_ints(first + 2);
-  if (!sizes) throw UnsupportedError(str(spec.context(), "sizes must be known"));
-  const std::vector<int64_t> axes = ops::resize_axes(spec.attrs(), x.size());
-  const std::optional<double> scale = ops::aspect_scale(spec.attrs(), x, axes, *sizes);
-  if (!scale) return std::nullopt;
-  return std::vector<double>(axes.size(), *scale);
-}
-
-// One axis after the other, each as sums over [outer, extent, inner].
-struct Pass {
-  ResizeAxis axis;
-  int64_t outer = 1;
-  int64_t inner = 1;
-};
-
-struct Resampling {
-  std::vector<Pass> passes;
-  int64_t in = 0, out = 0;
-  int64_t largest = 0;  // elements of the largest intermediate
-  double outside = 0;   // for elements without taps
-};
-
-Resampling resampling(std::vector<ResizeAxis> axes, Dims dims, double outside) {
-  Resampling result;
-  result.in = num_elements(dims);
-  result.outside = outside;
-  for (ResizeAxis& axis : axes) {
-    Pass pass;
-    for (int64_t i = 0; i < axis.axis; ++i) pass.outer *= dims[static_cast<size_t>(i)];
-    for (size_t i = static_cast<size_t>(axis.axis) + 1; i < dims.size(); ++i) pass.inner *= dims[i];
-    dims[static_cast<size_t>(axis.axis)] = axis.out;
-    pass.axis = std::move(axis);
-    result.passes.push_back(std::move(pass));
-    result.largest = std::max(result.largest, num_elements(dims));
-  }
-  result.out = num_elements(dims);
-  return result;
-}
 
 template <typename From, typename To>
 void run_pass(const Pass& pass, double outside, const From* from, To* to) {
@@ -123,27 +73,19 @@ KernelFn make_passes(NodeSpec& spec, Resampling work) {
 
 template <typename T>
 KernelFn make_resize(NodeSpec& spec) {
-  const AttributeReader attrs = spec.attrs();
-  const Dims &x = spec.input(0).dims, &y = spec.output(0).dims;
   // Without elements: an axis may still be longer than a table of it could be.
-  if (num_elements(y) == 0) return [](const KernelArgs&) {};
-  std::vector<ResizeAxis> axes =
-      ops::resize_tables(attrs, x, y, scales_of(spec, x, 1), floats(spec, 1));
-  return make_passes<T>(spec, resampling(std::move(axes), x, attrs.float_("extrapolation_value")));
+  if (spec.output(0).numel() == 0) return [](const KernelArgs&) {};
+  return make_passes<T>(spec, ops::resampling_of(spec));
 }
 
 template <typename T>
 KernelFn make_resize_grad(NodeSpec& spec) {
-  const Dims &x = spec.output(0).dims, &y = spec.input(0).dims;
-  if (num_elements(y) == 0) {
-    return [count = num_elements(x)](const KernelArgs& args) {
+  if (spec.input(0).numel() == 0) {
+    return [count = spec.output(0).numel()](const KernelArgs& args) {
       std::fill_n(args.output<T>(0), count, T{});
     };
   }
-  std::vector<ResizeAxis> axes =
-      ops::resize_tables(spec.attrs(), x, y, scales_of(spec, x, 2), floats(spec, 2));
-  for (ResizeAxis& axis : axes) axis = ops::transposed(axis);
-  return make_passes<T>(spec, resampling(std::move(axes), y, 0));
+  return make_passes<T>(spec, ops::gradient_resampling_of(spec));
 }
 
 }  // namespace

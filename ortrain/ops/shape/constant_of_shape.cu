@@ -68,10 +68,14 @@ KernelFn make_eye_like(NodeSpec& spec) {
              args.out[0]);
     };
     switch (size) {
-      case 1: return run(std::integral_constant<int, 1>());
-      case 2: return run(std::integral_constant<int, 2>());
-      case 4: return run(std::integral_constant<int, 4>());
-      default: return run(std::integral_constant<int, 8>());
+      case 1:
+        return run(std::integral_constant<int, 1>());
+      case 2:
+        return run(std::integral_constant<int, 2>());
+      case 4:
+        return run(std::integral_constant<int, 4>());
+      default:
+        return run(std::integral_constant<int, 8>());
     }
   };
 }

@@ -22,9 +22,8 @@ ORTRAIN_DEVICE int64_t hot_position(I index, int64_t depth) {
     if (static_cast<double>(whole) != value) return -1;
     return whole < 0 ? whole + depth : whole;
   } else if constexpr (std::is_unsigned_v<I>) {
-    return static_cast<uint64_t>(index) < static_cast<uint64_t>(depth)
-               ? static_cast<int64_t>(index)
-               : -1;
+    return static_cast<uint64_t>(index) < static_cast<uint64_t>(depth) ? static_cast<int64_t>(index)
+                                                                       : -1;
   } else {
     const int64_t value = index;
     if (value < -depth || value >= depth) return -1;
@@ -57,10 +56,14 @@ KernelFn one_hot_of(NodeSpec& spec) {
              args.input<I>(0), args.in[2], args.out[0]);
     };
     switch (size) {
-      case 1: return run(std::integral_constant<int, 1>());
-      case 2: return run(std::integral_constant<int, 2>());
-      case 4: return run(std::integral_constant<int, 4>());
-      default: return run(std::integral_constant<int, 8>());
+      case 1:
+        return run(std::integral_constant<int, 1>());
+      case 2:
+        return run(std::integral_constant<int, 2>());
+      case 4:
+        return run(std::integral_constant<int, 4>());
+      default:
+        return run(std::integral_constant<int, 8>());
     }
   };
 }

@@ -34,12 +34,18 @@ KernelFn range_of(const NodeSpec& spec) {
 
 KernelFn make_range(NodeSpec& spec) {
   switch (spec.input(0).dtype) {
-    case DType::f32: return range_of<float>(spec);
-    case DType::f64: return range_of<double>(spec);
-    case DType::i16: return range_of<int16_t>(spec);
-    case DType::i32: return range_of<int32_t>(spec);
-    case DType::i64: return range_of<int64_t>(spec);
-    default: throw DTypeError(str("no kernel for ", name_of(spec.input(0).dtype)));
+    case DType::f32:
+      return range_of<float>(spec);
+    case DType::f64:
+      return range_of<double>(spec);
+    case DType::i16:
+      return range_of<int16_t>(spec);
+    case DType::i32:
+      return range_of<int32_t>(spec);
+    case DType::i64:
+      return range_of<int64_t>(spec);
+    default:
+      throw DTypeError(str("no kernel for ", name_of(spec.input(0).dtype)));
   }
 }
 

@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(kThreads)
     const T* from = x + offset_of<Index>(s.kept, outer) + column;
 #pragma unroll 4
     for (int64_t r = begin + group; r < end; r += kGroups) {
-      const Vector<T, kVector> values =
-          load_vector<kVector>(from + offset_of<Index>(s.summed, r));
+      const Vector<T, kVector> values = load_vector<kVector>(from + offset_of<Index>(s.summed, r));
       for (int k = 0; k < kVector; ++k) sums[k] += static_cast<A>(values[k]);
     }
   }
@@ -136,8 +135,7 @@ __global__ void sum_rows(Sums s, const T* x, T* y, SumType<T>* partial) {
     const T* from = x + offset_of<Index>(s.kept, output);
 #pragma unroll 4
     for (int64_t r = begin + int64_t{member} * kVector; r < end; r += int64_t{team} * kVector) {
-      const Vector<T, kVector> values =
-          load_vector<kVector>(from + offset_of<Index>(s.summed, r));
+      const Vector<T, kVector> values = load_vector<kVector>(from + offset_of<Index>(s.summed, r));
       for (int k = 0; k < kVector; ++k) sum += static_cast<A>(values[k]);
     }
   }

@@ -11,6 +11,7 @@
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
 #include "ortrain/cpu/optimizer.h"
+#include "ortrain/ops/training/optimizer_rule.h"
 #include "ortrain/ops/training/optimizer_steps.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -18,36 +19,6 @@ namespace ortrain::cpu {
 namespace {
 
 using ops::StepLayout;
-
-DecayMode decay_mode(const std::string& name) {
-  if (name == "decoupled") return DecayMode::decoupled;
-  if (name == "after") return DecayMode::after;
-  if (name == "l2") return DecayMode::l2;
-  throw InvalidModelError(str("decay_mode '", name, "' is none of decoupled, after, l2"));
-}
-
-// What a node's attributes say; those that its operator does not have stay as they are.
-StepRule rule_of(const NodeSpec& spec) {
-  const AttributeReader attrs = spec.attrs();
-  const auto has = [&](const char* name) { return spec.def().find_attribute(name) != nullptr; };
-  const auto read = [&](const char* name, double& number) {
-    if (has(name)) number = attrs.float_(name);
-  };
-  StepRule rule;
-  read("beta1", rule.beta1);
-  read("beta2", rule.beta2);
-  read("epsilon", rule.epsilon);
-  read("weight_decay", rule.weight_decay);
-  read("momentum", rule.momentum);
-  read("dampening", rule.dampening);
-  read("ratio_min", rule.ratio_min);
-  read("ratio_max", rule.ratio_max);
-  read("rate_decay", rule.rate_decay);
-  if (has("nesterov")) rule.nesterov = attrs.int_("nesterov") != 0;
-  if (has("bias_correction")) rule.bias_correction = attrs.int_("bias_correction") != 0;
-  if (has("decay_mode")) rule.decay_mode = decay_mode(attrs.string_("decay_mode"));
-  return rule;
-}
 
 // The coefficients of a step: `rule` with the rate of now, for gradients times their factor.
 template <class Rule>
@@ -196,7 +167,7 @@ KernelFn make_step(NodeSpec& spec) {
   static_assert(std::is_trivially_copyable_v<OptimizerTensor> &&
                 std::is_trivially_copyable_v<Coefficients>);
   spec.request_workspace(at.count * (sizeof(OptimizerTensor) + sizeof(Coefficients)));
-  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
           blocks = std::move(blocks)](const KernelArgs& args) {
     if (!begin_step(at, plans, args) || at.count == 0) return;
     auto* const now = static_cast<OptimizerTensor*>(args.workspace);
@@ -228,15 +199,10 @@ void store(DType dtype, void* data, int64_t i, double value) {
   });
 }
 
-double lamb_ratio(const LambCoefficients& c, double param, double update) {
-  if (param == 0 || update == 0) return 1;
-  return std::max(std::min(std::sqrt(param) / std::sqrt(update), c.ratio_max), c.ratio_min);
-}
-
 template <class Rule>
 KernelFn make_reference(NodeSpec& spec) {
   const StepLayout at = layout_of(spec);
-  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
     if (!begin_step(at, plans, args)) return;
     const auto c = coefficients_now<Rule>(rule, args);
     for (size_t i = 0; i < at.count; ++i) {
@@ -267,7 +233,7 @@ KernelFn make_reference(NodeSpec& spec) {
           update_norm += u * u;
           store_state(k);
         }
-        ratio = lamb_ratio(c, norm, update_norm);
+        ratio = lamb_ratio({norm, update_norm}, c);
       }
       for (int64_t k = 0; k < plans[at.parameter(i)].size; ++k) {
         load_state(k);
@@ -316,7 +282,7 @@ KernelFn make_lamb_moments(NodeSpec& spec) {
   std::vector<OptimizerTensor> tensors = tensors_of(plans, at, true);
   auto blocks = std::make_shared<TensorBlocks>();
   blocks->assign(tensors);
-  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
           blocks = std::move(blocks)](const KernelArgs& args) {
     std::vector<OptimizerTensor> now = tensors;
     for (size_t i = 0; i < at.count; ++i) {
@@ -347,7 +313,7 @@ KernelFn make_lamb_update(NodeSpec& spec) {
   std::vector<OptimizerTensor> tensors = tensors_of(plans, at, false);
   auto blocks = std::make_shared<TensorBlocks>();
   blocks->assign(tensors);
-  return [rule = rule_of(spec), at, plans = std::move(plans), tensors = std::move(tensors),
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
           blocks = std::move(blocks)](const KernelArgs& args) {
     std::vector<OptimizerTensor> now = tensors;
     std::vector<LambNorms> norms(at.count);
@@ -366,7 +332,7 @@ KernelFn make_lamb_update(NodeSpec& spec) {
 
 KernelFn make_lamb_moments_reference(NodeSpec& spec) {
   const StepLayout at(spec.num_inputs(), 2);
-  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
     LambCoefficients c = lamb_now(rule, args);
     if (args.in[2] != nullptr) c.gradient_factor = *args.input<double>(2);
     for (size_t i = 0; i < at.count; ++i) {
@@ -397,11 +363,11 @@ KernelFn make_lamb_moments_reference(NodeSpec& spec) {
 
 KernelFn make_lamb_update_reference(NodeSpec& spec) {
   const StepLayout at(spec.num_inputs(), 1);
-  return [rule = rule_of(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
     const LambCoefficients c = lamb_now(rule, args);
     for (size_t i = 0; i < at.count; ++i) {
       const double* const norms = args.input<double>(2) + 2 * i;
-      const double ratio = lamb_ratio(c, norms[0], norms[1]);
+      const double ratio = lamb_ratio({norms[0], norms[1]}, c);
       const size_t parameter = at.parameter(i);
       for (int64_t k = 0; k < plans[parameter].size; ++k) {
         double state[2];

@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ortrain/base/dtype.h"
+#include "ortrain/gpu/launch.h"
+
+// Many positions that point to few or many targets, for what adds up or overwrites by index.
+// Results depend on the indices alone, never on which thread came first.
+namespace ortrain::gpu {
+
+// Where a kernel puts what position `i` points to; a target of -1 is none. Positions and targets
+// are below 2^31.
+struct TargetSink {
+  int32_t* targets = nullptr;  // per position
+  int32_t* counts = nullptr;   // per target: how many point to it; or the last one that does
+  bool last = false;
+
+  ORTRAIN_DEVICE void put(int64_t i, int64_t target) const {
+    targets[i] = static_cast<int32_t>(target);
+    if (target < 0) return;
+    if (last) {
+      atomic_max(counts + target, static_cast<int32_t>(i));
+    } else {
+      atomic_add(counts + target, 1);
+    }
+  }
+};
+
+// For each target the positions that point to it, in ascending order: made by counting, a prefix
+// sum and putting each list in order.
+struct IndexLists {
+  const int32_t* starts = nullptr;  // targets + 1
+  const int32_t* positions = nullptr;
+};
+
+class IndexListMaker {
+ public:
+  IndexListMaker() = default;
+  IndexListMaker(int64_t positions, int64_t targets) : positions_(positions), targets_(targets) {}
+  // What Kernel::why_not says.
+  static std::optional<std::string> refusal(int64_t positions, int64_t targets);
+
+  size_t workspace_bytes() const;
+  // First this, then a kernel that calls put() for every position, then finish().
+  TargetSink begin(void* workspace, void* stream) const;
+  IndexLists finish(void* workspace, void* stream) const;
+
+ private:
+  int64_t positions_ = 0, targets_ = 0;
+};
+
+// For each target the last position that points to it, -1 for none.
+class LastPositions {
+ public:
+  LastPositions() = default;
+  LastPositions(int64_t positions, int64_t targets) : positions_(positions), targets_(targets) {}
+  size_t workspace_bytes() const {
+    return static_cast<size_t>(positions_ + targets_) * sizeof(int32_t);
+  }
+  TargetSink begin(void* workspace, void* stream) const;
+
+ private:
+  int64_t positions_ = 0, targets_ = 0;
+};
+
+enum class Reduction { none, add, mul, max, min };
+
+// updates [outer, positions, inner], base and out [outer, targets, inner].
+struct ListShape {
+  int64_t outer = 1, positions = 0, targets = 0, inner = 1;
+};
+
+// out = base joined by `reduction` with all updates that point there, in float for 16-bit types.
+// base null: zeros (reduction add). base may be out.
+void apply_lists(DType dtype, const IndexLists& lists, const ListShape& shape, Reduction reduction,
+                 const void* base, const void* updates, void* out, void* stream);
+
+// out[targets of i] = updates[i] for the last i of each target; outer is 1.
+void apply_last(size_t element_size, const TargetSink& sink, const ListShape& shape,
+                const void* updates, void* out, void* stream);
+
+}  // namespace ortrain::gpu
