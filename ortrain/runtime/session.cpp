@@ -29,6 +29,7 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
     return plans_.front().second;
   }
   if (was_planned != nullptr) *was_planned = true;
+  const std::shared_ptr<void> scope = device().enter();
   std::shared_ptr<const ExecutionPlan> made =
       options_.make_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);

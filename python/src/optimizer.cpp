@@ -8,14 +8,20 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "python/src/device.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 #include "python/src/tensor_order.h"
+
+#if defined(ORTRAIN_HAVE_GPU)
+#include "ortrain/gpu/optimizer.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -107,13 +113,16 @@ struct Copy {
 // steps; entries of the state are found by identity. Nothing is written before all is checked.
 class MultiTensorStep {
  public:
-  MultiTensorStep(const std::string& kind, nb::object init_state, nb::object mark_written)
+  // `simulated`: tensors on the CPU are the GPU provider's, by the simulator.
+  MultiTensorStep(const std::string& kind, nb::object init_state, nb::object mark_written,
+                  bool simulated)
       : kind_(kind == "adamw"  ? Kind::adamw
               : kind == "adam" ? Kind::adam
               : kind == "lamb" ? Kind::lamb
                                : Kind::sgd),
         init_state_(std::move(init_state)),
-        mark_written_(std::move(mark_written)) {
+        mark_written_(std::move(mark_written)),
+        simulated_(simulated) {
     if (kind_ == Kind::sgd) {
       keys_.emplace_back("momentum_buffer");
       return;
@@ -123,8 +132,11 @@ class MultiTensorStep {
   }
 
   // Returns the norm of the gradients, multiplied by `gradient_factor`, or None where `max_norm` is
-  // None. The gradients are not written.
-  nb::object step(nb::list groups, nb::dict state, double gradient_factor, nb::object max_norm) {
+  // None. The gradients are not written. On a device the norm is a tensor there, float64, and two
+  // float32 scalars there may be given: gradients are divided by `grad_scale`, and nothing changes
+  // where `found_inf` is not 0. Nobody waits for the device.
+  nb::object step(nb::list groups, nb::dict state, double gradient_factor, nb::object max_norm,
+                  nb::object grad_scale, nb::object found_inf) {
     if (running_) throw InternalError("the optimizer is already taking a step in another thread");
     running_ = true;
     struct Guard {
@@ -137,6 +149,11 @@ class MultiTensorStep {
     } catch (...) {
       drop_new_buffers();
       throw;
+    }
+    if (on_device()) {
+      nb::object norm = run_on_device(gradient_factor, max_norm, grad_scale, found_inf);
+      finish_copies();
+      return norm;
     }
     blocks_.assign(tensors_);
     nb::object result = nb::none();
@@ -152,10 +169,7 @@ class MultiTensorStep {
       result = nb::float_(norm);
     }
     run(factor);
-    for (const Copy& copy : copies_) {
-      if (copy.original.is_valid()) copy.original.attr("detach")().attr("copy_")(copy.copy);
-    }
-    if (nb::len(written_) > 0) mark_written_(written_);
+    finish_copies();
     return result;
   }
 
@@ -188,8 +202,19 @@ class MultiTensorStep {
     copies_.clear();
     new_buffers_.clear();
     groups_.clear();
+    place_.reset();
     running_ = false;
   }
+
+  void finish_copies() {
+    for (const Copy& copy : copies_) {
+      if (copy.original.is_valid()) copy.original.attr("detach")().attr("copy_")(copy.copy);
+    }
+    if (nb::len(written_) > 0) mark_written_(written_);
+  }
+
+  // Whether the GPU provider runs the step under way.
+  bool on_device() const { return !items_.empty() && (simulated_ || place_->type != dlpack::kCpu); }
 
   void drop_new_buffers() {
     nb::error_scope keep;
@@ -334,12 +359,21 @@ class MultiTensorStep {
     tensors_.push_back(tensor);
   }
 
-  TensorView look(nb::handle tensor, const char* what) const {
+  TensorView look(nb::handle tensor, const char* what) {
     try {
-      const TensorView view = view_of(tensor, what);
+      const TensorView view = view_anywhere(tensor, what);
       if (view.data == nullptr && numel(view) > 0) {
         throw UnsupportedError(
             str("the ", what, " is a ", text_of(tensor.type()), " without memory of its own"));
+      }
+      // The first parameter says where; what belongs to no provider is refused in any case.
+      if (!place_) {
+        if (view.place.type != dlpack::kCpu) find_device(name_of(view.place));
+        place_ = view.place;
+      }
+      if (view.place != *place_) {
+        throw DeviceError(str("the ", what, " is on device '", text_of(tensor.attr("device")),
+                              "', expected '", name_of(*place_), "'"));
       }
       return view;
     } catch (const DTypeError&) {
@@ -374,7 +408,7 @@ class MultiTensorStep {
     const bool dense = is_dense(param);
     if (dense ? same_order(param, view) : is_row_major(view)) return;
     nb::object copy = copy_in_order(tensor, param);
-    target.data = view_of(copy, "copy").data;
+    target.data = view_anywhere(copy, "copy").data;
     copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});
   }
 
@@ -410,8 +444,13 @@ class MultiTensorStep {
     }
   }
 
-  void find_step(const Member& member, Item& item) const {
+  void find_step(const Member& member, Item& item) {
     PyObject* tensor = get(member, step_);
+    // Loaded states have it on the CPU.
+    if (place_->type != dlpack::kCpu && view_anywhere(tensor, "step").place.type == dlpack::kCpu) {
+      member.state[step_.ptr()] = nb::handle(tensor).attr("to")(member.param.attr("device"));
+      tensor = get(member, step_);
+    }
     const TensorView step = look(tensor, "step");
     if (numel(step) != 1 || (step.dtype != DType::f32 && step.dtype != DType::f64)) {
       throw InvalidModelError(str("'step' of the optimizer state is ", name_of(step.dtype),
@@ -480,10 +519,85 @@ class MultiTensorStep {
     }
   }
 
+#if defined(ORTRAIN_HAVE_GPU)
+  static gpu::OptimizerOperand operand_on_device(const OptimizerOperand& operand) {
+    switch (operand.storage) {
+      case cpu::Storage::kF32:
+        return {operand.data, DType::f32};
+      case cpu::Storage::kF64:
+        return {operand.data, DType::f64};
+      case cpu::Storage::kBF16:
+        return {operand.data, DType::bf16};
+      case cpu::Storage::kF16:
+        return {operand.data, DType::f16};
+    }
+    throw InternalError("an operand of an unknown type");
+  }
+
+  const float* scalar_on_device(nb::handle tensor, const char* what) {
+    if (tensor.is_none()) return nullptr;
+    const TensorView view = look(tensor, what);
+    if (numel(view) != 1 || view.dtype != DType::f32) {
+      throw DTypeError(str("the ", what, " is ", name_of(view.dtype), dims_str(dims_of(view)),
+                           ", expected one float32 number"));
+    }
+    return static_cast<const float*>(view.data);
+  }
+
+  nb::object run_on_device(double factor, nb::handle max_norm, nb::handle grad_scale,
+                           nb::handle found_inf) {
+    std::vector<gpu::OptimizerParameter> parameters;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      gpu::OptimizerTensor tensor{.size = tensors_[i].size,
+                                  .param = operand_on_device(tensors_[i].param),
+                                  .grad = operand_on_device(tensors_[i].grad)};
+      for (size_t k = 0; k < tensor.states.size(); ++k) {
+        tensor.states[k] = operand_on_device(tensors_[i].states[k]);
+      }
+      parameters.push_back({.tensor = tensor,
+                            .group = static_cast<int>(items_[i].group),
+                            .step = items_[i].step,
+                            .wide_step = items_[i].wide_step,
+                            .first = items_[i].first});
+    }
+    std::vector<gpu::OptimizerGroup> groups;
+    for (const Group& group : groups_) groups.push_back({group.rule, group.sign});
+    gpu::OptimizerScaling scaling{.gradient_factor = factor,
+                                  .grad_scale = scalar_on_device(grad_scale, "grad_scale"),
+                                  .found_inf = scalar_on_device(found_inf, "found_inf")};
+    const NamedDevice found = find_device(simulated_ ? "simulator" : name_of(*place_));
+    Device& device = found.kernels->device();
+    void* const stream = current_stream(*place_);
+    const std::shared_ptr<void> scope = device.enter();
+    RunOutput norm;
+    if (!max_norm.is_none()) {
+      scaling.max_norm = nb::cast<double>(max_norm);
+      norm = {{DType::f64, {}}, device.tensor(sizeof(double), stream)};
+      scaling.norm = static_cast<double*>(norm.block->data());
+    }
+    gpu::OptimizerKind kind = gpu::OptimizerKind::adam;
+    if (kind_ == Kind::sgd) kind = gpu::OptimizerKind::sgd;
+    if (kind_ == Kind::lamb) kind = gpu::OptimizerKind::lamb;
+    const std::shared_ptr<Block> workspace =
+        device.tensor(gpu::optimizer_workspace(parameters), stream);
+    {
+      nb::gil_scoped_release release;
+      gpu::optimizer_step(kind, parameters, groups, scaling, workspace->data(), stream);
+    }
+    return norm.block ? to_torch(norm, *place_) : nb::object(nb::none());
+  }
+#else
+  nb::object run_on_device(double, nb::handle, nb::handle, nb::handle) {
+    throw InternalError("this build has no GPU provider");
+  }
+#endif
+
   Kind kind_;
   nb::object init_state_;    // called with a parameter, its group and its entry of the state
   nb::object mark_written_;  // called with the parameters written
   std::vector<Key> keys_;    // of the states, in the order of OptimizerTensor::states
+  bool simulated_;
+  std::optional<dlpack::Device> place_;  // of the tensors of the step under way
   Key grad_{"grad"};
   Key step_{"step"};
   std::vector<Member> members_;  // by position in the groups
@@ -517,10 +631,11 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 
 void init_optimizer(nb::module_& module) {
   nb::class_<MultiTensorStep>(module, "MultiTensorStep", nb::type_slots(kSlots))
-      .def(nb::init<const std::string&, nb::object, nb::object>(), nb::arg("kind"),
-           nb::arg("init_state"), nb::arg("mark_written"))
+      .def(nb::init<const std::string&, nb::object, nb::object, bool>(), nb::arg("kind"),
+           nb::arg("init_state"), nb::arg("mark_written"), nb::arg("simulated") = false)
       .def("step", &MultiTensorStep::step, nb::arg("groups"), nb::arg("state"),
-           nb::arg("gradient_factor"), nb::arg("max_norm").none());
+           nb::arg("gradient_factor"), nb::arg("max_norm").none(),
+           nb::arg("grad_scale").none() = nb::none(), nb::arg("found_inf").none() = nb::none());
 }
 
 }  // namespace ortrain::python

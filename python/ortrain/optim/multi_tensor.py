@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch.autograd.graph import increment_version
 
+from ortrain import devices
 from ortrain._core import MultiTensorStep
 from ortrain.capture.torch_internals import outside_compiled_code
 from ortrain.errors import UnsupportedError
@@ -28,7 +29,7 @@ def init_moments(param: torch.Tensor, group: Group, state: State) -> None:
     """Fill an empty entry of the state as torch.optim.AdamW does."""
     wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
     dtype = torch.float64 if wide else torch.float32
-    state["step"] = torch.zeros((), dtype=dtype, device="cpu")
+    state["step"] = torch.zeros((), dtype=dtype, device=param.device)
     state["exp_avg"] = zeros_like(param)
     state["exp_avg_sq"] = zeros_like(param)
     if group.get("amsgrad"):
@@ -66,7 +67,9 @@ class MultiTensorOptimizer(ClosureStep):
     ``torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)``, over the parameters of all groups.
     Gradients themselves stay as they are. torch.amp.GradScaler leaves unscaling to the step.
 
-    A step raises DeviceError for tensors outside the CPU, DTypeError for complex or integer ones,
+    Parameters are all on the CPU, or all on one GPU; there nothing waits for the device.
+
+    A step raises DeviceError for tensors on different devices or on one that nothing here runs, DTypeError for complex or integer ones,
     UnsupportedError for sparse gradients and ShapeError for a state that does not fit, each naming
     the parameter. Nothing is changed then.
     """
@@ -77,7 +80,7 @@ class MultiTensorOptimizer(ClosureStep):
 
     max_grad_norm: float | None = None
     _native: MultiTensorStep | None = None
-    _norm: float | None = None
+    _norm: float | torch.Tensor | None = None
 
     def _set_max_grad_norm(self, max_grad_norm: float | None) -> None:
         if max_grad_norm is not None and not max_grad_norm >= 0:
@@ -104,17 +107,27 @@ class MultiTensorOptimizer(ClosureStep):
 
         None before the first step, after a step that was skipped, and without ``max_grad_norm``.
         """
-        return None if self._norm is None else torch.tensor(self._norm)
+        norm = self._norm
+        return norm if isinstance(norm, torch.Tensor) or norm is None else torch.tensor(norm)
 
     @outside_compiled_code
     def _update_all(self) -> None:
         self._norm = None
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf) != 0:
-            return
         grad_scale = getattr(self, "grad_scale", None)
         if self._native is None:
-            self._native = MultiTensorStep(self._kind, type(self)._init_state, increment_version)
+            self._native = MultiTensorStep(
+                self._kind, type(self)._init_state, increment_version, devices.is_simulated()
+            )
+        first = self.param_groups[0]["params"][0]
+        if first.device.type != "cpu":
+            norm = self._native.step(
+                self.param_groups, self.state, 1.0, self.max_grad_norm, grad_scale, found_inf
+            )
+            self._norm = None if norm is None else norm.to(torch.get_default_dtype())
+            return
+        if found_inf is not None and float(found_inf) != 0:
+            return
         self._norm = self._native.step(
             self.param_groups,
             self.state,

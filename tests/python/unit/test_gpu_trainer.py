@@ -109,3 +109,42 @@ def test_devices_that_are_not_there() -> None:
         ORTTrainerOptions({"device": {"id": "abacus"}})
     with pytest.raises(_core.DeviceError, match="no provider for device 'cuda:0'"):
         _core.TrainingState("cuda:0")
+
+
+# --- optimizers of their own
+
+OPTIMIZERS = [
+    (optim.FusedAdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.FusedAdamW, {"lr": 0.01, "amsgrad": True, "maximize": True}),
+    (optim.FusedSGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (optim.FusedSGD, {"lr": 0.1}),
+    (optim.FusedLAMB, {"lr": 0.01}),
+]
+
+
+def step_some(kind: type, arguments: dict, max_grad_norm: float | None) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    shapes = [(3, 5), (7,), (), (65, 3)]
+    parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    parameters.append(nn.Parameter(torch.randn(6, 4).t()))  # in another order of memory
+    parameters.append(nn.Parameter(torch.randn(9).to(torch.bfloat16)))
+    optimizer = kind(parameters, max_grad_norm=max_grad_norm, **arguments)
+    for step in range(3):
+        for number, parameter in enumerate(parameters):
+            skipped = step == 1 and number == 1
+            parameter.grad = None if skipped else torch.randn_like(parameter) * 3
+        optimizer.step()
+    norm = optimizer.grad_norm
+    return [p.detach().float() for p in parameters] + ([] if norm is None else [norm])
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize(("kind", "arguments"), OPTIMIZERS)
+def test_optimizers_step_as_on_the_cpu(
+    kind: type, arguments: dict, max_grad_norm: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = step_some(kind, arguments, max_grad_norm)
+    monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "1")
+    actual = step_some(kind, arguments, max_grad_norm)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
