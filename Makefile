@@ -142,8 +142,16 @@ distributed: build
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \
 	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25
 
-check-cuda: setup
+# CUBLAS=file.whl also compares our declarations of cuBLASLt with the real one.
+check-cuda: setup build/build.ninja $(STAMPS)/nvrtc
 	$(PY) tools/check_device_code.py cuda --jobs $(JOBS)
+	cmake --build build -j $(JOBS) --target ortrain_print_kernels
+	$(PY) tools/check_generated_kernels.py --printer build/ortrain_print_kernels --arch sm_80,sm_90 \
+	  --nvrtc $(STAMPS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13 --threads $(JOBS)
+	$(if $(CUBLAS),$(PY) tools/check_gpu_libraries.py $(CUBLAS))
+
+$(STAMPS)/nvrtc: | $(STAMPS)/venv
+	$(PIP) install --no-deps --target $@ nvidia-cuda-nvrtc==13.0.88
 
 check-hip: setup
 	command -v $(or $(HIPCC),hipcc) >/dev/null || { test "$$(id -u)" -eq 0 && \

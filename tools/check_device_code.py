@@ -56,8 +56,7 @@ def sources(platform: str) -> list[Path]:
     ]
     if platform == "cuda":
         return sorted(device) + sorted(host)
-    # Libraries of NVIDIA alone; the host's files are the same for both.
-    return sorted(f for f in device if not f.stem.endswith("_cuda"))
+    return sorted(device)  # the host's files are the same for both
 
 
 def compile_one(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
