@@ -120,7 +120,7 @@ class MultiTensorOptimizer(ClosureStep):
                 self._kind, type(self)._init_state, increment_version, devices.is_simulated()
             )
         first = self.param_groups[0]["params"][0]
-        if first.device.type != "cpu":
+        if first.device.type != "cpu" or devices.is_simulated():
             norm = self._native.step(
                 self.param_groups, self.state, 1.0, self.max_grad_norm, grad_scale, found_inf
             )
