@@ -69,8 +69,14 @@ void add_classifiers(CaseRegistry& cases) {
   add_classifier(cases, "all_ignored", {6, 4}, 1, all, false, 3);
   add_classifier(cases, "all_ignored_base", {6, 4}, 1, all, true, 3);
   add_classifier(cases, "no_rows", {0, 4}, 3, mean, false, 3);
+  add_classifier(cases, "no_rows_base", {0, 4}, 3, mean, true, 3);
   add_classifier(cases, "chunks", {1100, 6}, 5, ignoring, true, 3);
   add_classifier(cases, "chunks_all", {1100, 6}, 5, mean, false, 3);
+  // What a device does with long rows, rows not of whole vectors, and more rows than its chunks.
+  add_classifier(cases, "vocabulary", {70, 3}, 301, ignoring, true, 3);
+  add_classifier(cases, "vocabulary_of_vectors", {9, 16}, 1040, smooth, false, 3);
+  add_classifier(cases, "device_chunks", {2070, 2}, 3, ignoring, false, 3);
+  add_classifier(cases, "device_chunks_base", {4200, 1}, 2, mean, true, 3);
   const auto refuse = [&](std::string name, Dims x, Dims weight, CaseInput labels,
                           std::string why) {
     cases.add({.op = "ortrain::ClassifierLossGrad",

@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+#include <vector>
+
+#include "ortrain/gpu/column_sums.h"
+#include "ortrain/gpu/gemm.h"
+#include "ortrain/ops/loss/cross_entropy_rows.cuh"
+#include "ortrain/runtime/kernel_registry.h"
+
+// The gradient of the logits is made for some rows at a time and multiplied at once. How many
+// labels count is known on the device only, so rows without one take part, as zeros.
+namespace ortrain::gpu {
+namespace {
+
+// Enough for products to fill a device, while their logits stay small beside those of a long batch.
+constexpr int64_t kMostChunkRows = 2048;
+// Of one part of a bias gradient.
+constexpr int64_t kLeastPartRows = 64, kMostParts = 256;
+constexpr size_t kBase = 6;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The gradients of the scores of labels [begin, begin + rows), side by side in dx, whose rows lie
+// `stride` apart; zeros in between.
+template <class T, class Form>
+__global__ void __launch_bounds__(Form::Team::kThreads)
+    classifier_loss_rows(ClassLossGrad<T> a, int64_t begin, int64_t rows, int64_t stride) {
+  const int64_t n = a.classes;
+  const LossSums weights = a.all_weights();
+  for (int64_t row = Form::Team::index(); row < rows; row += Form::Team::count()) {
+    T* to = a.dx + row * stride;
+    class_loss_grad_row<T, Form>(a, weights, begin + row, a.x + (begin + row) * n, to);
+    for (int64_t k = n + Form::Team::rank(); k < stride; k += Form::Team::size()) {
+      to[k] = static_cast<T>(ComputeType<T>{0});
+    }
+  }
+}
+
+// parts[p][j] = the sum of column j < n over the rows of part p = blockIdx.y. Rows start at
+// multiples of 16 bytes.
+template <class T>
+__global__ void __launch_bounds__(kSumWarps* kWarpSize)
+    sum_row_parts(const T* from, int64_t rows, int64_t n, int64_t stride, int64_t part_rows,
+                  ComputeType<T>* parts) {
+  using C = ComputeType<T>;
+  constexpr int kWidth = kPackWidth<T>;
+  const int64_t column = (int64_t{blockIdx.x} * kWarpSize + lane()) * kWidth;
+  const int64_t begin = blockIdx.y * part_rows;
+  const int64_t end = begin + part_rows < rows ? begin + part_rows : rows;
+  C sums[kWidth] = {};
+  if (column < n) {
+    for (int64_t row = begin + warp(); row < end; row += blockDim.x / kWarpSize) {
+      const auto pack = load_pack<kWidth>(from + row * stride + column);
+      ORTRAIN_UNROLL
+      for (int j = 0; j < kWidth; ++j) sums[j] += static_cast<C>(pack[j]);
+    }
+  }
+  ORTRAIN_UNROLL
+  for (int j = 0; j < kWidth; ++j) {
+    const C sum = merge_warps(sums[j], Sum());
+    if (warp() == 0 && column + j < n) parts[blockIdx.y * n + column + j] = sum;
+  }
+}
+
+// The products of some rows; absent where nobody wants them.
+struct Chunk {
+  int64_t begin, rows;
+  bool adds;  // to the weight gradient of the chunks before, or to base
+  std::optional<Gemm> dx, dweight;
+};
+
+struct ClassifierLoss {
+  ClassRows rows;
+  ClassLossGradPlan gradient;
+  DType dtype;
+  int64_t features;
+  int64_t stride;  // of rows of the logits' gradient: whole 16 bytes, for fast products
+  int64_t part_rows;
+  bool wants_dx, wants_dweight, wants_dbias, has_base;
+  std::vector<Chunk> chunks;
+  size_t logit_bytes = 0, gemm_bytes = 0;
+  int64_t parts = 0;  // of the bias gradient
+
+  explicit ClassifierLoss(const NodeSpec& spec)
+      : rows(spec, spec.input(1).dims, 2),
+        gradient(spec, rows, false),
+        dtype(spec.input(1).dtype),
+        features(spec.input(4).dims.back()),
+        part_rows(std::max(kLeastPartRows, ceil_div(rows.outer, kMostParts))),
+        wants_dx(spec.has_output(0)),
+        wants_dweight(spec.has_output(1)),
+        wants_dbias(spec.has_output(2)),
+        has_base(spec.has_input(kBase)) {
+    const int64_t pack = 16 / static_cast<int64_t>(size_of(dtype));
+    stride = ceil_div(rows.classes, pack) * pack;
+    const int64_t size = chunk_rows();
+    // Without rows, too: the weight gradient is written.
+    for (int64_t begin = 0; begin == 0 || begin < rows.outer; begin += size) add_chunk(begin, size);
+    logit_bytes = aligned(static_cast<size_t>(chunks[0].rows * stride) * size_of(dtype));
+  }
+
+  int64_t chunk_rows() const {
+    // The weight gradient is summed over chunks in its own type: in 16 bits not over many.
+    if (rows.outer <= kMostChunkRows || size_of(dtype) == 2)
+      return std::max<int64_t>(rows.outer, 1);
+    const int64_t equal = ceil_div(rows.outer, ceil_div(rows.outer, kMostChunkRows));
+    return ceil_div(equal, kLeastPartRows) * kLeastPartRows;
+  }
+
+  void add_chunk(int64_t begin, int64_t size) {
+    const int64_t count = std::min(size, rows.outer - begin);
+    const bool adds = has_base || begin > 0;
+    parts += ceil_div(count, part_rows);
+    if (!chunks.empty() && chunks.back().rows == count && chunks.back().adds == adds) {
+      chunks.push_back(chunks.back());
+      chunks.back().begin = begin;
+      return;
+    }
+    Chunk chunk{.begin = begin, .rows = count, .adds = adds, .dx = {}, .dweight = {}};
+    if (wants_dx) {
+      chunk.dx.emplace(
+          GemmProblem{.dtype = dtype, .m = count, .n = features, .k = rows.classes, .lda = stride});
+      gemm_bytes = std::max(gemm_bytes, chunk.dx->workspace_bytes());
+    }
+    if (wants_dweight) {
+      chunk.dweight.emplace(GemmProblem{.dtype = dtype,
+                                        .m = rows.classes,
+                                        .n = features,
+                                        .k = count,
+                                        .trans_a = true,
+                                        .lda = stride,
+                                        .beta = adds ? 1.0 : 0.0});
+      gemm_bytes = std::max(gemm_bytes, chunk.dweight->workspace_bytes());
+    }
+    chunks.push_back(std::move(chunk));
+  }
+
+  // The workspace: weights of labels, gradients of logits, parts of dbias, that of products.
+  size_t weight_bytes() const { return aligned(gradient.bytes()); }
+  size_t part_bytes() const {
+    if (!wants_dbias) return 0;
+    const size_t size = dtype == DType::f64 ? sizeof(double) : sizeof(float);
+    return aligned(static_cast<size_t>(parts * rows.classes) * size);
+  }
+  size_t bytes() const { return weight_bytes() + logit_bytes + part_bytes() + gemm_bytes; }
+};
+
+// The gradient of the chunk's logits.
+template <class T>
+void launch_rows(const ClassifierLoss& loss, const ClassLossGrad<T>& grad, const Chunk& chunk,
+                 void* stream) {
+  const int64_t classes = loss.rows.classes;
+  with_row_form<T>(classes, pack_aligned(grad.x, grad.dx), [&](auto form) {
+    using Form = decltype(form);
+    launch(classifier_loss_rows<T, Form>, row_shape<Form>(chunk.rows, classes), stream, grad,
+           chunk.begin, chunk.rows, loss.stride);
+  });
+}
+
+// Its sums over parts of the rows; returns how many.
+template <class T>
+int64_t launch_parts(const ClassifierLoss& loss, const T* dlogits, const Chunk& chunk,
+                     ComputeType<T>* parts, void* stream) {
+  const int64_t count = ceil_div(chunk.rows, loss.part_rows);
+  launch(sum_row_parts<T>,
+         {.blocks = static_cast<unsigned>(ceil_div(loss.stride, kPackWidth<T> * kWarpSize)),
+          .threads = kSumWarps * kWarpSize,
+          .blocks_y = static_cast<unsigned>(count)},
+         stream, dlogits, chunk.rows, loss.rows.classes, loss.stride, loss.part_rows, parts);
+  return count;
+}
+
+template <class T>
+void run(const ClassifierLoss& loss, const KernelArgs& args) {
+  using C = ComputeType<T>;
+  char* memory = static_cast<char*>(args.workspace) + loss.weight_bytes();
+  T* dlogits = reinterpret_cast<T*>(memory);
+  C* parts = reinterpret_cast<C*>(memory += loss.logit_bytes);
+  void* gemm_workspace = memory + loss.part_bytes();
+  const ClassLossGrad<T> grad =
+      loss.gradient.grad<T>(args, args.input<C>(3), static_cast<const T*>(nullptr), dlogits);
+  loss.gradient.launch_weights(args, grad);
+  const void* before = loss.has_base ? args.in[kBase] : nullptr;
+  int64_t part = 0;
+  for (const Chunk& chunk : loss.chunks) {
+    launch_rows(loss, grad, chunk, args.stream);
+    if (loss.wants_dbias) {
+      part += launch_parts(loss, dlogits, chunk, parts + part * loss.rows.classes, args.stream);
+    }
+    const int64_t at = chunk.begin * loss.features;
+    if (chunk.dweight) {
+      chunk.dweight->run({.a = dlogits, .b = args.input<T>(4) + at, .d = args.out[1], .c = before},
+                         gemm_workspace, args.stream);
+      before = args.out[1];
+    }
+    if (chunk.dx) {
+      chunk.dx->run({.a = dlogits, .b = args.in[5], .d = args.output<T>(0) + at}, gemm_workspace,
+                    args.stream);
+    }
+  }
+  if (loss.wants_dbias) {
+    launch_sum_parts<T, 1>(args.stream, parts, part, loss.rows.classes, {{args.output<T>(2)}});
+  }
+}
+
+KernelFn make_classifier_loss(NodeSpec& spec) {
+  const ClassifierLoss loss(spec);
+  spec.request_workspace(loss.bytes());
+  return dispatch_float(loss.dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return [loss](const KernelArgs& args) { run<T>(loss, args); };
+  });
+}
+
+}  // namespace
+
+void register_classifier_loss(KernelRegistry& registry) {
+  registry.add("ortrain::ClassifierLossGrad",
+               {{.name = "chunks", .make = make_classifier_loss, .inplace = {{kBase, 1}}}});
+}
+
+}  // namespace ortrain::gpu
