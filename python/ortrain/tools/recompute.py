@@ -124,7 +124,7 @@ def plan_step(model: Model, size: tuple[int, int], budget: MemoryBudget) -> Memo
             dims.append(list(batch[described["name"]].shape))
         else:
             dims.append([])
-    program = Program(entry.captured.graph, program.gradient_of, program.form, budget)
+    program = Program(entry.captured.graph, program.gradient_of, program.form, entry.device, budget)
     sizes = dict(program.session.plan(dims))
     sizes["steps"] = len(sizes["steps"])
     return MemoryPlan.of(sizes)
