@@ -130,7 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
     except RecordError as error:
         parser.error(str(error))
     if options.remaining:
-        done = {key for key, result in kept.items() if result["status"] in ("reached", "missed")}
+        judged = ("reached", "missed", "rehearsed")
+        done = {key for key, result in kept.items() if result["status"] in judged}
         lines = [line for line in lines if line.key not in done]
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "benchmarks.gpu_all", *words])

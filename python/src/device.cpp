@@ -4,8 +4,10 @@
 
 #include <nanobind/stl/string.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "ortrain/base/error.h"
 #include "python/src/init.h"
@@ -83,14 +85,56 @@ int32_t dlpack_type_of_gpu() {
   return gpu::platform() == "hip" ? dlpack::kRocm : dlpack::kCpu;
 }
 
+// Freed blocks by size. In a steady loop PyTorch's allocator hands out the same addresses on a
+// device; on the CPU, for the simulator, it is malloc, which does not.
+class FreedBlocks {
+ public:
+  template <class Allocate>
+  std::shared_ptr<Block> take(size_t bytes, const Allocate& allocate) {
+    std::shared_ptr<Block> block;
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<std::shared_ptr<Block>>& freed = by_size_[bytes];
+      if (!freed.empty()) {
+        block = std::move(freed.back());
+        freed.pop_back();
+      }
+    }
+    if (block == nullptr) block = allocate();
+    Block* const address = block.get();
+    return {address, [this, block = std::move(block)](Block*) mutable { keep(std::move(block)); }};
+  }
+
+ private:
+  static constexpr size_t kMostKept = 16;  // of one size
+
+  void keep(std::shared_ptr<Block> block) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Block>>& freed = by_size_[block->bytes()];
+    if (freed.size() < kMostKept) freed.push_back(std::move(block));
+  }
+
+  std::mutex mutex_;
+  std::map<size_t, std::vector<std::shared_ptr<Block>>> by_size_;
+};
+
 void install_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
     const dlpack::ExchangeTable* const table = exchange_table();
-    gpu::set_allocator([table, type = dlpack_type_of_gpu()](int index, size_t bytes, void*) {
+    const auto allocate = [table, type = dlpack_type_of_gpu()](int index, size_t bytes, void*) {
       const dlpack::Device place{type, index};
       return table != nullptr ? allocate_by_table(*table, place, bytes)
                               : allocate_by_python(place, bytes);
+    };
+    if (gpu::platform() != "simulator") {
+      gpu::set_allocator(allocate);
+      return;
+    }
+    // Never destroyed: tensors may outlive static destruction.
+    auto* const freed = new FreedBlocks();
+    gpu::set_allocator([freed, allocate](int index, size_t bytes, void* stream) {
+      return freed->take(bytes, [&] { return allocate(index, bytes, stream); });
     });
   });
 }
@@ -148,7 +192,8 @@ void* current_stream(dlpack::Device place) {
 }
 
 void init_device(nb::module_& module) {
-  // Whether products of float32 on a GPU may round their factors to TF32, in plans made from now on.
+  // Whether products of float32 on a GPU may round their factors to TF32, in plans made from now
+  // on.
   module.def(
       "set_allow_tf32",
       []([[maybe_unused]] bool allow) {
