@@ -33,7 +33,7 @@ template <class T, int kOutputs>
 void launch_sum_parts(void* stream, const ComputeType<T>* partial, int64_t parts, int64_t n,
                       const DeviceArray<T*, kOutputs>& out) {
   launch(sum_parts<T, kOutputs>,
-         {.blocks = static_cast<unsigned>((n + kWarpSize - 1) / kWarpSize),
+         {.blocks = block_count((n + kWarpSize - 1) / kWarpSize),
           .threads = kSumWarps * kWarpSize,
           .blocks_y = kOutputs},
          stream, partial, parts, n, out);

@@ -13,7 +13,7 @@ struct ColumnTiles {
 
   ORTRAIN_HOST_DEVICE int64_t tiles() const { return (inner + kWarpSize - 1) / kWarpSize; }
   LaunchShape shape(int64_t most_blocks = int64_t{1} << 20) const {
-    return {.blocks = static_cast<unsigned>(std::min(outer * tiles(), most_blocks)),
+    return {.blocks = block_count(std::min(outer * tiles(), most_blocks)),
             .threads = row_threads(size * kWarpSize, 8, 8 * kWarpSize)};
   }
 

@@ -95,7 +95,7 @@ void copy_rows(std::span<const Rows> all, void* stream) {
                         static_cast<uint32_t>(blocks)};
       blocks += needed;
     }
-    const LaunchShape shape{.blocks = static_cast<unsigned>(blocks), .threads = kThreads};
+    const LaunchShape shape{.blocks = block_count(blocks), .threads = kThreads};
     dispatch_width(most / word, [&](auto index) {
       dispatch_word(word, [&](auto bytes) {
         launch(copy_parts<decltype(bytes)::value, decltype(index)>, shape, stream, parts, count);

@@ -17,6 +17,8 @@ namespace {
 using namespace cublaslt;
 
 constexpr size_t kMostWorkspace = size_t{32} << 20;
+// What cuBLASLt asks of its workspace; the arena gives less.
+constexpr uintptr_t kWorkspaceAlignment = 256;
 constexpr int64_t kMostCalls = 32;   // over axes of the batch beside the one that the library knows
 constexpr uint32_t kAlignment = 64;  // of what the plan places
 
@@ -299,9 +301,10 @@ std::optional<GemmKernel> library_gemm(const GemmProblem& p, std::string& why) {
   }
   const HeuristicResult* best = product->choice(current_device(), kAlignment, kMostWorkspace, why);
   if (best == nullptr) return std::nullopt;
-  GemmKernel kernel{.name = "cublaslt", .workspace_bytes = best->workspace_bytes};
-  kernel.run = [product, direct, bytes = best->workspace_bytes,
-                addend = of_rows ? with_bias_as_addend(p) : p,
+  const size_t bytes = best->workspace_bytes;
+  GemmKernel kernel{.name = "cublaslt",
+                    .workspace_bytes = bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1};
+  kernel.run = [product, direct, bytes, addend = of_rows ? with_bias_as_addend(p) : p,
                 mutex = std::make_shared<std::mutex>(),
                 of_rows](const GemmOperands& given, void* workspace, void* stream) {
     GemmOperands operands = given;
@@ -311,7 +314,9 @@ std::optional<GemmKernel> library_gemm(const GemmProblem& p, std::string& why) {
       operands.c = operands.d;
     }
     const std::lock_guard lock(*mutex);
-    return product->run(operands, workspace, bytes, stream);
+    const auto place = (reinterpret_cast<uintptr_t>(workspace) + kWorkspaceAlignment - 1) /
+                       kWorkspaceAlignment * kWorkspaceAlignment;
+    return product->run(operands, reinterpret_cast<void*>(place), bytes, stream);
   };
   return kernel;
 }

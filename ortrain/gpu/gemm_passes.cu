@@ -132,7 +132,7 @@ void sum_columns(const GemmProblem& p, const GemmOperands& operands, void* works
     const auto* d = static_cast<const T*>(operands.d);
     auto* result = static_cast<T*>(operands.bias_gradient);
     const int64_t parts = parts_of_rows(p);
-    LaunchShape shape{.blocks = static_cast<unsigned>((p.n + kWide - 1) / kWide),
+    LaunchShape shape{.blocks = block_count((p.n + kWide - 1) / kWide),
                       .threads = kWide * kHigh,
                       .blocks_y = static_cast<unsigned>(parts)};
     if (parts == 1) {

@@ -183,7 +183,7 @@ GemmKernel tiled_gemm_by(const GemmProblem& p) {
                  : p.keep_sums ? static_cast<C*>(operands.d)
                                : nullptr;
     launch(gemm_tiles<T, Tile>,
-           {.blocks = static_cast<unsigned>(tiles),
+           {.blocks = block_count(tiles),
             .threads = Tile::kThreads,
             .shared_bytes = Tile::kSharedBytes,
             .blocks_y = static_cast<unsigned>(std::min<int64_t>(batch.count, 65535)),

@@ -96,6 +96,15 @@ class GpuDevice final : public Device {
     require(ORTRAIN_GPU(DeviceSynchronize)(), "waiting for the device");
   }
 
+  bool is_recorded_elsewhere(void* stream) override {
+    auto status = ORTRAIN_GPU(StreamCaptureStatusNone);
+    if (ORTRAIN_GPU(StreamIsCapturing)(stream_of(stream), &status) != ORTRAIN_GPU(Success)) {
+      static_cast<void>(
+          ORTRAIN_GPU(GetLastError)());  // the default stream, while another is recorded
+      return true;
+    }
+    return status != ORTRAIN_GPU(StreamCaptureStatusNone);
+  }
   bool records() const override { return true; }
   std::shared_ptr<Recording> record(const std::function<void(void*)>& work) override {
     // A stream of its own: PyTorch's default stream cannot be recorded.
@@ -198,6 +207,13 @@ Device& device(int index) {
     throw DeviceError(str("there is no device ", platform(), ":", index, "; ", device_count(),
                           device_count() == 1 ? " is" : " are", " visible"));
   }
+#if !defined(__HIPCC__)
+  constexpr int kLeast = 80;
+  if (const int capability = compute_capability(index); capability < kLeast) {
+    throw DeviceError(str("the device ", platform(), ":", index, " has compute capability ",
+                          capability / 10.0, ", expected ", kLeast / 10, " or later"));
+  }
+#endif
   return *(*devices)[static_cast<size_t>(index)];
 }
 
@@ -225,6 +241,15 @@ int current_device() {
 
 int multiprocessors(int index) {
   return device_attribute(index, ORTRAIN_GPU_ATTRIBUTE_MULTIPROCESSORS);
+}
+
+int64_t shared_memory_per_block(int index) {
+#if defined(__HIPCC__)
+  (void)index;
+  return int64_t{64} << 10;
+#else
+  return device_attribute(index, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+#endif
 }
 
 int compute_capability(int index) {

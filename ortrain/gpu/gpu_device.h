@@ -31,6 +31,8 @@ void set_allocator(Allocator allocator);
 int current_device();
 // Multiprocessors of the device, for launches that want as many blocks as run at a time.
 int multiprocessors(int index);
+// Bytes of shared memory that a block can ask for.
+int64_t shared_memory_per_block(int index);
 // Ten times major plus minor: 80, 90. The simulator has 80, AMD's devices 0.
 int compute_capability(int index);
 

@@ -214,9 +214,9 @@ void launch_join(const IndexLists& lists, const ListShape& shape, Reduction redu
   const int64_t row_blocks = (shape.outer * shape.targets + team.rows - 1) / team.rows;
   const int64_t blocks = row_blocks * team.column_blocks;
   check(!needs_wide(blocks), "the blocks of a launch are below 2^31");
-  launch(join_lists<T, kVector>, {.blocks = static_cast<unsigned>(blocks), .threads = kThreads},
-         stream, lists, shape, team, reduction, static_cast<const T*>(base),
-         static_cast<const T*>(updates), static_cast<T*>(out));
+  launch(join_lists<T, kVector>, {.blocks = block_count(blocks), .threads = kThreads}, stream,
+         lists, shape, team, reduction, static_cast<const T*>(base), static_cast<const T*>(updates),
+         static_cast<T*>(out));
 }
 
 // Everything of the lists, one array behind the other.
@@ -254,7 +254,7 @@ TargetSink IndexListMaker::begin(void* workspace, void* stream) const {
 
 IndexLists IndexListMaker::finish(void* workspace, void* stream) const {
   const Arrays arrays(workspace, positions_, targets_);
-  const auto blocks = static_cast<unsigned>(scan_blocks_of(targets_));
+  const auto blocks = block_count(scan_blocks_of(targets_));
   const LaunchShape shape{.blocks = blocks, .threads = kThreads};
   launch(scan_blocks, shape, stream, targets_, arrays.next, arrays.starts, arrays.totals);
   launch(scan_totals, shape, stream, targets_, arrays.totals, arrays.starts, arrays.next);

@@ -712,10 +712,7 @@ InterpretedProgram::InterpretedProgram(const ExprProgram& program, const std::ve
   passes_at_ = append(translation.passes);
   results_at_ = append(translation.results);
   axes_at_ = append(axes);
-  const std::shared_ptr<void> scope = device.enter();
-  code_ = device.tensor(packed.size(), nullptr);
-  device.upload(code_->data(), packed.data(), packed.size(), nullptr);
-  device.synchronize(nullptr);  // other streams read it too
+  code_ = place_bytes(device, packed.data(), packed.size());
 }
 
 void InterpretedProgram::run(const void* const* inputs, void* const* outputs,
@@ -740,9 +737,8 @@ void InterpretedProgram::run(const void* const* inputs, void* const* outputs,
     launch(interpret_elements, items(row_count_ * columns_), args.stream, program, addresses);
     return;
   }
-  const LaunchShape shape{
-      .blocks = static_cast<unsigned>(std::min<int64_t>(row_count_, int64_t{1} << 20)),
-      .threads = row_threads(columns_, 2, 256)};
+  const LaunchShape shape{.blocks = block_count(std::min<int64_t>(row_count_, int64_t{1} << 20)),
+                          .threads = row_threads(columns_, 2, 256)};
   launch(interpret_rows, shape, args.stream, program, addresses);
 }
 

@@ -24,6 +24,14 @@ struct LaunchShape {
   unsigned blocks_z = 1;
 };
 
+// As many blocks, which a launch can have: throws UnsupportedError from 2^31 on.
+inline unsigned block_count(int64_t blocks) {
+  if (blocks < 0 || blocks >= int64_t{1} << 31) {
+    throw UnsupportedError(str("a launch of ", blocks, " blocks; there can be 2^31 - 1"));
+  }
+  return static_cast<unsigned>(blocks);
+}
+
 // Throws DeviceError with the runtime's words when `code` is no success.
 void check_device_call(int code, const char* what);
 
@@ -32,9 +40,19 @@ template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* stream, Args&&... args) {
   if (shape.blocks == 0 || shape.blocks_y == 0 || shape.blocks_z == 0) return;
 #if defined(__HIPCC__)
-  kernel<<<dim3(shape.blocks, shape.blocks_y, shape.blocks_z), shape.threads, shape.shared_bytes,
-           static_cast<hipStream_t>(stream)>>>(static_cast<Parameters>(args)...);
-  check_device_call(static_cast<int>(hipGetLastError()), "launching a kernel");
+  // The launch's own result: the last error of the thread may be somebody else's.
+  std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
+  std::apply(
+      [&](auto&... value) {
+        void* addresses[] = {const_cast<void*>(static_cast<const void*>(&value))..., nullptr};
+        check_device_call(
+            static_cast<int>(hipLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                             dim3(shape.blocks, shape.blocks_y, shape.blocks_z),
+                                             dim3(shape.threads), addresses, shape.shared_bytes,
+                                             static_cast<hipStream_t>(stream))),
+            "launching a kernel");
+      },
+      values);
 #elif defined(__CUDACC__)
   // More than 48 KiB are given only to kernels that ask for it.
   if (shape.shared_bytes > (size_t{48} << 10)) {
@@ -44,9 +62,19 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* strea
                                               static_cast<int>(shape.shared_bytes))),
         "asking for shared memory");
   }
-  kernel<<<dim3(shape.blocks, shape.blocks_y, shape.blocks_z), shape.threads, shape.shared_bytes,
-           static_cast<cudaStream_t>(stream)>>>(static_cast<Parameters>(args)...);
-  check_device_call(static_cast<int>(cudaGetLastError()), "launching a kernel");
+  // The launch's own result: the last error of the thread may be somebody else's.
+  std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
+  std::apply(
+      [&](auto&... value) {
+        void* addresses[] = {const_cast<void*>(static_cast<const void*>(&value))..., nullptr};
+        check_device_call(
+            static_cast<int>(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                              dim3(shape.blocks, shape.blocks_y, shape.blocks_z),
+                                              dim3(shape.threads), addresses, shape.shared_bytes,
+                                              static_cast<cudaStream_t>(stream))),
+            "launching a kernel");
+      },
+      values);
 #else
   (void)stream;
   // By value, as a device takes them.
@@ -60,9 +88,9 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* strea
 // Blocks for a loop over `count` items in strides of the whole grid (see `for_each_item`): enough
 // to fill any device, so that index arithmetic is shared among many items.
 inline LaunchShape items(int64_t count, unsigned threads = 256, int64_t max_blocks = 4096) {
-  return {.blocks = static_cast<unsigned>(
-              std::clamp<int64_t>((count + threads - 1) / threads, 0, max_blocks)),
-          .threads = threads};
+  return {
+      .blocks = block_count(std::clamp<int64_t>((count + threads - 1) / threads, 0, max_blocks)),
+      .threads = threads};
 }
 
 // Calls body(i) for every i < count, once in the whole grid.

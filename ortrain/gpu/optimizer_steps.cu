@@ -313,8 +313,8 @@ void lamb_moments(std::span<const OptimizerTensor> tensors, CoefficientList<Lamb
   for_chunks(tensors, true, [&](const Chunk& chunk, auto tag, int64_t before) {
     launch(lamb_pieces<decltype(tag)>, {.blocks = chunk.blocks, .threads = kThreads}, stream, chunk,
            c, skip, pieces + 2 * before);
-    launch(add_norms, {.blocks = static_cast<unsigned>(chunk.count), .threads = kThreads}, stream,
-           chunk, skip, pieces + 2 * before, norms);
+    launch(add_norms, {.blocks = block_count(chunk.count), .threads = kThreads}, stream, chunk,
+           skip, pieces + 2 * before, norms);
   });
 }
 

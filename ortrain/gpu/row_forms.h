@@ -185,11 +185,11 @@ LaunchShape row_shape(int64_t rows, int64_t columns, int64_t most_teams = int64_
   const int64_t teams = std::min(rows, most_teams);
   if (Form::Team::kIsWarp) {
     constexpr int64_t kWarps = Form::Team::kThreads / kWarpSize;
-    return {.blocks = static_cast<unsigned>((teams + kWarps - 1) / kWarps),
+    return {.blocks = block_count((teams + kWarps - 1) / kWarps),
             .threads = static_cast<unsigned>(Form::Team::kThreads)};
   }
   const int64_t per_thread = int64_t{Form::kWidth} * (Form::kKept ? Form::kPacks : 4);
-  return {.blocks = static_cast<unsigned>(teams),
+  return {.blocks = block_count(teams),
           .threads = row_threads(columns, per_thread, Form::Team::kThreads)};
 }
 

@@ -20,6 +20,14 @@
 namespace ortrain::gpu {
 namespace {
 
+// condition_variable::wait is a symbol of libstdc++ that systems of 2022 lack; this is not.
+template <class Condition>
+void wait_until(std::condition_variable& variable, std::unique_lock<std::mutex>& lock,
+                Condition condition) {
+  while (!variable.wait_for(lock, std::chrono::hours(1), condition)) {
+  }
+}
+
 // A few threads that compile. Never destroyed: at exit, what waits is dropped, and what runs is
 // waited for, since compilers do not like to lose their own static data while they work.
 class CompilePool {
@@ -53,7 +61,7 @@ class CompilePool {
     std::unique_lock lock(mutex_);
     while (true) {
       ++idle_;
-      ready_.wait(lock, [this] { return !jobs_.empty(); });
+      wait_until(ready_, lock, [this] { return !jobs_.empty(); });
       --idle_;
       const std::function<void()> job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -69,7 +77,7 @@ class CompilePool {
   void stop() {
     std::unique_lock lock(mutex_);
     jobs_.clear();
-    if (owner_ == getpid()) finished_.wait(lock, [this] { return running_ == 0; });
+    if (owner_ == getpid()) wait_until(finished_, lock, [this] { return running_ == 0; });
   }
 
   std::mutex mutex_;

@@ -100,6 +100,7 @@ void set_allocator(Allocator replacement) {
 }
 int current_device() { return 0; }
 int multiprocessors(int) { return 4; }
+int64_t shared_memory_per_block(int) { return int64_t{227} << 10; }
 int compute_capability(int) { return 80; }
 
 void check_device_call(int code, const char* what) { check(code == 0, what); }

@@ -263,7 +263,7 @@ void StridedCopy::run_matrix(const void* in, void* out, void* stream) const {
   m.tiles = num_elements(merged_.dims) * m.row_tiles * m.column_tiles;
   const auto* from = static_cast<const unsigned char*>(in) + merged_.in_offset * size_;
   auto* to = static_cast<unsigned char*>(out) + merged_.out_offset * size_;
-  const LaunchShape shape{.blocks = static_cast<unsigned>(std::min<int64_t>(m.tiles, 1 << 20)),
+  const LaunchShape shape{.blocks = block_count(std::min<int64_t>(m.tiles, 1 << 20)),
                           .threads = kTileThreads};
   const int aligned = word_of_address(out, word_of_address(in, 16));
   const int vector = std::max(1, std::min(vector_, aligned / size_));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/log.h"
 
 namespace ortrain {
 namespace {
@@ -53,7 +54,9 @@ bool is_raised(const Fault& fault) {
 
 void throw_error(const std::string& context, const Fault& fault) {
   if (fault.kind == FaultKind::division) {
-    throw UnsupportedError(context + "integer division by zero");
+    // Not UnsupportedError, as on the host: the call that it surfaces in may have done nothing wrong,
+    // and would be run again in PyTorch.
+    throw Error(context + "integer division by zero");
   }
   if (fault.kind == FaultKind::shape) {
     throw ShapeError(
@@ -91,7 +94,13 @@ void Device::raise_faults() {
   {
     const std::lock_guard lock(fault_mutex_);
     if (!is_raised(*slot)) return;
-    found = std::exchange(*slot, {});
+    found = *slot;
+    slot->step = 0;
+    slot->value = slot->position = slot->low = slot->high = 0;
+    slot->axis = -1;
+    // Last, since a kernel may take the slot as soon as it is free.
+    std::atomic_thread_fence(std::memory_order_release);
+    static_cast<volatile FaultKind&>(slot->kind) = FaultKind::none;
   }
   throw_error(StepNumbers::context_of(found.step), found);
 }
@@ -139,6 +148,26 @@ Device& host_device() {
   return *device;
 }
 
+std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes) {
+  const std::shared_ptr<void> scope = device.enter();
+  std::shared_ptr<Block> block = device.tensor(bytes, nullptr);
+  // An allocator may hand out memory that work of the stream it is for still uses, and take it back
+  // while work of other streams does: once per plan, all work is waited for.
+  device.synchronize_all();
+  device.upload(block->data(), data, bytes, nullptr);
+  device.synchronize(nullptr);
+  Block* const address = block.get();
+  return {address, [&device, block = std::move(block)](Block*) mutable {
+            try {
+              const std::shared_ptr<void> entered = device.enter();
+              device.synchronize_all();
+            } catch (const Error& error) {  // the driver has gone before, at the process's end
+              if (log_enabled("plan")) log_line("plan", error.what());
+            }
+            block.reset();
+          }};
+}
+
 PlacedConstants place_constants(Device& device, const std::vector<TensorData>& constants) {
   PlacedConstants placed;
   if (device.is_host()) {
@@ -151,19 +180,19 @@ PlacedConstants place_constants(Device& device, const std::vector<TensorData>& c
   };
   for (const TensorData& constant : constants) bytes += room(constant);
   if (constants.empty()) return placed;
-  const std::shared_ptr<void> scope = device.enter();
   // One transfer for all of them.
   std::vector<char> packed(std::max<size_t>(bytes, kAlignment));
-  placed.block = device.tensor(packed.size(), nullptr);
   size_t at = 0;
   for (const TensorData& constant : constants) {
     if (constant.bytes() > 0) std::memcpy(packed.data() + at, constant.data(), constant.bytes());
+    at += room(constant);
+  }
+  placed.block = place_bytes(device, packed.data(), packed.size());
+  at = 0;
+  for (const TensorData& constant : constants) {
     placed.addresses.push_back(static_cast<char*>(placed.block->data()) + at);
     at += room(constant);
   }
-  device.upload(placed.block->data(), packed.data(), packed.size(), nullptr);
-  // Other streams read them too.
-  device.synchronize(nullptr);
   return placed;
 }
 

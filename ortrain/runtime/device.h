@@ -19,8 +19,8 @@ namespace ortrain {
 // Whether it is there in full; a kernel may be writing it.
 bool is_raised(const Fault& fault);
 // Throws IndexError ("index 7 at position 1 is outside of [0, 5)"; "indices[1] = 7 is out of range
-// for an extent of 5" for kind `element`), ShapeError or UnsupportedError, `context` in front. Low and
-// high of kind `range` are the bits of doubles.
+// for an extent of 5" for kind `element`), ShapeError or Error, `context` in front. Low
+// and high of kind `range` are the bits of doubles.
 [[noreturn]] void throw_error(const std::string& context, const Fault& fault);
 
 // Work that a device has recorded, to be launched any number of times.
@@ -62,6 +62,8 @@ class Device {
   // Waits for all work of the device.
   virtual void synchronize_all() { synchronize(nullptr); }
 
+  // The stream is being recorded by somebody else: work on it joins that recording.
+  virtual bool is_recorded_elsewhere(void*) { return false; }
   // Whether `record` can give something.
   virtual bool records() const { return false; }
   // Records what `work` puts onto the stream that it gets; nothing of it runs. Null where the
@@ -101,6 +103,9 @@ class StepNumbers {
 
 // Host memory, from BlockPool::host().
 Device& host_device();
+
+// A copy of host memory on the device for as long as it is held, for work of any stream.
+std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes);
 
 // Constants of a plan where the kernels read them.
 struct PlacedConstants {

@@ -50,6 +50,7 @@ class PlanMaker {
     assign_outputs();
     place_and_emit();
     plan_.placed = place_constants(kernels_.device(), plan_.constants);
+    if (plan_.placed.block) plan_.constant_bytes = plan_.placed.block->bytes();
     number_for_faults();
     prepare_recording();
     log_summary();

@@ -76,7 +76,7 @@ struct ExecutionPlan {
   std::vector<TensorData> constants;
   PlacedConstants placed;                     // the same where the kernels read them
   std::shared_ptr<StepNumbers> step_numbers;  // null on the host
-  std::vector<NodeId> views;  // nodes that only show the bytes of another value
+  std::vector<NodeId> views;                  // nodes that only show the bytes of another value
   // The graph that it was made of, where that is a rewritten form of the session's: the same inputs
   // and outputs, other nodes and values.
   std::shared_ptr<const Graph> rewritten;
@@ -92,7 +92,7 @@ struct ExecutionPlan {
   size_t gradient_bytes = 0;
   // Memory that a forward and a backward take from the engine, before anything runs.
   size_t total_bytes() const {
-    return arena_bytes + constant_bytes + forward_output_bytes + gradient_bytes;
+    return arena_bytes + staging_bytes + constant_bytes + forward_output_bytes + gradient_bytes;
   }
   // The graph whose nodes the steps name, given the session's.
   const Graph& graph_of(const Graph& session_graph) const {

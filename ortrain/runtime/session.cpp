@@ -72,9 +72,9 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, 
   check(inputs.size() == plan_->inputs.size(), "one address per graph input is needed");
   release();
   Device& device = session_->device();
+  const std::shared_ptr<void> scope = device.enter();
   device.raise_faults();
   stream_ = stream;
-  const std::shared_ptr<void> scope = device.enter();
   inputs_.assign(inputs.begin(), inputs.end());
   arena_ = device.arena(std::max<size_t>(plan_->arena_bytes + plan_->staging_bytes, 64), stream_);
   stage_inputs(false);
@@ -109,6 +109,7 @@ void RunContext::begin_backward(std::span<const void* const> gradients, void* st
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (session_->graph().inputs()[i].role == InputRole::gradient) inputs_[i] = gradients[i];
   }
+  const std::shared_ptr<void> scope = session_->device().enter();
   session_->device().raise_faults();
   stream_ = stream;
   stage_inputs(true);

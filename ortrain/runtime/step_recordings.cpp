@@ -19,6 +19,10 @@ constexpr int kMostMisses = 64;
 
 void StepRecordings::run(Device& device, const Stretch& stretch, std::vector<const void*> addresses,
                          void* stream, const std::function<void(void*)>& work) {
+  if (device.is_recorded_elsewhere(stream)) {
+    work(stream);
+    return;
+  }
   std::shared_ptr<Recording> recording;
   bool record = false;
   {

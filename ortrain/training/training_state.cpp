@@ -22,6 +22,7 @@ MutableTensor MutableTensor::allocate(TensorSpec spec, Device& device) {
 MutableTensor MutableTensor::zeros(TensorSpec spec, Device& device) {
   MutableTensor tensor = allocate(std::move(spec), device);
   const std::shared_ptr<void> scope = device.enter();
+  device.synchronize_all();  // work of the stream that the memory is for may still use it
   device.zero(tensor.data, tensor.spec.bytes(), nullptr);
   device.synchronize(nullptr);  // work of other streams reads it
   return tensor;
@@ -30,6 +31,7 @@ MutableTensor MutableTensor::zeros(TensorSpec spec, Device& device) {
 MutableTensor MutableTensor::copy_of(const TensorData& data, Device& device) {
   MutableTensor tensor = allocate({data.dtype(), data.dims()}, device);
   const std::shared_ptr<void> scope = device.enter();
+  device.synchronize_all();
   device.upload(tensor.data, data.data(), data.bytes(), nullptr);
   return tensor;
 }

@@ -151,6 +151,13 @@ class MultiTensorStep {
       throw;
     }
     if (on_device()) {
+      // Buffers that a skipped step has made would count as filled in the next one; waits for the
+      // device in the first step alone.
+      if (!new_buffers_.empty() && !found_inf.is_none() &&
+          nb::cast<double>(nb::float_(found_inf)) != 0) {
+        drop_new_buffers();
+        return nb::none();
+      }
       nb::object norm = run_on_device(gradient_factor, max_norm, grad_scale, found_inf);
       finish_copies();
       return norm;

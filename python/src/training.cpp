@@ -28,8 +28,12 @@ namespace ortrain::python {
 namespace {
 
 // Memory of a torch tensor, kept alive by the tensor.
-MutableTensor shared_with(nb::object tensor, const std::string& what) {
+MutableTensor shared_with(nb::object tensor, Device& device, const std::string& what) {
   const TensorView view = view_anywhere(tensor, what.c_str());
+  if (view.place != place_of(&device)) {
+    throw DeviceError(str(what, " is on device '", name_of(view.place), "'; this state is on '",
+                          name_of(place_of(&device)), "'"));
+  }
   if (!is_row_major(view)) {
     throw UnsupportedError(str(what, " is not dense in row-major order; call contiguous() on it"));
   }
@@ -41,7 +45,7 @@ MutableTensor shared_with(nb::object tensor, const std::string& what) {
                                   nb::gil_scoped_acquire acquire;
                                   delete static_cast<nb::object*>(object);
                                 }),
-          &find_device(name_of(view.place)).kernels->device()};
+          &device};
 }
 
 void set_optimizer_state(TrainingState& state, const std::string& target, nb::handle tensor) {
@@ -172,14 +176,16 @@ void init_training(nb::module_& module) {
       .def(
           "share",
           [](TrainingState& state, const std::string& target, nb::object tensor) {
-            state.tensors[target] = shared_with(std::move(tensor), str("'", target, "'"));
+            state.tensors[target] =
+                shared_with(std::move(tensor), *state.device, str("'", target, "'"));
           },
           nb::arg("target"), nb::arg("tensor"),
           "Make a torch tensor a parameter or buffer, in its own memory.")
       .def(
           "share_state",
           [](TrainingState& state, const std::string& target, nb::object tensor) {
-            state.optimizer[target] = shared_with(std::move(tensor), str("'", target, "'"));
+            state.optimizer[target] =
+                shared_with(std::move(tensor), *state.device, str("'", target, "'"));
           },
           nb::arg("target"), nb::arg("tensor"),
           "Make a torch tensor a state of the optimizer, in its own memory.")

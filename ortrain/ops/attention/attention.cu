@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/gpu/gpu_device.h"
 #include "ortrain/ops/attention/attention_kernels.h"
 #include "ortrain/ops/attention/attention_layout.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -64,6 +65,14 @@ bool in_packs(const void* data, int dim, DType type, Way way) {
 std::optional<std::string> too_wide(const AttentionProblem& p, int most) {
   if (std::max(p.head_dim, p.value_dim) <= most) return std::nullopt;
   return str("heads are wider than ", most);
+}
+
+// Wide heads take 102 KiB of shared memory, which consumers' devices do not have.
+int most_backward_width() {
+  constexpr int64_t kForWideHeads = int64_t{102} << 10;
+  return shared_memory_per_block(current_device()) >= kForWideHeads
+             ? kMostBackwardWidth
+             : std::min(kMostBackwardWidth, 128);
 }
 
 // Fills in the addresses of one run.
@@ -162,7 +171,7 @@ void register_attention(KernelRegistry& registry) {
                                            .why_not =
                                                [](const NodeSpec& spec) {
                                                  return too_wide(problem_of(spec, 1, 6),
-                                                                 kMostBackwardWidth);
+                                                                 most_backward_width());
                                                },
                                            .make = make_backward<Way::fragments>},
                                           {.name = "tiles", .make = make_backward<Way::tiles>}});

@@ -256,7 +256,7 @@ void launch_backward(const AttentionBackwardProblem& p, void* stream) {
   const AttentionProblem& f = p.forward;
   const int64_t tiles = attention_tiles(f, kOfKeys ? f.keys : f.queries, Sizes::kOuter);
   launch(backward_fragments<T, kD, kOfKeys, kFirst, kSecond>,
-         {.blocks = static_cast<unsigned>(tiles * (kOfKeys ? f.kv_heads : f.heads) * f.batch),
+         {.blocks = block_count(tiles * (kOfKeys ? f.kv_heads : f.heads) * f.batch),
           .threads = kFragmentThreads,
           .shared_bytes = Sizes::kSharedBytes},
          stream, p, tiles);

@@ -193,7 +193,7 @@ void launch_forward(const AttentionProblem& p, void* stream) {
   using Sizes = ForwardSizes<kD>;
   const int64_t tiles = attention_tiles(p, p.queries, Sizes::kQueries);
   launch(forward_fragments<T, kD>,
-         {.blocks = static_cast<unsigned>(tiles * p.heads * p.batch),
+         {.blocks = block_count(tiles * p.heads * p.batch),
           .threads = kFragmentThreads,
           .shared_bytes = Sizes::kSharedBytes},
          stream, p, tiles);

@@ -145,7 +145,7 @@ void launch_gradient(const AttentionBackwardProblem& p, const MaskGrid& grid, S*
                      void* stream) {
   using Tiles = AttentionTiles<T>;
   launch(mask_gradient<T, S>,
-         {.blocks = static_cast<unsigned>(grid.tiles() * grid.parts),
+         {.blocks = block_count(grid.tiles() * grid.parts),
           .threads = Tiles::kThreads,
           .shared_bytes = 2 * Tiles::kPanel * sizeof(typename Tiles::C)},
          stream, p, grid, sums);

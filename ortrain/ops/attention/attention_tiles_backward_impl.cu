@@ -100,12 +100,11 @@ void launch_backward(const AttentionBackwardProblem& p, bool first, bool second,
     const BackwardGrid grid{.tiles = attention_tiles(f, kOfKeys ? f.keys : f.queries, Tiles::kTile),
                             .chunks = {chunks(first, f.head_dim), chunks(second, f.value_dim)}};
     const int64_t owners = (kOfKeys ? f.kv_heads : f.heads) * f.batch;
-    launch(
-        backward_tiles<T, kColumns, kOfKeys>,
-        {.blocks = static_cast<unsigned>(grid.tiles * owners * (grid.chunks[0] + grid.chunks[1])),
-         .threads = Tiles::kThreads,
-         .shared_bytes = (2 * Tiles::kPanel + Tiles::kWeights) * sizeof(typename Tiles::C)},
-        stream, p, grid);
+    launch(backward_tiles<T, kColumns, kOfKeys>,
+           {.blocks = block_count(grid.tiles * owners * (grid.chunks[0] + grid.chunks[1])),
+            .threads = Tiles::kThreads,
+            .shared_bytes = (2 * Tiles::kPanel + Tiles::kWeights) * sizeof(typename Tiles::C)},
+           stream, p, grid);
   });
 }
 

@@ -146,7 +146,7 @@ void attention_forward_tiles(DType type, const AttentionProblem& p, void* stream
                              .chunks = std::max((p.value_dim + kColumns - 1) / kColumns, 1),
                              .resident = others + all_queries <= kMostSharedBytes};
       launch(forward_tiles<T, kColumns>,
-             {.blocks = static_cast<unsigned>(grid.tiles * grid.chunks * p.heads * p.batch),
+             {.blocks = block_count(grid.tiles * grid.chunks * p.heads * p.batch),
               .threads = Tiles::kThreads,
               .shared_bytes = others + (grid.resident ? all_queries : Tiles::kPanel * size)},
              stream, p, grid);

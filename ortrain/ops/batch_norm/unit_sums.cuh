@@ -173,13 +173,13 @@ void launch_unit_sums(void* stream, const Sums& sums, const Units& u, const Unit
   if (u.units == 0 || u.size == 0) return;
   if (u.size < UnitPlan::kShortRun) {
     launch(unit_sums_of_columns<Sums>,
-           {.blocks = static_cast<unsigned>((u.units * u.size + kWarpSize - 1) / kWarpSize),
+           {.blocks = block_count((u.units * u.size + kWarpSize - 1) / kWarpSize),
             .threads = 8 * kWarpSize,
             .blocks_y = static_cast<unsigned>(p.image_parts)},
            stream, sums, u, p, partial);
     return;
   }
-  const LaunchShape shape{.blocks = static_cast<unsigned>(u.units),
+  const LaunchShape shape{.blocks = block_count(u.units),
                           .threads = UnitPlan::kThreads,
                           .blocks_y = static_cast<unsigned>(p.parts())};
   if (u.size % kPackWidth<T> == 0 && u.size >= 16 * kPackWidth<T> && sums.aligned()) {
@@ -204,7 +204,7 @@ ORTRAIN_DEVICE State join_parts(const State* partial, const Units& u, const Unit
 
 // A warp per unit.
 inline LaunchShape warp_per_unit(int64_t units) {
-  return {.blocks = static_cast<unsigned>((units + 3) / 4), .threads = 4 * kWarpSize};
+  return {.blocks = block_count((units + 3) / 4), .threads = 4 * kWarpSize};
 }
 ORTRAIN_DEVICE int64_t unit_of_warp() { return int64_t{blockIdx.x} * 4 + warp(); }
 

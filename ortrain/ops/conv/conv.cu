@@ -287,7 +287,7 @@ KernelFn weight(NodeSpec& spec, const ConvProblem& p) {
   if (!is_depthwise(p)) return weight_by_columns<T>(spec, p);
   return [e = ConvExtents(p),
           shape =
-              LaunchShape{.blocks = static_cast<unsigned>(std::min<int64_t>(p.w_numel(), 65535)),
+              LaunchShape{.blocks = block_count(std::min<int64_t>(p.w_numel(), 65535)),
                           .threads = row_threads(p.batch * p.out_size())}](const KernelArgs& args) {
     launch(depthwise_weight<T>, shape, args.stream, e, args.input<T>(0), args.input<T>(1),
            args.output<T>(0));

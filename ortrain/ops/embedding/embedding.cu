@@ -282,8 +282,7 @@ KernelFn make_scatter(NodeSpec& spec) {
         launch(begin_scatter<T>, items(s.rows * std::max<int64_t>(s.row_size, 1)), args.stream, s,
                has_base ? args.input<T>(3) : nullptr, table);
         launch(link_rows<I>, items(s.count), args.stream, s, args.input<I>(1), FaultReporter(args));
-        launch(add_rows<T, I>,
-               {.blocks = static_cast<unsigned>(s.count * s.chunks), .threads = kThreads},
+        launch(add_rows<T, I>, {.blocks = block_count(s.count * s.chunks), .threads = kThreads},
                args.stream, s,
                s.row_size % kWidth == 0 &&
                    reinterpret_cast<uintptr_t>(args.in[0]) % alignof(Columns<T>) == 0,

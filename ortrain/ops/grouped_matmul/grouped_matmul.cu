@@ -140,7 +140,7 @@ KernelFn forward_by(const NodeSpec& spec) {
   return [=, index = spec.input(2).dtype](const KernelArgs& args) {
     const Groups placed = plan(groups, index, Tile::kRows, args);
     launch(multiply_groups<T, Tile>,
-           {.blocks = static_cast<unsigned>(most_tiles * tiles_across),
+           {.blocks = block_count(most_tiles * tiles_across),
             .threads = Tile::kThreads,
             .shared_bytes = Tile::kSharedBytes},
            args.stream, placed, most_tiles, view<T>(args.in[0], groups.rows, depth),
@@ -158,7 +158,7 @@ KernelFn weight_grad_by(const NodeSpec& spec) {
   return [=, index = spec.input(2).dtype](const KernelArgs& args) {
     const Groups placed = plan(groups, index, Tile::kRows, args);
     launch(multiply_groups_transposed<T, Tile>,
-           {.blocks = static_cast<unsigned>(tiles),
+           {.blocks = block_count(tiles),
             .threads = Tile::kThreads,
             .shared_bytes = Tile::kSharedBytes,
             .blocks_y = static_cast<unsigned>(std::min<int64_t>(groups.count, 65535))},

@@ -260,7 +260,7 @@ struct NormGradPlan {
           a.inv_std = row_values;
         }
         launch(norm_grad_columns<kRms, T>,
-               {.blocks = static_cast<unsigned>((shape.n + kWarpSize - 1) / kWarpSize),
+               {.blocks = block_count((shape.n + kWarpSize - 1) / kWarpSize),
                 .threads = kSumWarps * kWarpSize,
                 .blocks_y = static_cast<unsigned>(parts)},
                args.stream, a);

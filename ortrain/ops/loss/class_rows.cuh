@@ -105,9 +105,8 @@ __global__ void sum_label_weights(Labels labels, int64_t count, const T* weight,
 template <class T>
 void launch_label_weights(const KernelArgs& args, const ClassRows& rows, const Labels& labels,
                           const T* weight) {
-  launch(sum_label_weights<T>,
-         {.blocks = static_cast<unsigned>(weight_parts(rows.count())), .threads = 256}, args.stream,
-         labels, rows.count(), weight, static_cast<LossSums*>(args.workspace));
+  launch(sum_label_weights<T>, {.blocks = block_count(weight_parts(rows.count())), .threads = 256},
+         args.stream, labels, rows.count(), weight, static_cast<LossSums*>(args.workspace));
 }
 
 // All threads of a warp call it and get the same.

@@ -165,7 +165,7 @@ int64_t launch_parts(const ClassifierLoss& loss, const T* dlogits, const Chunk& 
                      ComputeType<T>* parts, void* stream) {
   const int64_t count = ceil_div(chunk.rows, loss.part_rows);
   launch(sum_row_parts<T>,
-         {.blocks = static_cast<unsigned>(ceil_div(loss.stride, kPackWidth<T> * kWarpSize)),
+         {.blocks = block_count(ceil_div(loss.stride, kPackWidth<T> * kWarpSize)),
           .threads = kSumWarps * kWarpSize,
           .blocks_y = static_cast<unsigned>(count)},
          stream, dlogits, chunk.rows, loss.rows.classes, loss.stride, loss.part_rows, parts);

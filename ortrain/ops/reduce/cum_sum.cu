@@ -118,7 +118,7 @@ KernelFn make_cum_sum(NodeSpec& spec) {
       if (lines.size == 0) return;
       if (lines.inner == 1) {
         launch(cum_sum_rows<T>,
-               {.blocks = static_cast<unsigned>(std::min<int64_t>(lines.outer, 1 << 20)),
+               {.blocks = block_count(std::min<int64_t>(lines.outer, 1 << 20)),
                 .threads = row_threads(lines.size, kPerThread, 512)},
                args.stream, lines, x, y);
       } else {

@@ -277,7 +277,7 @@ class ReduceLaunch {
     }
     if (parts_ == 1) return;
     launch(reduce_parts<Op>,
-           {.blocks = static_cast<unsigned>((layout_.outputs + kWarpSize - 1) / kWarpSize),
+           {.blocks = block_count((layout_.outputs + kWarpSize - 1) / kWarpSize),
             .threads = row_threads(parts_ * kWarpSize, 4, kMergedWarps * kWarpSize)},
            args.stream, op_, layout_, to);
   }

@@ -237,9 +237,9 @@ KernelFn make_top_k(NodeSpec& spec) {
           launch(top_k_rounds<T>, row_shape<RowForm<WarpTeam, 1, 0>>(a.lines(), a.size),
                  args.stream, a, x, values, indices);
         } else {
-          launch(top_k_select<T>,
-                 {.blocks = static_cast<unsigned>(blocks), .threads = kBlockThreads}, args.stream,
-                 a, room, x, static_cast<Entry<Key<T>>*>(args.workspace), values, indices);
+          launch(top_k_select<T>, {.blocks = block_count(blocks), .threads = kBlockThreads},
+                 args.stream, a, room, x, static_cast<Entry<Key<T>>*>(args.workspace), values,
+                 indices);
         }
       };
     }

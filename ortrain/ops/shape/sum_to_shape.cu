@@ -190,11 +190,11 @@ KernelFn sum_of(NodeSpec& spec, SumLayout layout) {
   bool warps = false;
   if (layout.columns) {
     s.blocks_wide = (s.width + kLanes * width - 1) / (kLanes * width);
-    shape.blocks = static_cast<unsigned>(s.outputs / s.width * s.blocks_wide);
+    shape.blocks = block_count(s.outputs / s.width * s.blocks_wide);
     least = 16 * kGroups;
   } else {
     warps = s.terms <= 8 * kWarpSize * width;
-    shape.blocks = static_cast<unsigned>(
+    shape.blocks = block_count(
         warps ? (s.outputs + kThreads / kWarpSize - 1) / (kThreads / kWarpSize) : s.outputs);
     if (!warps) shape.threads = row_threads(s.terms, 4 * width, kThreads);
     least = 16 * kThreads * width;
@@ -223,7 +223,7 @@ KernelFn sum_of(NodeSpec& spec, SumLayout layout) {
       Sums sums = s;
       if (columns && kVector != width) {  // an input that is less aligned than those of the plan
         sums.blocks_wide = (s.width + kLanes - 1) / kLanes;
-        now.blocks = static_cast<unsigned>(s.outputs / s.width * sums.blocks_wide);
+        now.blocks = block_count(s.outputs / s.width * sums.blocks_wide);
       }
       launch(kernel, now, args.stream, sums, x, y, partial);
     };

@@ -18,7 +18,8 @@ from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
 from ortrain.capture.signature import OutputTree
 
-_HAS_CUDA = torch.cuda.is_available()
+# Asking for devices would start the driver, which processes made by fork do not survive.
+_HAS_CUDA = torch.version.cuda is not None or torch.version.hip is not None
 
 
 class Role(enum.Enum):
@@ -88,9 +89,9 @@ class AutocastState:
     @staticmethod
     def current() -> AutocastState:
         """Return the state of the calling thread."""
-        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        kinds = ("cpu", "cuda") if _HAS_CUDA else ("cpu",)
         return AutocastState(
-            tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d))
+            tuple((d, torch.get_autocast_dtype(d)) for d in kinds if torch.is_autocast_enabled(d))
         )
 
     @contextlib.contextmanager

@@ -119,8 +119,9 @@ class MultiTensorOptimizer(ClosureStep):
             self._native = MultiTensorStep(
                 self._kind, type(self)._init_state, increment_version, devices.is_simulated()
             )
-        first = self.param_groups[0]["params"][0]
-        if first.device.type != "cpu" or devices.is_simulated():
+        stepped = (p for g in self.param_groups for p in g["params"] if p.grad is not None)
+        first = next(stepped, None)
+        if first is not None and (first.device.type != "cpu" or devices.is_simulated()):
             norm = self._native.step(
                 self.param_groups, self.state, 1.0, self.max_grad_norm, grad_scale, found_inf
             )

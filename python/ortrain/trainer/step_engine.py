@@ -130,6 +130,7 @@ class StepEngine:
             the budget; nothing has changed.
         """
         self._follow_module()
+        devices.follow_tf32(self._device)
         made = self._find(self._training, inputs) or self._make_training(inputs)
         given = [inputs[name] for name in made.source.inputs]
         outputs, updated, finite, norm = made.runs.train_step(self.state, given)
@@ -144,6 +145,7 @@ class StepEngine:
           CaptureError: The model cannot be captured whole.
         """
         self._follow_module()
+        devices.follow_tf32(self._device)
         made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
         user = iter([inputs[name] for name in made.source.inputs])
         given = []
