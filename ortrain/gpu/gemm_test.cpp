@@ -56,6 +56,9 @@ struct Sizes {
         b((p.trans_b ? p.n : p.k) * or_dense(p.ldb, p.trans_b ? p.k : p.n)),
         c(p.m * or_dense(p.ldd, p.n)),
         d(p.m * or_dense(p.ldd, p.n)) {
+    if (p.c_column >= 0 && p.m > 0 && p.n > 0) {
+      c = std::max(c, (p.m - 1) * p.c_row + (p.n - 1) * p.c_column + 1);
+    }
     for (const BatchAxis& axis : p.batch) {
       a += (axis.count - 1) * axis.a;
       b += (axis.count - 1) * axis.b;
