@@ -51,8 +51,6 @@ def follow(model: str, device: str, dtype: str, steps: int) -> dict[str, Any]:
     case = CASES[model]
     if case.needs and importlib.util.find_spec(case.needs) is None:
         return {"skipped": case.needs}
-    # PyTorch rounds the operands of convolutions unless it is told not to.
-    torch.backends.cudnn.allow_tf32 = False
     truth = case.build().to(device)
     plain = copy.deepcopy(truth)
     ours = ORTModule(copy.deepcopy(truth))
@@ -66,9 +64,14 @@ def follow(model: str, device: str, dtype: str, steps: int) -> dict[str, Any]:
 
     def run(module: torch.nn.Module, step: int, kind: str) -> torch.Tensor:
         module.zero_grad(set_to_none=True)
-        with precision(kind, device):
+        # PyTorch rounds the operands of convolutions unless it is told not to.
+        cudnn = torch.backends.cudnn
+        exactly = cudnn.flags(
+            enabled=cudnn.enabled, deterministic=cudnn.deterministic, allow_tf32=False
+        )
+        with exactly, precision(kind, device):
             loss = next(o for o in flatten_outputs(module(**batches[step]))[0] if o.dim() == 0)
-        loss.backward()
+            loss.backward()
         return loss.detach()
 
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-4) for m in (ours, plain)]
