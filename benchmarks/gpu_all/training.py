@@ -69,8 +69,9 @@ def follow(model: str, device: str, dtype: str, steps: int) -> dict[str, Any]:
         exactly = cudnn.flags(
             enabled=cudnn.enabled, deterministic=cudnn.deterministic, allow_tf32=False
         )
-        with exactly, precision(kind, device):
-            loss = next(o for o in flatten_outputs(module(**batches[step]))[0] if o.dim() == 0)
+        with exactly:
+            with precision(kind, device):
+                loss = next(o for o in flatten_outputs(module(**batches[step]))[0] if o.dim() == 0)
             loss.backward()
         return loss.detach()
 

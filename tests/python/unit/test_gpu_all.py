@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -466,6 +467,26 @@ def test_model_is_followed_step_for_step(monkeypatch: pytest.MonkeyPatch) -> Non
     missing = dataclasses.replace(CASES["gpt2"], needs="no_such_package")
     monkeypatch.setitem(CASES, "gpt2", missing)
     assert training.follow("gpt2", "cpu", "f32", 3) == {"skipped": "no_such_package"}
+
+
+def test_model_is_followed_where_flags_of_pytorch_are_frozen() -> None:
+    script = (
+        "import torch\n"
+        "torch.backends.disable_global_flags()\n"  # importing PyTorch's own tests does it
+        "from benchmarks.gpu_all import training\n"
+        "assert training.follow('mlp', 'cpu', 'f32', 1)['right']\n"
+        "assert torch.backends.cudnn.allow_tf32\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "ORTRAIN_GPU_SIMULATOR": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- whole lines
