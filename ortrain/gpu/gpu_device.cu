@@ -14,6 +14,7 @@ namespace {
 
 std::mutex allocator_mutex;
 Allocator allocator;
+ResultAllocator result_allocator;
 
 ORTRAIN_GPU(Stream_t) stream_of(void* stream) { return static_cast<ORTRAIN_GPU(Stream_t)>(stream); }
 
@@ -53,6 +54,15 @@ class GpuDevice final : public Device {
 
   std::shared_ptr<Block> arena(size_t bytes, void* stream) override { return take(bytes, stream); }
   std::shared_ptr<Block> tensor(size_t bytes, void* stream) override { return take(bytes, stream); }
+  std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                              void* stream) override {
+    ResultAllocator own;
+    {
+      const std::lock_guard lock(allocator_mutex);
+      own = result_allocator;
+    }
+    return own ? own(index_, specs, stream) : Device::results(specs, stream);
+  }
 
   void copy(void* to, const void* from, size_t bytes, void* stream) override {
     if (bytes == 0 || to == from) return;
@@ -217,9 +227,10 @@ Device& device(int index) {
   return *(*devices)[static_cast<size_t>(index)];
 }
 
-void set_allocator(Allocator replacement) {
+void set_allocator(Allocator replacement, ResultAllocator of_results) {
   const std::lock_guard lock(allocator_mutex);
   allocator = std::move(replacement);
+  result_allocator = std::move(of_results);
 }
 
 namespace {

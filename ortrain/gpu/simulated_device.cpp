@@ -24,6 +24,7 @@ class SimulatedRecording final : public Recording {
 
 std::mutex allocator_mutex;
 Allocator allocator;
+ResultAllocator result_allocator;
 
 Allocator current_allocator() {
   const std::lock_guard lock(allocator_mutex);
@@ -42,6 +43,15 @@ class SimulatedDevice final : public Device {
   std::shared_ptr<Block> tensor(size_t bytes, void* stream) override {
     const Allocator allocator = current_allocator();
     return allocator ? allocator(0, bytes, stream) : BlockPool::host()->tensor(bytes);
+  }
+  std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                              void* stream) override {
+    ResultAllocator own;
+    {
+      const std::lock_guard lock(allocator_mutex);
+      own = result_allocator;
+    }
+    return own ? own(0, specs, stream) : Device::results(specs, stream);
   }
   void copy(void* to, const void* from, size_t bytes, void*) override {
     simulator::submit([=] { move(to, from, bytes); });
@@ -94,9 +104,10 @@ Device& device(int index) {
   return *simulated;
 }
 
-void set_allocator(Allocator replacement) {
+void set_allocator(Allocator replacement, ResultAllocator of_results) {
   const std::lock_guard lock(allocator_mutex);
   allocator = std::move(replacement);
+  result_allocator = std::move(of_results);
 }
 int current_device() { return 0; }
 int multiprocessors(int) { return 4; }

@@ -87,6 +87,14 @@ void throw_error(const std::string& context, const Fault& fault) {
                        fault.high, ")"));
 }
 
+std::vector<std::shared_ptr<Block>> Device::results(std::span<const TensorSpec* const> specs,
+                                                    void* stream) {
+  std::vector<std::shared_ptr<Block>> blocks;
+  blocks.reserve(specs.size());
+  for (const TensorSpec* spec : specs) blocks.push_back(tensor(spec->bytes(), stream));
+  return blocks;
+}
+
 void Device::raise_faults() {
   Fault* const slot = fault_slot();
   if (slot == nullptr || !is_raised(*slot)) return;

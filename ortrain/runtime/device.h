@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ortrain/ir/node_spec.h"
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/runtime/block_pool.h"
 #include "ortrain/runtime/fault.h"
@@ -47,6 +49,9 @@ class Device {
   // OutOfMemoryError naming the size.
   virtual std::shared_ptr<Block> arena(size_t bytes, void* stream) = 0;
   virtual std::shared_ptr<Block> tensor(size_t bytes, void* stream) = 0;
+  // The same for tensors that whoever asked for a run gets to keep, one block per spec.
+  virtual std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                                      void* stream);
 
   // Between two places on the device, in the order of the stream.
   virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;

@@ -3,6 +3,7 @@
 #include "ortrain/training/training_program.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "ortrain/base/error.h"
@@ -153,6 +154,8 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   Device& device = kernels_->device();
   const std::shared_ptr<void> scope = device.enter();
   std::shared_ptr<Block> placed;
+  const TensorSpec norm_spec{DType::f64, {}};
+  std::shared_ptr<Block> norm;  // in memory of its own: the caller keeps it
   char* base = reinterpret_cast<char*>(&numbers);
   if (!device.is_host()) {
     placed = device.tensor(sizeof(numbers), state.stream);
@@ -187,6 +190,10 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     } else if (input.target == kGradientNorm) {
       gives_norm = true;
       given = number(DType::f64, offsetof(StepNumbersOfRun, gradient_norm));
+      if (placed) {
+        norm = device.results(std::array{&norm_spec}, state.stream)[0];
+        given.data = norm->data();
+      }
     } else if (input.target == kAllFinite) {
       given = number(DType::boolean, offsetof(StepNumbersOfRun, all_finite));
     } else if (is_kept(input.role)) {
@@ -219,12 +226,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     }
     result.all_finite = numbers.all_finite;
     if (gives_norm && !placed) result.gradient_norm = numbers.gradient_norm;
-    if (gives_norm && placed) {
-      const auto at = static_cast<void*>(base + offsetof(StepNumbersOfRun, gradient_norm));
-      result.gradient_norm_on_device = RunOutput{
-          {DType::f64, {}},
-          std::shared_ptr<Block>(new Block(at, sizeof(double)), [placed](Block* b) { delete b; })};
-    }
+    if (norm) result.gradient_norm_on_device = RunOutput{norm_spec, std::move(norm)};
     last_plan_ = std::move(plan);
   } catch (...) {
     state.runs = runs;

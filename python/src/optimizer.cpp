@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -579,7 +580,8 @@ class MultiTensorStep {
     RunOutput norm;
     if (!max_norm.is_none()) {
       scaling.max_norm = nb::cast<double>(max_norm);
-      norm = {{DType::f64, {}}, device.tensor(sizeof(double), stream)};
+      norm.spec = {DType::f64, {}};
+      norm.block = device.results(std::array{&std::as_const(norm.spec)}, stream)[0];
       scaling.norm = static_cast<double*>(norm.block->data());
     }
     gpu::OptimizerKind kind = gpu::OptimizerKind::adam;

@@ -11,6 +11,7 @@
 #include "ortrain/base/error.h"
 #include "python/src/device.h"
 #include "python/src/dlpack_abi.h"
+#include "python/src/torch_blocks.h"
 
 namespace nb = nanobind;
 
@@ -206,6 +207,7 @@ struct Owner {
 }  // namespace
 
 nb::object to_torch(const RunOutput& output, dlpack::Device place) {
+  if (nb::object own = tensor_of(output.block, output.spec); own.is_valid()) return own;
   return to_torch(output.block->data(), output.spec, output.block, place);
 }
 
