@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "ortrain/gpu/fault_state.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/gpu/runtime_names.h"
@@ -28,6 +29,10 @@ __global__ void write_bytes(unsigned char* to,
   for (int i = static_cast<int>(threadIdx.x); i < bytes; i += static_cast<int>(blockDim.x)) {
     to[i] = from[i];
   }
+}
+
+__global__ void count_fault(const Fault* slot, int64_t* count) {
+  if (threadIdx.x == 0 && has_fault(slot)) ++*count;
 }
 
 class GraphRecording final : public Recording {
@@ -152,6 +157,10 @@ class GpuDevice final : public Device {
       fault_ = new (memory) Fault();
     }
     return fault_;
+  }
+
+  void count_if_faulty(int64_t* count, void* stream) override {
+    launch(count_fault, {.threads = kWarpSize}, stream, fault_slot(), count);
   }
 
   std::shared_ptr<void> enter() override {

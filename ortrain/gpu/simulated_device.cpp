@@ -1,5 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/gpu/simulated_device.h"
+
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -30,6 +33,9 @@ Allocator current_allocator() {
   const std::lock_guard lock(allocator_mutex);
   return allocator;
 }
+
+std::atomic<int64_t> uploads{0};
+std::atomic<bool> is_behind{false};
 
 // Memory of the host, used as if it was not: what moves goes through upload, copy and download.
 class SimulatedDevice final : public Device {
@@ -82,6 +88,12 @@ class SimulatedDevice final : public Device {
     return std::make_shared<SimulatedRecording>(recorder.take());
   }
   Fault* fault_slot() override { return &fault_; }
+  void raise_faults() override {
+    if (!is_behind) Device::raise_faults();
+  }
+  void count_if_faulty(int64_t* count, void*) override {
+    simulator::submit([=, this] { *count += is_raised(fault_); });
+  }
 
  private:
   Fault fault_;
@@ -94,6 +106,9 @@ class SimulatedDevice final : public Device {
 };
 
 }  // namespace
+
+int64_t simulator::num_uploads() { return uploads; }
+void simulator::fall_behind(bool on) { is_behind = on; }
 
 std::string_view platform() { return "simulator"; }
 int device_count() { return 1; }

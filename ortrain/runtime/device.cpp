@@ -54,8 +54,8 @@ bool is_raised(const Fault& fault) {
 
 void throw_error(const std::string& context, const Fault& fault) {
   if (fault.kind == FaultKind::division) {
-    // Not UnsupportedError, as on the host: the call that it surfaces in may have done nothing wrong,
-    // and would be run again in PyTorch.
+    // Not UnsupportedError, as on the host: the call that it surfaces in may have done nothing
+    // wrong, and would be run again in PyTorch.
     throw Error(context + "integer division by zero");
   }
   if (fault.kind == FaultKind::shape) {
@@ -87,6 +87,10 @@ void throw_error(const std::string& context, const Fault& fault) {
                        fault.high, ")"));
 }
 
+void Device::count_if_faulty(int64_t*, void*) {
+  check(fault_slot() == nullptr, "a device that records faults counts them");
+}
+
 std::vector<std::shared_ptr<Block>> Device::results(std::span<const TensorSpec* const> specs,
                                                     void* stream) {
   std::vector<std::shared_ptr<Block>> blocks;
@@ -98,6 +102,7 @@ std::vector<std::shared_ptr<Block>> Device::results(std::span<const TensorSpec* 
 void Device::raise_faults() {
   Fault* const slot = fault_slot();
   if (slot == nullptr || !is_raised(*slot)) return;
+  if (!is_recorded_elsewhere(nullptr)) synchronize_all();
   Fault found;
   {
     const std::lock_guard lock(fault_mutex_);
@@ -109,6 +114,7 @@ void Device::raise_faults() {
     // Last, since a kernel may take the slot as soon as it is free.
     std::atomic_thread_fence(std::memory_order_release);
     static_cast<volatile FaultKind&>(slot->kind) = FaultKind::none;
+    ++num_raised_;
   }
   throw_error(StepNumbers::context_of(found.step), found);
 }

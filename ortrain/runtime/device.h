@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -80,14 +81,20 @@ class Device {
   // Where kernels put the first fault, readable by host and device; null where they throw.
   virtual Fault* fault_slot() = 0;
   // Throws what is there by now; the error names the node. Work may still be under way, whose
-  // faults a later call throws.
-  void raise_faults();
+  // faults a later call throws. Before it throws it waits for all work of the device: what is on
+  // its way is done while the fault is recorded, and what comes later while it is not.
+  virtual void raise_faults();
+  // How often that has thrown.
+  int64_t num_raised() const { return num_raised_; }
+  // Adds 1 to a number on the device if a fault is recorded then, in the order of the stream.
+  virtual void count_if_faulty(int64_t* count, void* stream);
 
   // Makes the device the calling thread's current one, until the result is dropped; may be null.
   virtual std::shared_ptr<void> enter() { return nullptr; }
 
  private:
   std::mutex fault_mutex_;
+  std::atomic<int64_t> num_raised_{0};
 };
 
 // Numbers for the steps of one plan that no other plan alive has, and what to call them in errors.

@@ -67,6 +67,11 @@ struct StepNumbersOfRun {
   bool all_finite = true;
 };
 
+bool keeps_gradients(size_t which) {
+  return which == static_cast<size_t>(StepKind::first) ||
+         which == static_cast<size_t>(StepKind::next);
+}
+
 // Inputs that lie in memory that the step writes to would change while they are read.
 void refuse_shared_memory(const Graph& graph, const TrainingState& state,
                           std::span<const InputTensor> inputs) {
@@ -165,6 +170,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     return InputTensor{{dtype, {}}, base + offset};
   };
   const uint64_t runs = state.runs;
+  const int64_t raised = device.num_raised();
   bool draws = false;
   bool gives_norm = false;
   size_t next = 0;
@@ -223,6 +229,10 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     // Scaling the loss decides on the host what comes next; nothing else waits for the device.
     if (placed && options_.scales_loss) {
       device.download(&numbers, base, sizeof(numbers), state.stream);
+      device.raise_faults();
+    }
+    if (placed && which != kEvaluation) {
+      device.count_if_faulty(state.undone() + (keeps_gradients(which) ? 1 : 0), state.stream);
     }
     result.all_finite = numbers.all_finite;
     if (gives_norm && !placed) result.gradient_norm = numbers.gradient_norm;
@@ -230,6 +240,9 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     last_plan_ = std::move(plan);
   } catch (...) {
     state.runs = runs;
+    // Its own gradients are among those that are kept by now.
+    if (device.num_raised() != raised && keeps_gradients(which)) state.kept_batches = 0;
+    state.settle();
     throw;
   }
   result.outputs.resize(user_outputs);
@@ -237,6 +250,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
 }
 
 void TrainingProgram::begin_gradients(TrainingState& state) const {
+  state.settle();
   if (state.kept_batches == 0) {
     state.kept_parameters = trained_;
   } else if (!state.kept_parameters.empty() && state.kept_parameters != trained_) {
@@ -280,6 +294,7 @@ StepResult TrainingProgram::add_gradients(TrainingState& state,
 }
 
 StepResult TrainingProgram::optimizer_step(TrainingState& state) const {
+  state.settle();
   if (state.kept_batches == 0) {
     throw InvalidModelError("an optimizer step needs the gradients of a batch");
   }

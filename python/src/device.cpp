@@ -20,6 +20,9 @@
 #include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
 #endif
+#if defined(ORTRAIN_GPU_IS_SIMULATED)
+#include "ortrain/gpu/simulated_device.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -220,9 +223,11 @@ void init_device(nb::module_& module) {
       },
       nb::arg("allow"));
 #if defined(ORTRAIN_GPU_IS_SIMULATED)
-  // For tests: whether the simulator gives results as a GPU does (above).
+  // For tests: whether the simulator gives results as a GPU does (above), and whether it runs
+  // behind the host, which finds no fault then.
   module.def(
       "simulate_torch_results", [](bool on) { simulates_torch_results = on; }, nb::arg("on"));
+  module.def("simulate_lag", &gpu::simulator::fall_behind, nb::arg("on"));
 #endif
   // "none", "simulator", "cuda" or "hip".
   module.def("gpu_platform", &platform);
