@@ -64,6 +64,7 @@ class SimulatedDevice final : public Device {
   }
   void upload(void* to, const void* from, size_t bytes, void*) override {
     refuse_while_recording();
+    ++uploads;
     move(to, from, bytes);
   }
   void write(void* to, const void* from, size_t bytes, void*) override {

@@ -162,7 +162,20 @@ Device& host_device() {
   return *device;
 }
 
+namespace {
+
+thread_local bool planning_for_sizes = false;
+
+}  // namespace
+
+PlanningForSizes::PlanningForSizes(bool on) : before_(std::exchange(planning_for_sizes, on)) {}
+PlanningForSizes::~PlanningForSizes() { planning_for_sizes = before_; }
+bool PlanningForSizes::is_on() { return planning_for_sizes; }
+
 std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes) {
+  if (PlanningForSizes::is_on()) {
+    return std::make_shared<Block>(reinterpret_cast<void*>(uintptr_t{kAlignment}), bytes);
+  }
   const std::shared_ptr<void> scope = device.enter();
   std::shared_ptr<Block> block = device.tensor(bytes, nullptr);
   // An allocator may hand out memory that work of the stream it is for still uses, and take it back
@@ -170,8 +183,10 @@ std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t byte
   device.synchronize_all();
   device.upload(block->data(), data, bytes, nullptr);
   device.synchronize(nullptr);
-  Block* const address = block.get();
-  return {address, [&device, block = std::move(block)](Block*) mutable {
+  // A pool's block may be larger; how large a plan is does not hang on that.
+  auto* const asked = new Block(block->data(), bytes);
+  return {asked, [&device, block = std::move(block)](Block* given) mutable {
+            delete given;
             try {
               const std::shared_ptr<void> entered = device.enter();
               device.synchronize_all();
@@ -194,14 +209,18 @@ PlacedConstants place_constants(Device& device, const std::vector<TensorData>& c
   };
   for (const TensorData& constant : constants) bytes += room(constant);
   if (constants.empty()) return placed;
+  bytes = std::max(bytes, kAlignment);
   // One transfer for all of them.
-  std::vector<char> packed(std::max<size_t>(bytes, kAlignment));
+  std::vector<char> packed;
   size_t at = 0;
-  for (const TensorData& constant : constants) {
-    if (constant.bytes() > 0) std::memcpy(packed.data() + at, constant.data(), constant.bytes());
-    at += room(constant);
+  if (!PlanningForSizes::is_on()) {
+    packed.resize(bytes);
+    for (const TensorData& constant : constants) {
+      if (constant.bytes() > 0) std::memcpy(packed.data() + at, constant.data(), constant.bytes());
+      at += room(constant);
+    }
   }
-  placed.block = place_bytes(device, packed.data(), packed.size());
+  placed.block = place_bytes(device, packed.data(), bytes);
   at = 0;
   for (const TensorData& constant : constants) {
     placed.addresses.push_back(static_cast<char*>(placed.block->data()) + at);

@@ -116,6 +116,21 @@ class StepNumbers {
 // Host memory, from BlockPool::host().
 Device& host_device();
 
+// While one with `on` lives, the plans that its thread makes are there for their sizes alone: the
+// functions below put nothing on a device, and give addresses that nobody may read.
+class PlanningForSizes {
+ public:
+  explicit PlanningForSizes(bool on);
+  ~PlanningForSizes();
+  PlanningForSizes(const PlanningForSizes&) = delete;
+  PlanningForSizes& operator=(const PlanningForSizes&) = delete;
+  // Of the calling thread.
+  static bool is_on();
+
+ private:
+  bool before_;
+};
+
 // A copy of host memory on the device for as long as it is held, for work of any stream.
 std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes);
 

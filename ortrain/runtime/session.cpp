@@ -53,7 +53,9 @@ std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {
 }
 
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
-    : session_(std::move(session)), plan_(std::move(plan)) {}
+    : session_(std::move(session)), plan_(std::move(plan)) {
+  check(!plan_->sizes_only, "a plan for sizes alone cannot run");
+}
 
 std::vector<RunOutput> RunContext::make_outputs() {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
