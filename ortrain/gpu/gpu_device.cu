@@ -37,16 +37,19 @@ __global__ void count_fault(const Fault* slot, int64_t* count) {
 
 class GraphRecording final : public Recording {
  public:
-  explicit GraphRecording(ORTRAIN_GPU(GraphExec_t) executable) : executable_(executable) {}
+  GraphRecording(ORTRAIN_GPU(GraphExec_t) executable, size_t num_nodes)
+      : executable_(executable), num_nodes_(num_nodes) {}
   ~GraphRecording() override { static_cast<void>(ORTRAIN_GPU(GraphExecDestroy)(executable_)); }
   GraphRecording(const GraphRecording&) = delete;
   GraphRecording& operator=(const GraphRecording&) = delete;
   void launch(void* stream) override {
     require(ORTRAIN_GPU(GraphLaunch)(executable_, stream_of(stream)), "launching a recording");
   }
+  size_t num_launches() const override { return num_nodes_; }
 
  private:
   ORTRAIN_GPU(GraphExec_t) executable_;
+  size_t num_nodes_;
 };
 
 class GpuDevice final : public Device {
@@ -141,10 +144,14 @@ class GpuDevice final : public Device {
     }
     require(ORTRAIN_GPU(StreamEndCapture)(stream, &graph), "ending a recording");
     ORTRAIN_GPU(GraphExec_t) executable = nullptr;
-    const auto code = ORTRAIN_GPU(GraphInstantiateWithFlags)(&executable, graph, 0);
+    size_t num_nodes = 0;
+    auto code = ORTRAIN_GPU(GraphGetNodes)(graph, nullptr, &num_nodes);
+    if (code == ORTRAIN_GPU(Success)) {
+      code = ORTRAIN_GPU(GraphInstantiateWithFlags)(&executable, graph, 0);
+    }
     static_cast<void>(ORTRAIN_GPU(GraphDestroy)(graph));
     require(code, "preparing a recording");
-    return std::make_shared<GraphRecording>(executable);
+    return std::make_shared<GraphRecording>(executable, num_nodes);
   }
 
   Fault* fault_slot() override {

@@ -20,6 +20,7 @@ class SimulatedRecording final : public Recording {
   void launch(void*) override {
     for (const std::function<void()>& each : work_) each();
   }
+  size_t num_launches() const override { return work_.size(); }
 
  private:
   std::vector<std::function<void()>> work_;

@@ -16,6 +16,7 @@
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/runtime/block_pool.h"
 #include "ortrain/runtime/fault.h"
+#include "ortrain/runtime/kept_recordings.h"
 
 namespace ortrain {
 
@@ -25,13 +26,6 @@ bool is_raised(const Fault& fault);
 // for an extent of 5" for kind `element`), ShapeError or Error, `context` in front. Low
 // and high of kind `range` are the bits of doubles.
 [[noreturn]] void throw_error(const std::string& context, const Fault& fault);
-
-// Work that a device has recorded, to be launched any number of times.
-class Recording {
- public:
-  virtual ~Recording() = default;
-  virtual void launch(void* stream) = 0;
-};
 
 // The memory that a provider's kernels work on, and the queue of their work. A stream is the
 // device's own kind of handle, null = its default; work of one stream happens in order.
@@ -77,6 +71,7 @@ class Device {
   virtual std::shared_ptr<Recording> record(const std::function<void(void* stream)>&) {
     return nullptr;
   }
+  KeptRecordings& kept_recordings() { return kept_recordings_; }
 
   // Where kernels put the first fault, readable by host and device; null where they throw.
   virtual Fault* fault_slot() = 0;
@@ -95,6 +90,7 @@ class Device {
  private:
   std::mutex fault_mutex_;
   std::atomic<int64_t> num_raised_{0};
+  KeptRecordings kept_recordings_;
 };
 
 // Numbers for the steps of one plan that no other plan alive has, and what to call them in errors.

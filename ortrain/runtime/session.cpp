@@ -34,6 +34,7 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
       options_.make_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);
   by_dims_[input_dims] = plans_.begin();
+  recordings_.admit(made->id);
   if (plans_.size() > options_.max_plans) {
     by_dims_.erase(plans_.back().first);
     recordings_.drop(plans_.back().second->id);
