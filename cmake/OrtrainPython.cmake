@@ -29,6 +29,11 @@ target_link_libraries(_core PRIVATE ortrain_core ortrain_testing ortrain_flags)
 if(TARGET ortrain_gpu)
   target_link_libraries(_core PRIVATE ortrain_gpu)
 endif()
+if(ORTRAIN_GPU STREQUAL "simulator")
+  # Its switches for tests.
+  set_source_files_properties(python/src/device.cpp PROPERTIES
+    COMPILE_DEFINITIONS ORTRAIN_GPU_IS_SIMULATED=1)
+endif()
 target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
 # The core looks for its plugins beside itself.
 set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")

@@ -96,6 +96,7 @@ class GeneratedKernel {
   const ExprKernelPlan& plan() const { return plan_; }
 
   void start(const SourceCompiler& compiler) {
+    if (PlanningForSizes::is_on()) return;
     const ExprSource source = print_source(plan_);
     job_ = compile_kernel(compiler, str(expr_prelude(), source.text), source.entry);
   }

@@ -28,12 +28,16 @@ void check_problem(const GemmProblem& p) {
   check(p.m >= 0 && p.n >= 0 && p.k >= 0, "extents of a matrix product");
   check(p.lda >= (p.trans_a ? p.m : p.k) && p.ldb >= (p.trans_b ? p.k : p.n) && p.ldd >= p.n,
         "leading dimensions hold a row");
-  const bool plain = p.alpha == 1.0 && p.beta == 0.0 && p.bias == BiasAlong::none &&
-                     p.activation == Activation::none && !p.bias_gradient;
-  check(is_float(p.dtype) || plain, "integers are multiplied only");
+  const bool only_adds = p.alpha == 1.0 && p.bias == BiasAlong::none &&
+                         p.activation == Activation::none && !p.bias_gradient;
+  check(is_float(p.dtype) || (only_adds && p.beta == 0.0), "integers are multiplied only");
   check(!p.keep_aux || !p.activation_gradient, "aux is written or read");
-  check(!p.keep_sums || (plain && is_float(p.dtype) && p.ldd == std::max<int64_t>(p.n, 1) &&
-                         d_is_one_matrix(p)),
+  const bool c_as_d =
+      p.c_row == p.ldd && p.c_column == 1 &&
+      std::ranges::all_of(p.batch, [](const BatchAxis& axis) { return axis.c == axis.d; });
+  check(!p.keep_sums ||
+            (only_adds && (p.beta == 0.0 || (p.beta == 1.0 && c_as_d)) && is_float(p.dtype) &&
+             p.ldd == std::max<int64_t>(p.n, 1) && d_is_one_matrix(p)),
         "sums are kept as they are, densely");
   check(p.activation != Activation::none || (!p.keep_aux && !p.activation_gradient),
         "aux belongs to an activation");
@@ -145,7 +149,7 @@ struct Gemm::Plan {
       member /= outer[i].count;
       result.a = moved(result.a, at * outer[i].a * size);
       result.b = moved(result.b, at * outer[i].b * size);
-      result.c = moved(result.c, at * outer[i].c * size);
+      result.c = moved(result.c, at * outer[i].c * result_size);
       result.d = moved(result.d, at * outer[i].d * result_size);
     }
     return result;

@@ -52,8 +52,8 @@ struct GemmProblem {
   // bias_gradient[n] = the sums of the columns of D over its rows and the batch, always in the same
   // order.
   bool bias_gradient = false;
-  // D = op(A) op(B) as summed, float for the 16-bit types: alpha 1, nothing added or applied, D
-  // dense with the batch in front.
+  // D = op(A) op(B) as summed, float for the 16-bit types: alpha 1, nothing applied, D dense with
+  // the batch in front. With beta 1 they are added to C, of the same type and laid out as D.
   bool keep_sums = false;
 
   DType result_type() const { return keep_sums && size_of(dtype) == 2 ? DType::f32 : dtype; }

@@ -224,8 +224,9 @@ class Product {
       void* aux = moved(operands.aux, at.d * size);
       set_matmul(kAuxPointer, aux);
     }
-    void* d = moved(operands.d, at.d * static_cast<int64_t>(size_of(problem_.result_type())));
-    const void* c = problem_.beta != 0.0 ? moved(operands.c, at.c * size) : d;
+    const auto result_size = static_cast<int64_t>(size_of(problem_.result_type()));
+    void* d = moved(operands.d, at.d * result_size);
+    const void* c = problem_.beta != 0.0 ? moved(operands.c, at.c * result_size) : d;
     const double factors[2] = {problem_.alpha, problem_.beta};
     const float rounded[2] = {static_cast<float>(problem_.alpha),
                               static_cast<float>(problem_.beta)};

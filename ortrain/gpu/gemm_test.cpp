@@ -282,6 +282,33 @@ TEST(Gemm, KeepsSums) {
   set_cublaslt_path("");
 }
 
+TEST(Gemm, AddsToSumsThatWereKept) {
+  for (const char* path : {"", ORTRAIN_CUBLASLT_STAND_IN}) {
+    set_cublaslt_path(path);
+    for (const int64_t k : {9, 1030}) {
+      const auto a = numbers(2 * 5 * k, 3), b = numbers(k * 7, 5), c = numbers(70, 7);
+      const auto left = rounded<BFloat16>(a), right = rounded<BFloat16>(b);
+      GemmProblem p{.dtype = DType::f64,
+                    .m = 5,
+                    .n = 7,
+                    .k = k,
+                    .beta = 1.0,
+                    .batch = {{2, 5 * k, 0, 35, 35}}};
+      const Result wanted = expected(p, a, b, c, {}, {});
+      p.dtype = DType::bf16;
+      p.keep_sums = true;
+      const Gemm gemm(p);
+      EXPECT_EQ(gemm.algorithm(), *path == 0 ? "tiled" : "cublaslt");
+      std::vector<float> d(c.begin(), c.end());
+      std::vector<double> workspace(gemm.workspace_bytes() / sizeof(double) + 1);
+      gemm.run({.a = left.data(), .b = right.data(), .d = d.data(), .c = d.data()},
+               workspace.data(), nullptr);
+      expect_near(d, wanted.d, 1e-6, "D");
+    }
+  }
+  set_cublaslt_path("");
+}
+
 TEST(Gemm, IntegersWrapAround) {
   const Gemm gemm({.dtype = DType::i32, .m = 1, .n = 1, .k = 2});
   const std::vector<int32_t> a{1 << 30, -3}, b{6, 5};
@@ -295,6 +322,7 @@ TEST(Gemm, RefusesContradictions) {
   EXPECT_THROW(Gemm({.dtype = DType::i64, .m = 2, .n = 2, .k = 4, .beta = 1.0}), InternalError);
   EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .keep_aux = true}), InternalError);
   EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .ldd = 3, .keep_sums = true}), InternalError);
+  EXPECT_THROW(Gemm({.m = 2, .n = 2, .k = 4, .beta = 0.5, .keep_sums = true}), InternalError);
 }
 
 // --- cuBLASLt, on a stand-in for the library that reads the same descriptions

@@ -88,12 +88,14 @@ struct TilePlace {
   }
 };
 
-// Block (x, y, z): a tile, a member of the batch, a part of the inner extent. With several parts
-// the sums go to `partial` [parts, batch, m, n].
+// Block (x, y, z): a tile, a member of the batch, a part of the inner extent. Sums that are kept,
+// or of several parts, go to `partial` [parts, batch, m, n]; of one part, added to `before`, or
+// null.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     gemm_tiles(MatrixView<T> a, MatrixView<T> b, int64_t m, int64_t n, int64_t k, BatchAxes batch,
-               int64_t part_depth, GemmEpilogue<T> epilogue, typename Tile::Value* partial) {
+               int64_t part_depth, GemmEpilogue<T> epilogue, typename Tile::Value* partial,
+               const typename Tile::Value* before) {
   const int64_t tiles_n = (n + Tile::kColumns - 1) / Tile::kColumns;
   const TilePlace place(blockIdx.x, (m + Tile::kRows - 1) / Tile::kRows, tiles_n);
   const int64_t row = place.row * Tile::kRows, column = place.column * Tile::kColumns;
@@ -106,12 +108,13 @@ __global__ void __launch_bounds__(Tile::kThreads)
     own_a.data += offsets.a;
     own_b.data += offsets.b;
     tile.multiply(own_a, own_b, row, column, begin, end);
-    typename Tile::Value* part =
-        partial == nullptr ? nullptr : partial + (blockIdx.z * batch.count + member) * m * n;
+    const int64_t first = (blockIdx.z * batch.count + member) * m * n;
+    typename Tile::Value* part = partial == nullptr ? nullptr : partial + first;
     tile.each_sum([&](int i, int j, typename Tile::Value sum) {
       if (row + i >= m || column + j >= n) return;
       if (part != nullptr) {
-        part[(row + i) * n + column + j] = sum;
+        const int64_t at = (row + i) * n + column + j;
+        part[at] = before == nullptr ? sum : before[first + at] + sum;
       } else {
         epilogue.put(offsets, row + i, column + j, sum);
       }
@@ -130,11 +133,11 @@ __global__ void finish_parts(const ComputeType<T>* partial, int64_t parts, int64
   });
 }
 
-// The same without an epilogue.
+// The same without an epilogue, added to `before`, or null.
 template <class C>
-__global__ void add_parts(const C* partial, int64_t parts, int64_t each, C* d) {
+__global__ void add_parts(const C* partial, int64_t parts, int64_t each, const C* before, C* d) {
   for_each_item(each, [&](int64_t i) {
-    C sum = 0;
+    C sum = before == nullptr ? C{0} : before[i];
     for (int64_t part = 0; part < parts; ++part) sum += partial[part * each + i];
     d[i] = sum;
   });
@@ -182,15 +185,18 @@ GemmKernel tiled_gemm_by(const GemmProblem& p) {
     C* partial = parts > 1     ? static_cast<C*>(workspace)
                  : p.keep_sums ? static_cast<C*>(operands.d)
                                : nullptr;
+    const C* before = p.keep_sums && p.beta != 0.0 ? static_cast<const C*>(operands.c) : nullptr;
     launch(gemm_tiles<T, Tile>,
            {.blocks = block_count(tiles),
             .threads = Tile::kThreads,
             .shared_bytes = Tile::kSharedBytes,
             .blocks_y = static_cast<unsigned>(std::min<int64_t>(batch.count, 65535)),
             .blocks_z = static_cast<unsigned>(parts)},
-           stream, a, b, p.m, p.n, p.k, batch, part_depth, epilogue, partial);
+           stream, a, b, p.m, p.n, p.k, batch, part_depth, epilogue, partial,
+           parts > 1 ? nullptr : before);
     if (parts > 1 && p.keep_sums) {
-      launch(add_parts<C>, items(sums), stream, partial, parts, sums, static_cast<C*>(operands.d));
+      launch(add_parts<C>, items(sums), stream, partial, parts, sums, before,
+             static_cast<C*>(operands.d));
     } else if (parts > 1) {
       launch(finish_parts<T>, items(sums), stream, partial, parts, p.m, p.n, batch, epilogue);
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "ortrain/gpu/fault_state.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/gpu/runtime_names.h"
@@ -14,6 +15,7 @@ namespace {
 
 std::mutex allocator_mutex;
 Allocator allocator;
+ResultAllocator result_allocator;
 
 ORTRAIN_GPU(Stream_t) stream_of(void* stream) { return static_cast<ORTRAIN_GPU(Stream_t)>(stream); }
 
@@ -29,18 +31,25 @@ __global__ void write_bytes(unsigned char* to,
   }
 }
 
+__global__ void count_fault(const Fault* slot, int64_t* count) {
+  if (threadIdx.x == 0 && has_fault(slot)) ++*count;
+}
+
 class GraphRecording final : public Recording {
  public:
-  explicit GraphRecording(ORTRAIN_GPU(GraphExec_t) executable) : executable_(executable) {}
+  GraphRecording(ORTRAIN_GPU(GraphExec_t) executable, size_t num_nodes)
+      : executable_(executable), num_nodes_(num_nodes) {}
   ~GraphRecording() override { static_cast<void>(ORTRAIN_GPU(GraphExecDestroy)(executable_)); }
   GraphRecording(const GraphRecording&) = delete;
   GraphRecording& operator=(const GraphRecording&) = delete;
   void launch(void* stream) override {
     require(ORTRAIN_GPU(GraphLaunch)(executable_, stream_of(stream)), "launching a recording");
   }
+  size_t num_launches() const override { return num_nodes_; }
 
  private:
   ORTRAIN_GPU(GraphExec_t) executable_;
+  size_t num_nodes_;
 };
 
 class GpuDevice final : public Device {
@@ -53,6 +62,15 @@ class GpuDevice final : public Device {
 
   std::shared_ptr<Block> arena(size_t bytes, void* stream) override { return take(bytes, stream); }
   std::shared_ptr<Block> tensor(size_t bytes, void* stream) override { return take(bytes, stream); }
+  std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                              void* stream) override {
+    ResultAllocator own;
+    {
+      const std::lock_guard lock(allocator_mutex);
+      own = result_allocator;
+    }
+    return own ? own(index_, specs, stream) : Device::results(specs, stream);
+  }
 
   void copy(void* to, const void* from, size_t bytes, void* stream) override {
     if (bytes == 0 || to == from) return;
@@ -126,10 +144,14 @@ class GpuDevice final : public Device {
     }
     require(ORTRAIN_GPU(StreamEndCapture)(stream, &graph), "ending a recording");
     ORTRAIN_GPU(GraphExec_t) executable = nullptr;
-    const auto code = ORTRAIN_GPU(GraphInstantiateWithFlags)(&executable, graph, 0);
+    size_t num_nodes = 0;
+    auto code = ORTRAIN_GPU(GraphGetNodes)(graph, nullptr, &num_nodes);
+    if (code == ORTRAIN_GPU(Success)) {
+      code = ORTRAIN_GPU(GraphInstantiateWithFlags)(&executable, graph, 0);
+    }
     static_cast<void>(ORTRAIN_GPU(GraphDestroy)(graph));
     require(code, "preparing a recording");
-    return std::make_shared<GraphRecording>(executable);
+    return std::make_shared<GraphRecording>(executable, num_nodes);
   }
 
   Fault* fault_slot() override {
@@ -142,6 +164,10 @@ class GpuDevice final : public Device {
       fault_ = new (memory) Fault();
     }
     return fault_;
+  }
+
+  void count_if_faulty(int64_t* count, void* stream) override {
+    launch(count_fault, {.threads = kWarpSize}, stream, fault_slot(), count);
   }
 
   std::shared_ptr<void> enter() override {
@@ -217,9 +243,10 @@ Device& device(int index) {
   return *(*devices)[static_cast<size_t>(index)];
 }
 
-void set_allocator(Allocator replacement) {
+void set_allocator(Allocator replacement, ResultAllocator of_results) {
   const std::lock_guard lock(allocator_mutex);
   allocator = std::move(replacement);
+  result_allocator = std::move(of_results);
 }
 
 namespace {

@@ -4,8 +4,10 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ortrain/runtime/device.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -25,7 +27,10 @@ const KernelRegistry& kernels(int index);
 // Where the devices get memory: PyTorch's caching allocator in Python, so that both share it. Null:
 // the driver's own pool. Takes the device's index, bytes and stream.
 using Allocator = std::function<std::shared_ptr<Block>(int, size_t, void*)>;
-void set_allocator(Allocator allocator);
+// For the results of runs, as Device::results; null: from the other one.
+using ResultAllocator = std::function<std::vector<std::shared_ptr<Block>>(
+    int, std::span<const TensorSpec* const>, void*)>;
+void set_allocator(Allocator allocator, ResultAllocator results = nullptr);
 
 // The calling thread's current device; 0 where there is none.
 int current_device();

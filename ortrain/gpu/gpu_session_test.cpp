@@ -142,6 +142,8 @@ TEST(GpuDevice, RefusesToWaitInARecording) {
 
 TEST(StepRecordings, GivesUpWhereAddressesNeverComeAgain) {
   StepRecordings recordings;
+  recordings.admit(1);
+  recordings.admit(2);
   Device& device = gpu::device(0);
   int runs = 0;
   const auto work = [&](void*) { ++runs; };
@@ -168,6 +170,7 @@ TEST(StepRecordings, GivesUpWhereAddressesNeverComeAgain) {
 
 TEST(StepRecordings, WhatCannotBeRecordedRunsDirectly) {
   StepRecordings recordings;
+  recordings.admit(1);
   Device& device = gpu::device(0);
   int runs = 0;
   const auto work = [&](void* stream) {
@@ -179,6 +182,87 @@ TEST(StepRecordings, WhatCannotBeRecordedRunsDirectly) {
   }
   EXPECT_EQ(runs, 4);
   EXPECT_EQ(recordings.counts().recorded, 0);
+}
+
+// Runs a stretch twice with the same address: the second time it is recorded.
+void record(StepRecordings& recordings, uint64_t plan, size_t begin = 0) {
+  recordings.admit(plan);
+  for (int i = 0; i < 2; ++i) {
+    recordings.run(gpu::device(0), {.plan = plan, .begin = begin, .end = begin + 1}, {nullptr},
+                   nullptr, [](void*) { gpu::device(0).zero(nullptr, 0, nullptr); });
+  }
+}
+
+// Bounds of the simulated device, for the time of a test.
+struct SmallLimits {
+  SmallLimits(size_t recordings, size_t launches) {
+    gpu::device(0).kept_recordings().set_limits({recordings, launches});
+  }
+  ~SmallLimits() { gpu::device(0).kept_recordings().set_limits({}); }
+};
+
+TEST(StepRecordings, AreBoundedInAll) {
+  KeptRecordings& all = gpu::device(0).kept_recordings();
+  ASSERT_EQ(all.counts().recordings, 0U);
+  const SmallLimits limits(3, 1000);
+  StepRecordings one, other;  // as those of two sessions
+  record(one, 1);
+  record(one, 2);
+  record(other, 3);
+  EXPECT_EQ(all.counts().recordings, 3U);
+  record(one, 1);  // launched twice: used most recently
+  EXPECT_EQ(one.counts().launched, 2);
+  record(other, 4);  // in the place of plan 2's
+  EXPECT_EQ(all.counts().recordings, 3U);
+  record(one, 1);
+  record(other, 3);
+  record(other, 4);
+  EXPECT_EQ(one.counts().launched, 4);
+  EXPECT_EQ(other.counts().launched, 4);
+  EXPECT_EQ(one.counts().recorded + other.counts().recorded, 4);
+  record(one, 2);  // is made again, and launched
+  EXPECT_EQ(one.counts().recorded, 3);
+  EXPECT_EQ(all.counts().recordings, 3U);
+}
+
+TEST(StepRecordings, ThoseOfASessionThatIsGoneMakeRoom) {
+  KeptRecordings& all = gpu::device(0).kept_recordings();
+  {
+    StepRecordings recordings;
+    record(recordings, 1);
+    record(recordings, 2);
+    EXPECT_EQ(all.counts().recordings, 2U);
+    EXPECT_EQ(all.counts().launches, 2U);
+    recordings.drop(1);
+    EXPECT_EQ(all.counts().recordings, 1U);
+  }
+  EXPECT_EQ(all.counts().recordings, 0U);
+  EXPECT_EQ(all.counts().launches, 0U);
+}
+
+TEST(StepRecordings, LaunchesAreBoundedToo) {
+  KeptRecordings& all = gpu::device(0).kept_recordings();
+  const SmallLimits limits(100, 2);
+  StepRecordings recordings;
+  for (uint64_t plan = 0; plan < 5; ++plan) record(recordings, plan);
+  EXPECT_EQ(all.counts().recordings, 2U);
+  EXPECT_EQ(all.counts().launches, 2U);
+}
+
+TEST(StepRecordings, APlanThatIsDroppedStaysSo) {
+  KeptRecordings& all = gpu::device(0).kept_recordings();
+  StepRecordings recordings;
+  recordings.admit(1);
+  int runs = 0;
+  for (int i = 0; i < 4; ++i) {
+    recordings.run(gpu::device(0), {.plan = 1, .begin = 0, .end = 1}, {nullptr}, nullptr,
+                   [&](void*) {
+                     if (++runs == 2) recordings.drop(1);  // another thread, while it is recorded
+                   });
+  }
+  EXPECT_EQ(all.counts().recordings, 0U);
+  EXPECT_EQ(recordings.counts().direct, 4);
+  EXPECT_EQ(recordings.counts().launched, 0);
 }
 
 }  // namespace

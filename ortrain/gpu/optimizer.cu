@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ortrain/gpu/fault_state.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/gpu/optimizer.h"
 
@@ -28,6 +29,7 @@ struct Scaling {
   double gradient_factor = 1;
   const float* grad_scale = nullptr;
   const float* found_inf = nullptr;
+  const Fault* fault = nullptr;
   const double* raw_norm = nullptr;  // of the gradients as they are; null without a maximum
   double max_norm = 0;
   double* norm = nullptr;
@@ -65,7 +67,10 @@ struct Rule<SgdCoefficients> {
 template <class Coefficients>
 __global__ void prepare(Schedule schedule, Scaling scaling, Coefficients* coefficients,
                         uint8_t* skip) {
-  const bool skips = scaling.found_inf != nullptr && *scaling.found_inf != 0;
+  __shared__ bool faulty;
+  if (threadIdx.x == 0) faulty = has_fault(scaling.fault);
+  __syncthreads();
+  const bool skips = faulty || (scaling.found_inf != nullptr && *scaling.found_inf != 0);
   double factor = scaling.gradient_factor;
   if (scaling.grad_scale != nullptr) factor /= static_cast<double>(*scaling.grad_scale);
   if (scaling.raw_norm != nullptr) {
@@ -170,7 +175,7 @@ void optimizer_step(OptimizerKind kind, std::span<const OptimizerParameter> para
                     void* workspace, void* stream) {
   const std::vector<OptimizerTensor> tensors = tensors_of(parameters);
   const Arrays arrays(workspace, parameters.size(), norm_pieces(tensors));
-  Scaling now{scaling.gradient_factor, scaling.grad_scale, scaling.found_inf};
+  Scaling now{scaling.gradient_factor, scaling.grad_scale, scaling.found_inf, scaling.fault};
   if (scaling.max_norm) {
     gradient_norm(tensors, arrays.pieces, arrays.norm, stream);
     now.raw_norm = arrays.norm;

@@ -10,6 +10,7 @@
 
 #include "ortrain/base/dtype.h"
 #include "ortrain/base/optimizer_rules.h"
+#include "ortrain/runtime/fault.h"
 
 // The optimizers on many tensors at once, in device memory, as ortrain/cpu/optimizer.h on the host.
 // A launch takes the addresses of up to 60 tensors as arguments; nothing waits for the device.
@@ -60,6 +61,7 @@ struct OptimizerScaling {
   double gradient_factor = 1;
   const float* grad_scale = nullptr;  // gradients are divided by it
   const float* found_inf = nullptr;   // not 0: nothing changes
+  const Fault* fault = nullptr;       // nothing changes while one is recorded either
   std::optional<double> max_norm = std::nullopt;
   // With max_norm: gets the norm of the gradients times gradient_factor / grad_scale; may be null.
   double* norm = nullptr;

@@ -287,6 +287,22 @@ TEST(GpuOptimizer, FoundInfChangesNothing) {
   }
 }
 
+TEST(GpuOptimizer, AFaultThatIsRecordedChangesNothing) {
+  for (const Kind& kind : kKinds) {
+    std::vector<Tensor> tensors = make_tensors(kFormats[0], kind.states);
+    const std::vector<Tensor> before = tensors;
+    std::vector<float> steps(tensors.size(), 5);
+    Fault fault{.kind = FaultKind::label};
+    Device(tensors, steps).step(kind.kind, two_groups(), {.fault = &fault});
+    EXPECT_TRUE(tensors == before);
+    for (float number : steps) EXPECT_EQ(number, 5);
+    fault.kind = FaultKind::none;
+    Device(tensors, steps).step(kind.kind, two_groups(), {.fault = &fault});
+    EXPECT_FALSE(tensors == before);
+    for (float number : steps) EXPECT_EQ(number, 6);
+  }
+}
+
 TEST(GpuOptimizer, ManyTensorsAndGroups) {
   std::vector<Tensor> actual = make_tensors(kFormats[0], 2, 20), expected = actual;
   ASSERT_GT(actual.size(), 128u);  // more than a launch of any kind takes

@@ -118,13 +118,27 @@ CompiledKernel make_kernel(const SourceCompiler& compiler, const std::string& so
 
 }  // namespace
 
+namespace {
+
+struct KernelJobs {
+  using Key = std::tuple<std::string, std::string, std::string>;
+  std::mutex mutex;
+  std::map<Key, KernelJob> jobs;
+
+  static KernelJobs& instance() {
+    static auto* const all = new KernelJobs();
+    return *all;
+  }
+};
+
+}  // namespace
+
 KernelJob compile_kernel(const SourceCompiler& compiler, const std::string& source,
                          const std::string& entry) {
-  using Key = std::tuple<std::string, std::string, std::string>;
-  static std::mutex mutex;
-  static auto* const jobs = new std::map<Key, KernelJob>();
-  const std::lock_guard lock(mutex);
-  const auto [place, is_first] = jobs->try_emplace(Key(compiler.identity, source, entry));
+  KernelJobs& all = KernelJobs::instance();
+  const std::lock_guard lock(all.mutex);
+  const auto [place, is_first] =
+      all.jobs.try_emplace(KernelJobs::Key(compiler.identity, source, entry));
   if (is_first) {
     auto task = std::make_shared<std::packaged_task<CompiledKernel()>>(
         [&compiler, source, entry] { return make_kernel(compiler, source, entry); });
@@ -132,6 +146,12 @@ KernelJob compile_kernel(const SourceCompiler& compiler, const std::string& sour
     CompilePool::instance().add([task] { (*task)(); });
   }
   return place->second;
+}
+
+size_t num_kernel_jobs() {
+  KernelJobs& all = KernelJobs::instance();
+  const std::lock_guard lock(all.mutex);
+  return all.jobs.size();
 }
 
 }  // namespace ortrain::gpu

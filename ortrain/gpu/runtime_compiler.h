@@ -51,5 +51,7 @@ using KernelJob = std::shared_future<CompiledKernel>;
 // process.
 KernelJob compile_kernel(const SourceCompiler& compiler, const std::string& source,
                          const std::string& entry);
+// How many were started in this process.
+size_t num_kernel_jobs();
 
 }  // namespace ortrain::gpu

@@ -1,5 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/gpu/simulated_device.h"
+
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -17,6 +20,7 @@ class SimulatedRecording final : public Recording {
   void launch(void*) override {
     for (const std::function<void()>& each : work_) each();
   }
+  size_t num_launches() const override { return work_.size(); }
 
  private:
   std::vector<std::function<void()>> work_;
@@ -24,11 +28,15 @@ class SimulatedRecording final : public Recording {
 
 std::mutex allocator_mutex;
 Allocator allocator;
+ResultAllocator result_allocator;
 
 Allocator current_allocator() {
   const std::lock_guard lock(allocator_mutex);
   return allocator;
 }
+
+std::atomic<int64_t> uploads{0};
+std::atomic<bool> is_behind{false};
 
 // Memory of the host, used as if it was not: what moves goes through upload, copy and download.
 class SimulatedDevice final : public Device {
@@ -43,11 +51,21 @@ class SimulatedDevice final : public Device {
     const Allocator allocator = current_allocator();
     return allocator ? allocator(0, bytes, stream) : BlockPool::host()->tensor(bytes);
   }
+  std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                              void* stream) override {
+    ResultAllocator own;
+    {
+      const std::lock_guard lock(allocator_mutex);
+      own = result_allocator;
+    }
+    return own ? own(0, specs, stream) : Device::results(specs, stream);
+  }
   void copy(void* to, const void* from, size_t bytes, void*) override {
     simulator::submit([=] { move(to, from, bytes); });
   }
   void upload(void* to, const void* from, size_t bytes, void*) override {
     refuse_while_recording();
+    ++uploads;
     move(to, from, bytes);
   }
   void write(void* to, const void* from, size_t bytes, void*) override {
@@ -72,6 +90,12 @@ class SimulatedDevice final : public Device {
     return std::make_shared<SimulatedRecording>(recorder.take());
   }
   Fault* fault_slot() override { return &fault_; }
+  void raise_faults() override {
+    if (!is_behind) Device::raise_faults();
+  }
+  void count_if_faulty(int64_t* count, void*) override {
+    simulator::submit([=, this] { *count += is_raised(fault_); });
+  }
 
  private:
   Fault fault_;
@@ -85,6 +109,9 @@ class SimulatedDevice final : public Device {
 
 }  // namespace
 
+int64_t simulator::num_uploads() { return uploads; }
+void simulator::fall_behind(bool on) { is_behind = on; }
+
 std::string_view platform() { return "simulator"; }
 int device_count() { return 1; }
 
@@ -94,9 +121,10 @@ Device& device(int index) {
   return *simulated;
 }
 
-void set_allocator(Allocator replacement) {
+void set_allocator(Allocator replacement, ResultAllocator of_results) {
   const std::lock_guard lock(allocator_mutex);
   allocator = std::move(replacement);
+  result_allocator = std::move(of_results);
 }
 int current_device() { return 0; }
 int multiprocessors(int) { return 4; }

@@ -54,8 +54,8 @@ bool is_raised(const Fault& fault) {
 
 void throw_error(const std::string& context, const Fault& fault) {
   if (fault.kind == FaultKind::division) {
-    // Not UnsupportedError, as on the host: the call that it surfaces in may have done nothing wrong,
-    // and would be run again in PyTorch.
+    // Not UnsupportedError, as on the host: the call that it surfaces in may have done nothing
+    // wrong, and would be run again in PyTorch.
     throw Error(context + "integer division by zero");
   }
   if (fault.kind == FaultKind::shape) {
@@ -87,9 +87,22 @@ void throw_error(const std::string& context, const Fault& fault) {
                        fault.high, ")"));
 }
 
+void Device::count_if_faulty(int64_t*, void*) {
+  check(fault_slot() == nullptr, "a device that records faults counts them");
+}
+
+std::vector<std::shared_ptr<Block>> Device::results(std::span<const TensorSpec* const> specs,
+                                                    void* stream) {
+  std::vector<std::shared_ptr<Block>> blocks;
+  blocks.reserve(specs.size());
+  for (const TensorSpec* spec : specs) blocks.push_back(tensor(spec->bytes(), stream));
+  return blocks;
+}
+
 void Device::raise_faults() {
   Fault* const slot = fault_slot();
   if (slot == nullptr || !is_raised(*slot)) return;
+  if (!is_recorded_elsewhere(nullptr)) synchronize_all();
   Fault found;
   {
     const std::lock_guard lock(fault_mutex_);
@@ -101,6 +114,7 @@ void Device::raise_faults() {
     // Last, since a kernel may take the slot as soon as it is free.
     std::atomic_thread_fence(std::memory_order_release);
     static_cast<volatile FaultKind&>(slot->kind) = FaultKind::none;
+    ++num_raised_;
   }
   throw_error(StepNumbers::context_of(found.step), found);
 }
@@ -148,7 +162,20 @@ Device& host_device() {
   return *device;
 }
 
+namespace {
+
+thread_local bool planning_for_sizes = false;
+
+}  // namespace
+
+PlanningForSizes::PlanningForSizes(bool on) : before_(std::exchange(planning_for_sizes, on)) {}
+PlanningForSizes::~PlanningForSizes() { planning_for_sizes = before_; }
+bool PlanningForSizes::is_on() { return planning_for_sizes; }
+
 std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes) {
+  if (PlanningForSizes::is_on()) {
+    return std::make_shared<Block>(reinterpret_cast<void*>(uintptr_t{kAlignment}), bytes);
+  }
   const std::shared_ptr<void> scope = device.enter();
   std::shared_ptr<Block> block = device.tensor(bytes, nullptr);
   // An allocator may hand out memory that work of the stream it is for still uses, and take it back
@@ -156,8 +183,10 @@ std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t byte
   device.synchronize_all();
   device.upload(block->data(), data, bytes, nullptr);
   device.synchronize(nullptr);
-  Block* const address = block.get();
-  return {address, [&device, block = std::move(block)](Block*) mutable {
+  // A pool's block may be larger; how large a plan is does not hang on that.
+  auto* const asked = new Block(block->data(), bytes);
+  return {asked, [&device, block = std::move(block)](Block* given) mutable {
+            delete given;
             try {
               const std::shared_ptr<void> entered = device.enter();
               device.synchronize_all();
@@ -180,14 +209,18 @@ PlacedConstants place_constants(Device& device, const std::vector<TensorData>& c
   };
   for (const TensorData& constant : constants) bytes += room(constant);
   if (constants.empty()) return placed;
+  bytes = std::max(bytes, kAlignment);
   // One transfer for all of them.
-  std::vector<char> packed(std::max<size_t>(bytes, kAlignment));
+  std::vector<char> packed;
   size_t at = 0;
-  for (const TensorData& constant : constants) {
-    if (constant.bytes() > 0) std::memcpy(packed.data() + at, constant.data(), constant.bytes());
-    at += room(constant);
+  if (!PlanningForSizes::is_on()) {
+    packed.resize(bytes);
+    for (const TensorData& constant : constants) {
+      if (constant.bytes() > 0) std::memcpy(packed.data() + at, constant.data(), constant.bytes());
+      at += room(constant);
+    }
   }
-  placed.block = place_bytes(device, packed.data(), packed.size());
+  placed.block = place_bytes(device, packed.data(), bytes);
   at = 0;
   for (const TensorData& constant : constants) {
     placed.addresses.push_back(static_cast<char*>(placed.block->data()) + at);

@@ -2,17 +2,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ortrain/ir/node_spec.h"
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/runtime/block_pool.h"
 #include "ortrain/runtime/fault.h"
+#include "ortrain/runtime/kept_recordings.h"
 
 namespace ortrain {
 
@@ -22,13 +26,6 @@ bool is_raised(const Fault& fault);
 // for an extent of 5" for kind `element`), ShapeError or Error, `context` in front. Low
 // and high of kind `range` are the bits of doubles.
 [[noreturn]] void throw_error(const std::string& context, const Fault& fault);
-
-// Work that a device has recorded, to be launched any number of times.
-class Recording {
- public:
-  virtual ~Recording() = default;
-  virtual void launch(void* stream) = 0;
-};
 
 // The memory that a provider's kernels work on, and the queue of their work. A stream is the
 // device's own kind of handle, null = its default; work of one stream happens in order.
@@ -47,6 +44,9 @@ class Device {
   // OutOfMemoryError naming the size.
   virtual std::shared_ptr<Block> arena(size_t bytes, void* stream) = 0;
   virtual std::shared_ptr<Block> tensor(size_t bytes, void* stream) = 0;
+  // The same for tensors that whoever asked for a run gets to keep, one block per spec.
+  virtual std::vector<std::shared_ptr<Block>> results(std::span<const TensorSpec* const> specs,
+                                                      void* stream);
 
   // Between two places on the device, in the order of the stream.
   virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;
@@ -71,18 +71,26 @@ class Device {
   virtual std::shared_ptr<Recording> record(const std::function<void(void* stream)>&) {
     return nullptr;
   }
+  KeptRecordings& kept_recordings() { return kept_recordings_; }
 
   // Where kernels put the first fault, readable by host and device; null where they throw.
   virtual Fault* fault_slot() = 0;
   // Throws what is there by now; the error names the node. Work may still be under way, whose
-  // faults a later call throws.
-  void raise_faults();
+  // faults a later call throws. Before it throws it waits for all work of the device: what is on
+  // its way is done while the fault is recorded, and what comes later while it is not.
+  virtual void raise_faults();
+  // How often that has thrown.
+  int64_t num_raised() const { return num_raised_; }
+  // Adds 1 to a number on the device if a fault is recorded then, in the order of the stream.
+  virtual void count_if_faulty(int64_t* count, void* stream);
 
   // Makes the device the calling thread's current one, until the result is dropped; may be null.
   virtual std::shared_ptr<void> enter() { return nullptr; }
 
  private:
   std::mutex fault_mutex_;
+  std::atomic<int64_t> num_raised_{0};
+  KeptRecordings kept_recordings_;
 };
 
 // Numbers for the steps of one plan that no other plan alive has, and what to call them in errors.
@@ -103,6 +111,21 @@ class StepNumbers {
 
 // Host memory, from BlockPool::host().
 Device& host_device();
+
+// While one with `on` lives, the plans that its thread makes are there for their sizes alone: the
+// functions below put nothing on a device, and give addresses that nobody may read.
+class PlanningForSizes {
+ public:
+  explicit PlanningForSizes(bool on);
+  ~PlanningForSizes();
+  PlanningForSizes(const PlanningForSizes&) = delete;
+  PlanningForSizes& operator=(const PlanningForSizes&) = delete;
+  // Of the calling thread.
+  static bool is_on();
+
+ private:
+  bool before_;
+};
 
 // A copy of host memory on the device for as long as it is held, for work of any stream.
 std::shared_ptr<Block> place_bytes(Device& device, const void* data, size_t bytes);

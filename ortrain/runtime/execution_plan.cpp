@@ -38,6 +38,8 @@ class PlanMaker {
   std::shared_ptr<const ExecutionPlan> make() {
     static std::atomic<uint64_t> next_id{0};
     plan_.id = next_id++;
+    plan_.sizes_only = options_.sizes_only;
+    const PlanningForSizes scope(options_.sizes_only);
     for (const GraphInput& input : graph_.inputs()) plan_.inputs.push_back(spec_of(input.value));
     for (const GraphOutput& output : graph_.outputs()) {
       plan_.outputs.push_back(spec_of(output.value));
@@ -645,7 +647,7 @@ class PlanMaker {
   }
 
   void number_for_faults() {
-    if (kernels_.device().is_host()) return;
+    if (kernels_.device().is_host() || options_.sizes_only) return;
     std::vector<std::string> contexts;
     for (const PlanStep& step : plan_.steps) {
       contexts.push_back(step.node == kNoNode ? std::string()

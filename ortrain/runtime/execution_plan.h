@@ -60,6 +60,7 @@ struct RecomputationSummary {
 // once, read by any number of RunContexts at a time.
 struct ExecutionPlan {
   uint64_t id = 0;                  // no other plan of this process has it
+  bool sizes_only = false;          // see PlanOptions: it cannot run
   std::vector<TensorSpec> inputs;   // per graph input
   std::vector<TensorSpec> outputs;  // per graph output
   // Per graph output: the graph input whose memory takes it, or -1.
@@ -105,6 +106,9 @@ struct PlanOptions {
   // they update, where possible by the node that makes them, else at the end. Inputs must not share
   // memory then, and a run reads what the one before it wrote.
   bool updates_in_place = false;
+  // A plan to read bytes and costs from: nothing is put on the device, and none of its kernels is
+  // compiled.
+  bool sizes_only = false;
 };
 
 // `input_dims` as in resolve_shapes. Without inputs of role `gradient` all nodes run in the

@@ -21,7 +21,7 @@ enum class FaultKind : int32_t {
 
 // The first thing that a kernel found wrong with the values it got. A kernel on a device cannot
 // throw: it writes this, goes on with a value that does no harm, and the run throws as soon as the
-// host looks.
+// host looks. Until then the steps of optimizers change nothing.
 struct Fault {
   FaultKind kind = FaultKind::none;
   uint32_t step = 0;     // its number in the process, see StepNumbers

@@ -34,6 +34,7 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
       options_.make_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);
   by_dims_[input_dims] = plans_.begin();
+  recordings_.admit(made->id);
   if (plans_.size() > options_.max_plans) {
     by_dims_.erase(plans_.back().first);
     recordings_.drop(plans_.back().second->id);
@@ -53,19 +54,31 @@ std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {
 }
 
 RunContext::RunContext(std::shared_ptr<Session> session, std::shared_ptr<const ExecutionPlan> plan)
-    : session_(std::move(session)), plan_(std::move(plan)) {}
+    : session_(std::move(session)), plan_(std::move(plan)) {
+  check(!plan_->sizes_only, "a plan for sizes alone cannot run");
+}
 
 std::vector<RunOutput> RunContext::make_outputs() {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
   output_blocks_.assign(outputs.size(), nullptr);
   std::vector<RunOutput> result(outputs.size());
+  std::vector<size_t> wanted;
   for (size_t k = 0; k < outputs.size(); ++k) {
     result[k].spec = plan_->outputs[k];
     if (outputs[k].role == OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
-    output_blocks_[k] = session_->device().tensor(plan_->outputs[k].bytes(), stream_);
-    result[k].block = output_blocks_[k];
+    wanted.push_back(k);
   }
+  make_blocks(wanted);
+  for (size_t k : wanted) result[k].block = output_blocks_[k];
   return result;
+}
+
+void RunContext::make_blocks(std::span<const size_t> outputs) {
+  std::vector<const TensorSpec*> specs;
+  specs.reserve(outputs.size());
+  for (size_t k : outputs) specs.push_back(&plan_->outputs[k]);
+  std::vector<std::shared_ptr<Block>> blocks = session_->device().results(specs, stream_);
+  for (size_t i = 0; i < outputs.size(); ++i) output_blocks_[outputs[i]] = std::move(blocks[i]);
 }
 
 std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, void* stream) {
@@ -126,15 +139,18 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   const std::vector<GraphOutput>& outputs = session_->graph().outputs();
   std::vector<RunOutput> result(outputs.size());
   const bool last = end == plan_->steps.size();
+  std::vector<size_t> wanted, finished;
   for (size_t k = 0; k < outputs.size(); ++k) {
     result[k].spec = plan_->outputs[k];
     if (outputs[k].role != OutputRole::gradient || plan_->updated_input[k] >= 0) continue;
     const StepRange touched = plan_->output_steps[k];
     if (touched.begin < end && touched.end > begin && output_blocks_[k] == nullptr) {
-      output_blocks_[k] = device.tensor(plan_->outputs[k].bytes(), stream_);
+      wanted.push_back(k);
     }
-    if (touched.end > begin && touched.end <= end) result[k].block = output_blocks_[k];
+    if (touched.end > begin && touched.end <= end) finished.push_back(k);
   }
+  make_blocks(wanted);
+  for (size_t k : finished) result[k].block = output_blocks_[k];
   try {
     run_steps(begin, end);
     refuse_nan(result);

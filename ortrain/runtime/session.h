@@ -117,6 +117,8 @@ class RunContext {
   void look_for_nan_in_inputs(bool backward);
   void refuse_nan(const std::vector<RunOutput>& outputs) const;
   std::vector<RunOutput> make_outputs();
+  // Of graph outputs, by number.
+  void make_blocks(std::span<const size_t> outputs);
 
   std::shared_ptr<Session> session_;
   std::shared_ptr<const ExecutionPlan> plan_;

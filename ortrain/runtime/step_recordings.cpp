@@ -17,6 +17,11 @@ constexpr int kMostMisses = 64;
 
 }  // namespace
 
+void StepRecordings::admit(uint64_t plan) {
+  const std::lock_guard lock(mutex_);
+  plans_.insert(plan);
+}
+
 void StepRecordings::run(Device& device, const Stretch& stretch, std::vector<const void*> addresses,
                          void* stream, const std::function<void(void*)>& work) {
   if (device.is_recorded_elsewhere(stream)) {
@@ -27,23 +32,20 @@ void StepRecordings::run(Device& device, const Stretch& stretch, std::vector<con
   bool record = false;
   {
     const std::lock_guard lock(mutex_);
-    Kept& kept = kept_[stretch];
-    const auto found = std::ranges::find(kept.seen, addresses, &Seen::addresses);
-    if (found != kept.seen.end()) {
-      kept.seen.splice(kept.seen.begin(), kept.seen, found);
-      recording = found->recording;
-      record = recording == nullptr && kept.misses < kMostMisses;
-    } else if (kept.misses < kMostMisses) {
-      kept.seen.push_front({addresses, nullptr});
-      if (kept.seen.size() > kMostSeen) kept.seen.pop_back();
+    if (plans_.contains(stretch.plan)) {
+      Kept& kept = kept_[stretch];
+      const auto found = std::ranges::find(kept.seen, addresses, &Seen::addresses);
+      if (found != kept.seen.end()) {
+        kept.seen.splice(kept.seen.begin(), kept.seen, found);
+        if (found->place) recording = found->place->use();
+        record = recording == nullptr && kept.misses < kMostMisses;
+      } else if (kept.misses < kMostMisses) {
+        kept.seen.push_front({addresses, nullptr});
+        if (kept.seen.size() > kMostSeen) kept.seen.pop_back();
+      }
+      kept.misses = recording ? 0 : kept.misses + 1;
     }
-    if (recording) {
-      kept.misses = 0;
-      ++counts_.launched;
-    } else {
-      ++kept.misses;
-      ++counts_.direct;
-    }
+    ++(recording ? counts_.launched : counts_.direct);
   }
   if (recording) {
     recording->launch(stream);
@@ -62,16 +64,24 @@ void StepRecordings::run(Device& device, const Stretch& stretch, std::vector<con
   if (recording == nullptr) {
     {
       const std::lock_guard lock(mutex_);
-      kept_[stretch].misses = kMostMisses;
+      // The plan may be gone by now.
+      const auto kept = kept_.find(stretch);
+      if (kept != kept_.end()) kept->second.misses = kMostMisses;
     }
     work(stream);
     return;
   }
   recording->launch(stream);
-  const std::lock_guard lock(mutex_);
-  ++counts_.recorded;
-  for (Seen& seen : kept_[stretch].seen) {
-    if (seen.addresses == addresses) seen.recording = recording;
+  const std::shared_ptr<KeptRecordings::Place> place = device.kept_recordings().keep(recording);
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_.recorded;
+    const auto kept = kept_.find(stretch);
+    if (kept != kept_.end()) {
+      for (Seen& seen : kept->second.seen) {
+        if (seen.addresses == addresses) seen.place = place;
+      }
+    }
   }
   if (log_enabled("plan")) {
     log_line("plan",
@@ -81,6 +91,7 @@ void StepRecordings::run(Device& device, const Stretch& stretch, std::vector<con
 
 void StepRecordings::drop(uint64_t plan) {
   const std::lock_guard lock(mutex_);
+  plans_.erase(plan);
   std::erase_if(kept_, [&](const auto& item) { return item.first.plan == plan; });
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -18,7 +19,8 @@ namespace ortrain {
 // Stretches of plans that devices have recorded (CUDA graphs), so that launching hundreds of
 // kernels is one call. A recording holds the addresses that it was made with: in a steady loop a
 // caching allocator hands out the same ones step after step. Addresses that come a second time are
-// recorded; where they never come again, nothing is. Thread-safe.
+// recorded; where they never come again, nothing is. The device bounds what there is in all
+// (kept_recordings.h). Thread-safe.
 class StepRecordings {
  public:
   // Steps `begin` to before `end` of the plan with this id.
@@ -29,6 +31,8 @@ class StepRecordings {
     auto operator<=>(const Stretch&) const = default;
   };
 
+  // Only the stretches of plans that were admitted, and not dropped since, are recorded.
+  void admit(uint64_t plan);
   // Launches what was recorded for these addresses, or calls `work`, which puts the steps onto the
   // stream that it gets: on `stream` itself, or to record it. Every address that the steps use and
   // that can change from run to run must be among `addresses`.
@@ -47,7 +51,8 @@ class StepRecordings {
  private:
   struct Seen {
     std::vector<const void*> addresses;
-    std::shared_ptr<Recording> recording;  // null: seen once
+    // Null where none was made; it may have had to go.
+    std::shared_ptr<KeptRecordings::Place> place;
   };
   struct Kept {
     std::list<Seen> seen;  // most recently used first
@@ -55,6 +60,7 @@ class StepRecordings {
   };
 
   mutable std::mutex mutex_;
+  std::set<uint64_t> plans_;  // that were admitted
   std::map<Stretch, Kept> kept_;
   Counts counts_;
 };

@@ -273,9 +273,15 @@ void require_same(const std::string& name, const TensorSpec& given, const Tensor
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& folder, const TrainingState& state,
+fs::path save_checkpoint(const fs::path& folder, TrainingState& state,
                          const CheckpointProperties& properties, const CheckpointOptions& options) {
   check(options.keep > 0, "a folder keeps at least one checkpoint");
+  {
+    const std::shared_ptr<void> scope = state.device->enter();
+    state.device->synchronize_all();
+    state.device->raise_faults();
+    state.settle();
+  }
   std::error_code code;
   fs::create_directories(folder, code);
   if (code) fail("create the folder", folder, code);
@@ -395,6 +401,7 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
       found->second.assign(tensor);
     }
   }
+  state.settle();
   // Without its states an optimizer starts anew.
   state.optimizer.clear();
   state.kept_batches = 0;

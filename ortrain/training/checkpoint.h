@@ -31,9 +31,9 @@ struct CheckpointOptions {
 };
 
 // Writes the next checkpoint of a folder, which is made if need be; older ones go once it is there.
-// Returns its path. Throws FileError; the checkpoints that were there stay.
-std::filesystem::path save_checkpoint(const std::filesystem::path& folder,
-                                      const TrainingState& state,
+// Returns its path. Throws FileError, and what a device has found wrong in the steps before; the
+// checkpoints that were there stay.
+std::filesystem::path save_checkpoint(const std::filesystem::path& folder, TrainingState& state,
                                       const CheckpointProperties& properties = {},
                                       const CheckpointOptions& options = {});
 

@@ -31,10 +31,17 @@ class BudgetedPlans {
   std::shared_ptr<const ExecutionPlan> make(const Graph& graph, const std::vector<Dims>& dims,
                                             const KernelRegistry& kernels,
                                             const PlanOptions& options) {
-    std::shared_ptr<const ExecutionPlan> without =
-        make_execution_plan(graph, dims, kernels, options);
     const bool trains = has_backward(prepared_);
-    if (budget_.bytes == 0 && !trains) return without;
+    if (budget_.bytes == 0 && !trains) return make_execution_plan(graph, dims, kernels, options);
+    // Only the plan that is taken puts anything on a device.
+    PlanOptions tried = options;
+    tried.sizes_only = !kernels.device().is_host();
+    const auto taken = [&](const Graph& of, const ExecutionPlan& plan) {
+      return std::make_shared<ExecutionPlan>(
+          plan.sizes_only ? *make_execution_plan(of, dims, kernels, options) : plan);
+    };
+    const std::shared_ptr<const ExecutionPlan> without =
+        make_execution_plan(graph, dims, kernels, tried);
     largest_ = std::max(largest_, without->total_bytes());
     const uint64_t limit =
         budget_.bytes > 0
@@ -44,7 +51,7 @@ class BudgetedPlans {
                                  .total_bytes_without = without->total_bytes(),
                                  .arena_bytes_without = without->arena_bytes};
     if (without->total_bytes() <= limit) {
-      auto plan = std::make_shared<ExecutionPlan>(*without);
+      auto plan = taken(graph, *without);
       plan->recomputation = std::move(summary);
       return plan;
     }
@@ -62,7 +69,7 @@ class BudgetedPlans {
       is_prepared_ = true;
     }
     const auto start = std::chrono::steady_clock::now();
-    RecomputeSearch search(prepared_, dims, kernels, options, finish_);
+    RecomputeSearch search(prepared_, dims, kernels, tried, finish_);
     const RecomputeSearch::Candidate* found = search.find(limit);
     log_line(
         "plan",
@@ -79,7 +86,7 @@ class BudgetedPlans {
                                  "reaches is ", least_plan.total_bytes(), "; ",
                                  what_bounds(least_graph, least_plan)));
     }
-    auto plan = std::make_shared<ExecutionPlan>(*found->plan);
+    auto plan = taken(*found->graph, *found->plan);
     plan->rewritten = found->graph;
     search.describe(*found, summary);
     summary.time_share = found->time / estimated_time(*without);

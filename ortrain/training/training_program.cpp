@@ -3,6 +3,7 @@
 #include "ortrain/training/training_program.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 
 #include "ortrain/base/error.h"
@@ -65,6 +66,11 @@ struct StepNumbersOfRun {
   double gradient_norm = 0;
   bool all_finite = true;
 };
+
+bool keeps_gradients(size_t which) {
+  return which == static_cast<size_t>(StepKind::first) ||
+         which == static_cast<size_t>(StepKind::next);
+}
 
 // Inputs that lie in memory that the step writes to would change while they are read.
 void refuse_shared_memory(const Graph& graph, const TrainingState& state,
@@ -153,6 +159,8 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   Device& device = kernels_->device();
   const std::shared_ptr<void> scope = device.enter();
   std::shared_ptr<Block> placed;
+  const TensorSpec norm_spec{DType::f64, {}};
+  std::shared_ptr<Block> norm;  // in memory of its own: the caller keeps it
   char* base = reinterpret_cast<char*>(&numbers);
   if (!device.is_host()) {
     placed = device.tensor(sizeof(numbers), state.stream);
@@ -162,6 +170,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     return InputTensor{{dtype, {}}, base + offset};
   };
   const uint64_t runs = state.runs;
+  const int64_t raised = device.num_raised();
   bool draws = false;
   bool gives_norm = false;
   size_t next = 0;
@@ -187,6 +196,10 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     } else if (input.target == kGradientNorm) {
       gives_norm = true;
       given = number(DType::f64, offsetof(StepNumbersOfRun, gradient_norm));
+      if (placed) {
+        norm = device.results(std::array{&norm_spec}, state.stream)[0];
+        given.data = norm->data();
+      }
     } else if (input.target == kAllFinite) {
       given = number(DType::boolean, offsetof(StepNumbersOfRun, all_finite));
     } else if (is_kept(input.role)) {
@@ -216,18 +229,20 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     // Scaling the loss decides on the host what comes next; nothing else waits for the device.
     if (placed && options_.scales_loss) {
       device.download(&numbers, base, sizeof(numbers), state.stream);
+      device.raise_faults();
+    }
+    if (placed && which != kEvaluation) {
+      device.count_if_faulty(state.undone() + (keeps_gradients(which) ? 1 : 0), state.stream);
     }
     result.all_finite = numbers.all_finite;
     if (gives_norm && !placed) result.gradient_norm = numbers.gradient_norm;
-    if (gives_norm && placed) {
-      const auto at = static_cast<void*>(base + offsetof(StepNumbersOfRun, gradient_norm));
-      result.gradient_norm_on_device = RunOutput{
-          {DType::f64, {}},
-          std::shared_ptr<Block>(new Block(at, sizeof(double)), [placed](Block* b) { delete b; })};
-    }
+    if (norm) result.gradient_norm_on_device = RunOutput{norm_spec, std::move(norm)};
     last_plan_ = std::move(plan);
   } catch (...) {
     state.runs = runs;
+    // Its own gradients are among those that are kept by now.
+    if (device.num_raised() != raised && keeps_gradients(which)) state.kept_batches = 0;
+    state.settle();
     throw;
   }
   result.outputs.resize(user_outputs);
@@ -235,6 +250,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
 }
 
 void TrainingProgram::begin_gradients(TrainingState& state) const {
+  state.settle();
   if (state.kept_batches == 0) {
     state.kept_parameters = trained_;
   } else if (!state.kept_parameters.empty() && state.kept_parameters != trained_) {
@@ -278,6 +294,7 @@ StepResult TrainingProgram::add_gradients(TrainingState& state,
 }
 
 StepResult TrainingProgram::optimizer_step(TrainingState& state) const {
+  state.settle();
   if (state.kept_batches == 0) {
     throw InvalidModelError("an optimizer step needs the gradients of a batch");
   }

@@ -53,7 +53,9 @@ class TrainingProgram {
   // the optimizer with them in the same graph. `inputs`: one per model input of role user, in
   // order. Throws ShapeError and DTypeError naming an input that does not fit, OutOfMemoryError for
   // a plan beyond memory_limit or a budget that cannot be reached, and what kernels throw; counters
-  // do not move then.
+  // do not move then. A wrong label or index on a device may be thrown by a later call: from its
+  // step on none has changed a parameter or state or counts, and where it was among several batches
+  // of a step, the gradients that were kept are given up. Buffers may have moved.
   StepResult train_step(TrainingState& state, std::span<const InputTensor> inputs) const;
 
   // The same in two calls: `add_gradients` keeps the gradients of any number of batches, added to

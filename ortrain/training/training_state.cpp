@@ -64,6 +64,28 @@ void MutableTensor::assign(const MutableTensor& other) const {
   }
 }
 
+void TrainingState::settle() {
+  const int64_t raised = device->num_raised();
+  if (raised == raised_before_) return;
+  raised_before_ = raised;
+  if (undone_.data == nullptr) return;
+  int64_t counts[2];
+  const std::shared_ptr<void> scope = device->enter();
+  device->synchronize_all();
+  device->download(counts, undone_.data, sizeof(counts), nullptr);
+  device->zero(undone_.data, sizeof(counts), nullptr);
+  device->synchronize(nullptr);
+  steps -= counts[0];
+  if (counts[1] > 0) kept_batches = 0;
+}
+
+int64_t* TrainingState::undone() {
+  if (undone_.data == nullptr || undone_.device != device) {
+    undone_ = MutableTensor::zeros({DType::i64, {2}}, *device);
+  }
+  return static_cast<int64_t*>(undone_.data);
+}
+
 int64_t TrainingState::draw_seed() {
   const std::array<uint32_t, 4> words = philox_block(seed, kSeedStream, runs++);
   const uint64_t value = (uint64_t{words[0]} << 32) | words[1];

@@ -63,6 +63,17 @@ class TrainingState {
 
   // The seed of the next run; counts it.
   int64_t draw_seed();
+
+  // Steps that were on their way to the device when a kernel found a wrong label or index changed
+  // nothing, and batches among them left kept gradients that are of no use. Takes them back from
+  // the counters. Waits for the device only where an error was raised since the last call.
+  void settle();
+  // Two numbers on the device, made as zeros: steps and batches that settle() takes back.
+  int64_t* undone();
+
+ private:
+  MutableTensor undone_;
+  int64_t raised_before_ = 0;  // Device::num_raised when it was settled
 };
 
 }  // namespace ortrain

@@ -50,8 +50,8 @@ void init_checkpoint(nb::module_& module) {
       .def_ro("passed_over", &Checkpoint::passed_over);
   module.def(
       "save_checkpoint",
-      [](const std::filesystem::path& folder, const TrainingState& state,
-         const nb::dict& properties, bool optimizer, size_t keep) {
+      [](const std::filesystem::path& folder, TrainingState& state, const nb::dict& properties,
+         bool optimizer, size_t keep) {
         const CheckpointProperties kept = properties_from(properties);
         nb::gil_scoped_release release;
         return save_checkpoint(folder, state, kept, {.optimizer = optimizer, .keep = keep});

@@ -4,18 +4,24 @@
 
 #include <nanobind/stl/string.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "ortrain/base/error.h"
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
+#include "python/src/torch_blocks.h"
 
 #if defined(ORTRAIN_HAVE_GPU)
 #include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
+#endif
+#if defined(ORTRAIN_GPU_IS_SIMULATED)
+#include "ortrain/gpu/simulated_device.h"
 #endif
 
 namespace nb = nanobind;
@@ -118,24 +124,38 @@ class FreedBlocks {
   std::map<size_t, std::vector<std::shared_ptr<Block>>> by_size_;
 };
 
+// Whether the simulator's results are tensors of PyTorch's own, as those of a GPU are. The memory
+// of the CPU that they come from is not where it was in the step before, so nothing is recorded.
+std::atomic<bool> simulates_torch_results{false};
+
 void install_allocator() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    const dlpack::ExchangeTable* const table = exchange_table();
+  std::call_once(once, [table = exchange_table()] {
     const auto allocate = [table, type = dlpack_type_of_gpu()](int index, size_t bytes, void*) {
       const dlpack::Device place{type, index};
       return table != nullptr ? allocate_by_table(*table, place, bytes)
                               : allocate_by_python(place, bytes);
     };
+    const auto results = [type = dlpack_type_of_gpu()](
+                             int index, std::span<const TensorSpec* const> specs, void*) {
+      return torch_blocks({type, index}, specs);
+    };
     if (gpu::platform() != "simulator") {
-      gpu::set_allocator(allocate);
+      gpu::set_allocator(allocate, results);
       return;
     }
     // Never destroyed: tensors may outlive static destruction.
     auto* const freed = new FreedBlocks();
-    gpu::set_allocator([freed, allocate](int index, size_t bytes, void* stream) {
+    const auto take = [freed, allocate](int index, size_t bytes, void* stream) {
       return freed->take(bytes, [&] { return allocate(index, bytes, stream); });
-    });
+    };
+    gpu::set_allocator(
+        take, [take, results](int index, std::span<const TensorSpec* const> specs, void* stream) {
+          if (simulates_torch_results) return results(index, specs, stream);
+          std::vector<std::shared_ptr<Block>> blocks;
+          for (const TensorSpec* spec : specs) blocks.push_back(take(index, spec->bytes(), stream));
+          return blocks;
+        });
   });
 }
 
@@ -202,6 +222,13 @@ void init_device(nb::module_& module) {
 #endif
       },
       nb::arg("allow"));
+#if defined(ORTRAIN_GPU_IS_SIMULATED)
+  // For tests: whether the simulator gives results as a GPU does (above), and whether it runs
+  // behind the host, which finds no fault then.
+  module.def(
+      "simulate_torch_results", [](bool on) { simulates_torch_results = on; }, nb::arg("on"));
+  module.def("simulate_lag", &gpu::simulator::fall_behind, nb::arg("on"));
+#endif
   // "none", "simulator", "cuda" or "hip".
   module.def("gpu_platform", &platform);
   module.def("gpu_count", [] {

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -151,6 +152,12 @@ class MultiTensorStep {
       throw;
     }
     if (on_device()) {
+      try {
+        raise_faults();
+      } catch (...) {
+        drop_new_buffers();
+        throw;
+      }
       // Buffers that a skipped step has made would count as filled in the next one; waits for the
       // device in the first step alone.
       if (!new_buffers_.empty() && !found_inf.is_none() &&
@@ -551,6 +558,22 @@ class MultiTensorStep {
     return static_cast<const float*>(view.data);
   }
 
+  Device& device() const {
+    return find_device(simulated_ ? "simulator" : name_of(*place_)).kernels->device();
+  }
+
+  // Throws what is known by now to have gone wrong in the runs before. What is found later makes
+  // the device leave out the step, and is thrown by a later call.
+  void raise_faults() {
+    Device& device = this->device();
+    void* const stream = current_stream(*place_);
+    const std::shared_ptr<void> scope = device.enter();
+    nb::gil_scoped_release release;
+    // As above for buffers.
+    if (!new_buffers_.empty() && !device.is_recorded_elsewhere(stream)) device.synchronize(stream);
+    device.raise_faults();
+  }
+
   nb::object run_on_device(double factor, nb::handle max_norm, nb::handle grad_scale,
                            nb::handle found_inf) {
     std::vector<gpu::OptimizerParameter> parameters;
@@ -572,14 +595,15 @@ class MultiTensorStep {
     gpu::OptimizerScaling scaling{.gradient_factor = factor,
                                   .grad_scale = scalar_on_device(grad_scale, "grad_scale"),
                                   .found_inf = scalar_on_device(found_inf, "found_inf")};
-    const NamedDevice found = find_device(simulated_ ? "simulator" : name_of(*place_));
-    Device& device = found.kernels->device();
+    Device& device = this->device();
+    scaling.fault = device.fault_slot();
     void* const stream = current_stream(*place_);
     const std::shared_ptr<void> scope = device.enter();
     RunOutput norm;
     if (!max_norm.is_none()) {
       scaling.max_norm = nb::cast<double>(max_norm);
-      norm = {{DType::f64, {}}, device.tensor(sizeof(double), stream)};
+      norm.spec = {DType::f64, {}};
+      norm.block = device.results(std::array{&std::as_const(norm.spec)}, stream)[0];
       scaling.norm = static_cast<double*>(norm.block->data());
     }
     gpu::OptimizerKind kind = gpu::OptimizerKind::adam;
@@ -594,6 +618,7 @@ class MultiTensorStep {
     return norm.block ? to_torch(norm, *place_) : nb::object(nb::none());
   }
 #else
+  void raise_faults() {}
   nb::object run_on_device(double, nb::handle, nb::handle, nb::handle) {
     throw InternalError("this build has no GPU provider");
   }

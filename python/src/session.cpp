@@ -234,11 +234,19 @@ void init_session(nb::module_& module) {
           nb::arg("max_share") = 0.0,
           "With a budget, in bytes or as a share, `unfused` is the graph before stage \"fuse\".")
       .def_prop_ro("device", [](const DeviceSession& self) { return self.device; })
-      .def_prop_ro("num_plans", [](const DeviceSession& self) { return self.session->num_plans(); })
+      // A thread that plans holds the session, and may wait for the interpreter's lock to log.
+      .def_prop_ro("num_plans",
+                   [](const DeviceSession& self) {
+                     nb::gil_scoped_release release;
+                     return self.session->num_plans();
+                   })
       // How many stretches of steps were launched from a recording, recorded, and run directly.
       .def_prop_ro("recordings",
                    [](const DeviceSession& self) {
-                     const StepRecordings::Counts counts = self.session->recordings().counts();
+                     const StepRecordings::Counts counts = [&] {
+                       nb::gil_scoped_release release;
+                       return self.session->recordings().counts();
+                     }();
                      nb::dict result;
                      result["launched"] = counts.launched;
                      result["recorded"] = counts.recorded;
@@ -269,7 +277,11 @@ void init_session(nb::module_& module) {
       // The plan used last with its steps and buffers; None before the first.
       .def("latest_plan",
            [](const DeviceSession& self) -> nb::object {
-             const std::shared_ptr<const ExecutionPlan> plan = self.session->latest_plan();
+             std::shared_ptr<const ExecutionPlan> plan;
+             {
+               nb::gil_scoped_release release;
+               plan = self.session->latest_plan();
+             }
              return plan ? nb::object(describe_plan(self.session->graph(), *plan)) : nb::none();
            })
       .def("profile",

@@ -11,6 +11,7 @@
 #include "ortrain/base/error.h"
 #include "python/src/device.h"
 #include "python/src/dlpack_abi.h"
+#include "python/src/torch_blocks.h"
 
 namespace nb = nanobind;
 
@@ -99,7 +100,12 @@ nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
 }  // namespace
 
 const dlpack::ExchangeTable* exchange_table() {
-  static const dlpack::ExchangeTable* const table = [] {
+  // Guarded by the interpreter's lock. The guard of a static initializer would be held while Python
+  // runs, and be waited for by threads that hold that lock.
+  static const dlpack::ExchangeTable* table = nullptr;
+  static bool is_known = false;
+  if (is_known) return table;
+  const auto look = [] {
     const dlpack::ExchangeTable* found = nullptr;
     nb::object type = nb::module_::import_("torch").attr("Tensor");
     if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
@@ -110,7 +116,9 @@ const dlpack::ExchangeTable* exchange_table() {
       if (found != nullptr && found->header.version.major != dlpack::kMajorVersion) found = nullptr;
     }
     return found;
-  }();
+  };
+  table = look();
+  is_known = true;
   return table;
 }
 
@@ -206,6 +214,7 @@ struct Owner {
 }  // namespace
 
 nb::object to_torch(const RunOutput& output, dlpack::Device place) {
+  if (nb::object own = tensor_of(output.block, output.spec); own.is_valid()) return own;
   return to_torch(output.block->data(), output.spec, output.block, place);
 }
 

@@ -59,7 +59,8 @@ std::string text_of(nanobind::handle object);
 // Whether the elements lie without gaps in row-major order.
 bool is_row_major(const TensorView& view);
 
-// A torch tensor over the memory of `output`, which it keeps alive.
+// A torch tensor over the memory of `output`, which it keeps alive; the tensor that the memory came
+// from, where it did (torch_blocks.h).
 nanobind::object to_torch(const RunOutput& output, dlpack::Device place = {dlpack::kCpu, 0});
 // A torch tensor over dense row-major memory, which `owner` keeps alive; null: the caller does.
 nanobind::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> owner,

@@ -169,8 +169,26 @@ void init_training(nb::module_& module) {
           nb::arg("device") = "cpu")
       .def_rw("learning_rate", &TrainingState::learning_rate)
       .def_rw("loss_scale", &TrainingState::loss_scale)
-      .def_rw("steps", &TrainingState::steps)
-      .def_rw("kept_batches", &TrainingState::kept_batches)
+      .def_prop_rw(
+          "steps",
+          [](TrainingState& state) {
+            state.settle();
+            return state.steps;
+          },
+          [](TrainingState& state, int64_t steps) {
+            state.settle();
+            state.steps = steps;
+          })
+      .def_prop_rw(
+          "kept_batches",
+          [](TrainingState& state) {
+            state.settle();
+            return state.kept_batches;
+          },
+          [](TrainingState& state, int64_t batches) {
+            state.settle();
+            state.kept_batches = batches;
+          })
       .def_rw("seed", &TrainingState::seed)
       .def_rw("runs", &TrainingState::runs)
       .def(

@@ -10,6 +10,11 @@
 
 // The gradient of the logits is made for some rows at a time and multiplied at once. How many
 // labels count is known on the device only, so rows without one take part, as zeros.
+//
+// What that takes beside the results: the gradient of 2048 rows of logits; in the 16-bit types the
+// weight gradient in float as well, in which the chunks add up before they are rounded once. Where
+// that is more than the gradient of all rows, these are one chunk. So no length of a batch takes
+// more than C * (2048 * size of the type + 4 K) bytes, and some for the bias and the products.
 namespace ortrain::gpu {
 namespace {
 
@@ -64,10 +69,18 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
   }
 }
 
+// to = sums + base, which may be null, rounded.
+template <class T>
+__global__ void round_sums(const float* sums, const T* base, int64_t count, T* to) {
+  for_each_item(count, [&](int64_t i) {
+    to[i] = static_cast<T>(base == nullptr ? sums[i] : sums[i] + static_cast<float>(base[i]));
+  });
+}
+
 // The products of some rows; absent where nobody wants them.
 struct Chunk {
   int64_t begin, rows;
-  bool adds;  // to the weight gradient of the chunks before, or to base
+  bool adds;  // to the weight gradient of the chunks before, or at once to base
   std::optional<Gemm> dx, dweight;
 };
 
@@ -79,8 +92,9 @@ struct ClassifierLoss {
   int64_t stride;  // of rows of the logits' gradient: whole 16 bytes, for fast products
   int64_t part_rows;
   bool wants_dx, wants_dweight, wants_dbias, has_base;
+  bool sums_in_float = false;  // the weight gradient
   std::vector<Chunk> chunks;
-  size_t logit_bytes = 0, gemm_bytes = 0;
+  size_t logit_bytes = 0, sum_bytes = 0, gemm_bytes = 0;
   int64_t parts = 0;  // of the bias gradient
 
   explicit ClassifierLoss(const NodeSpec& spec)
@@ -96,22 +110,27 @@ struct ClassifierLoss {
     const int64_t pack = 16 / static_cast<int64_t>(size_of(dtype));
     stride = ceil_div(rows.classes, pack) * pack;
     const int64_t size = chunk_rows();
+    if (size < rows.outer && wants_dweight && size_of(dtype) == 2) {
+      sums_in_float = true;
+      sum_bytes = aligned(static_cast<size_t>(rows.classes * features) * sizeof(float));
+    }
     // Without rows, too: the weight gradient is written.
     for (int64_t begin = 0; begin == 0 || begin < rows.outer; begin += size) add_chunk(begin, size);
     logit_bytes = aligned(static_cast<size_t>(chunks[0].rows * stride) * size_of(dtype));
   }
 
   int64_t chunk_rows() const {
-    // The weight gradient is summed over chunks in its own type: in 16 bits not over many.
-    if (rows.outer <= kMostChunkRows || size_of(dtype) == 2)
-      return std::max<int64_t>(rows.outer, 1);
+    if (rows.outer <= kMostChunkRows) return std::max<int64_t>(rows.outer, 1);
     const int64_t equal = ceil_div(rows.outer, ceil_div(rows.outer, kMostChunkRows));
-    return ceil_div(equal, kLeastPartRows) * kLeastPartRows;
+    const int64_t size = ceil_div(equal, kLeastPartRows) * kLeastPartRows;
+    if (size_of(dtype) > 2 || !wants_dweight) return size;
+    const auto float_bytes = static_cast<int64_t>(sizeof(float)) * rows.classes * features;
+    return (rows.outer - size) * stride * 2 > float_bytes ? size : rows.outer;
   }
 
   void add_chunk(int64_t begin, int64_t size) {
     const int64_t count = std::min(size, rows.outer - begin);
-    const bool adds = has_base || begin > 0;
+    const bool adds = (has_base && !sums_in_float) || begin > 0;
     parts += ceil_div(count, part_rows);
     if (!chunks.empty() && chunks.back().rows == count && chunks.back().adds == adds) {
       chunks.push_back(chunks.back());
@@ -131,20 +150,24 @@ struct ClassifierLoss {
                                         .k = count,
                                         .trans_a = true,
                                         .lda = stride,
-                                        .beta = adds ? 1.0 : 0.0});
+                                        .beta = adds ? 1.0 : 0.0,
+                                        .keep_sums = sums_in_float});
       gemm_bytes = std::max(gemm_bytes, chunk.dweight->workspace_bytes());
     }
     chunks.push_back(std::move(chunk));
   }
 
-  // The workspace: weights of labels, gradients of logits, parts of dbias, that of products.
+  // The workspace: weights of labels, gradients of logits, parts of dbias, sums of dweight, that of
+  // products.
   size_t weight_bytes() const { return aligned(gradient.bytes()); }
   size_t part_bytes() const {
     if (!wants_dbias) return 0;
     const size_t size = dtype == DType::f64 ? sizeof(double) : sizeof(float);
     return aligned(static_cast<size_t>(parts * rows.classes) * size);
   }
-  size_t bytes() const { return weight_bytes() + logit_bytes + part_bytes() + gemm_bytes; }
+  size_t bytes() const {
+    return weight_bytes() + logit_bytes + part_bytes() + sum_bytes + gemm_bytes;
+  }
 };
 
 // The gradient of the chunk's logits.
@@ -178,11 +201,14 @@ void run(const ClassifierLoss& loss, const KernelArgs& args) {
   char* memory = static_cast<char*>(args.workspace) + loss.weight_bytes();
   T* dlogits = reinterpret_cast<T*>(memory);
   C* parts = reinterpret_cast<C*>(memory += loss.logit_bytes);
-  void* gemm_workspace = memory + loss.part_bytes();
+  auto* sums = reinterpret_cast<float*>(memory += loss.part_bytes());
+  void* gemm_workspace = memory + loss.sum_bytes;
   const ClassLossGrad<T> grad =
       loss.gradient.grad<T>(args, args.input<C>(3), static_cast<const T*>(nullptr), dlogits);
   loss.gradient.launch_weights(args, grad);
-  const void* before = loss.has_base ? args.in[kBase] : nullptr;
+  const T* base = loss.has_base ? args.input<T>(kBase) : nullptr;
+  void* const dweight = loss.sums_in_float ? static_cast<void*>(sums) : args.out[1];
+  const void* before = loss.sums_in_float ? nullptr : base;
   int64_t part = 0;
   for (const Chunk& chunk : loss.chunks) {
     launch_rows(loss, grad, chunk, args.stream);
@@ -191,14 +217,19 @@ void run(const ClassifierLoss& loss, const KernelArgs& args) {
     }
     const int64_t at = chunk.begin * loss.features;
     if (chunk.dweight) {
-      chunk.dweight->run({.a = dlogits, .b = args.input<T>(4) + at, .d = args.out[1], .c = before},
+      chunk.dweight->run({.a = dlogits, .b = args.input<T>(4) + at, .d = dweight, .c = before},
                          gemm_workspace, args.stream);
-      before = args.out[1];
+      before = dweight;
     }
     if (chunk.dx) {
       chunk.dx->run({.a = dlogits, .b = args.in[5], .d = args.output<T>(0) + at}, gemm_workspace,
                     args.stream);
     }
+  }
+  if (loss.sums_in_float) {
+    const int64_t count = loss.rows.classes * loss.features;
+    launch(round_sums<T>, items(count), args.stream, static_cast<const float*>(sums), base, count,
+           args.output<T>(1));
   }
   if (loss.wants_dbias) {
     launch_sum_parts<T, 1>(args.stream, parts, part, loss.rows.classes, {{args.output<T>(2)}});

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ortrain/gpu/copy_parts.h"
+#include "ortrain/gpu/fault_state.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/gpu/optimizer.h"
 #include "ortrain/ops/training/optimizer_rule.h"
@@ -29,10 +30,13 @@ ORTRAIN_DEVICE void make_coefficients(const StepRule& rule, double step, SgdCoef
   c = sgd_coefficients(rule, step <= 1);
 }
 
+// Also whether to leave the step out: where the graph says so, or values before it were wrong.
 template <class Coefficients>
 __global__ void prepare_step(StepRule rule, const double* rate, const int64_t* step,
-                             const double* factor, Coefficients* coefficients) {
+                             const double* factor, const uint8_t* skip, const Fault* fault,
+                             Coefficients* coefficients, uint8_t* skips) {
   if (threadIdx.x != 0) return;
+  *skips = has_fault(fault) || (skip != nullptr && *skip != 0) ? 1 : 0;
   rule.lr = *rate;
   Coefficients c;
   make_coefficients(rule, static_cast<double>(*step), c);
@@ -118,20 +122,25 @@ StepPlan step_plan(const NodeSpec& spec, const StepLayout& at) {
   return plan;
 }
 
-// Workspace: coefficients in front, then norms, then pieces of norms.
+// Workspace: coefficients in front, whether to skip, then norms, then pieces of norms.
 constexpr size_t kCoefficientBytes = 128;
+constexpr size_t kHeadBytes = kCoefficientBytes + 64;
 
 struct LambArrays {
   LambNorms* norms;
   double* pieces;
   LambArrays(void* workspace, size_t count)
-      : norms(reinterpret_cast<LambNorms*>(static_cast<char*>(workspace) + kCoefficientBytes)),
+      : norms(reinterpret_cast<LambNorms*>(static_cast<char*>(workspace) + kHeadBytes)),
         pieces(reinterpret_cast<double*>(norms + count)) {}
   static size_t bytes(const StepPlan& plan) {
-    return kCoefficientBytes + plan.tensors.size() * sizeof(LambNorms) +
+    return kHeadBytes + plan.tensors.size() * sizeof(LambNorms) +
            2 * static_cast<size_t>(norm_pieces(plan.sizes())) * sizeof(double);
   }
 };
+
+uint8_t* skip_of(const KernelArgs& args) {
+  return static_cast<uint8_t*>(args.workspace) + kCoefficientBytes;
+}
 
 template <class Coefficients>
 CoefficientList<Coefficients> prepared(const StepRule& rule, bool has_factor,
@@ -140,18 +149,17 @@ CoefficientList<Coefficients> prepared(const StepRule& rule, bool has_factor,
   auto* const coefficients = static_cast<Coefficients*>(args.workspace);
   launch(prepare_step<Coefficients>, {.threads = kWarpSize}, args.stream, rule,
          args.input<double>(0), args.input<int64_t>(1),
-         has_factor ? args.input<double>(2) : nullptr, coefficients);
+         has_factor ? args.input<double>(2) : nullptr, args.input<uint8_t>(3), args.fault,
+         coefficients, skip_of(args));
   return {coefficients, true};
 }
-
-const uint8_t* skip_of(const KernelArgs& args) { return args.input<uint8_t>(3); }
 
 template <class Coefficients>
 KernelFn make_step(NodeSpec& spec,
                    void (*step)(std::span<const OptimizerTensor>, CoefficientList<Coefficients>,
                                 const uint8_t*, void*)) {
   const StepLayout at = layout_of(spec);
-  spec.request_workspace(kCoefficientBytes);
+  spec.request_workspace(kHeadBytes);
   return
       [plan = step_plan(spec, at), rule = ops::optimizer_rule(spec), step](const KernelArgs& args) {
         const std::vector<OptimizerTensor> tensors = plan.now(args);
@@ -202,7 +210,7 @@ KernelFn make_lamb_update(NodeSpec& spec) {
       StepPlan::set(spec, tensor, 2 + kind, at.gradient(i) + kind * at.count, kNone);
     }
   }
-  spec.request_workspace(kCoefficientBytes);
+  spec.request_workspace(kHeadBytes);
   return [plan = std::move(plan), rule = ops::optimizer_rule(spec)](const KernelArgs& args) {
     const std::vector<OptimizerTensor> tensors = plan.now(args);
     // Input 2 are the norms: gradients are in the states already.

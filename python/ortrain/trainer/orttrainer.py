@@ -202,7 +202,13 @@ class ORTTrainer:
         if self._scaler is not None and starts:
             self._scaler.before_step()
             state.loss_scale = self._scaler.loss_scale
-        outcome = self.engine.train_step(inputs)
+        steps = state.steps
+        try:
+            outcome = self.engine.train_step(inputs)
+        except IndexError:
+            # Steps before on a device may turn out not to have been made.
+            info.optimization_step += state.steps - steps
+            raise
         info.step += 1
         if state.kept_batches == 0:  # the optimizer's turn
             info.all_finite = outcome.all_finite

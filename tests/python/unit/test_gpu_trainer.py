@@ -3,13 +3,14 @@
 """ORTTrainer on the GPU provider, simulated: its state lies on the device."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTTrainer, ORTTrainerOptions, _core, amp, optim
+from ortrain import ORTModule, ORTTrainer, ORTTrainerOptions, _core, amp, optim
 from ortrain.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(
@@ -100,6 +101,105 @@ def test_evaluation(simulated: None) -> None:
     loss, scores = trainer.eval_step(x, target)
     torch.testing.assert_close(scores, trainer.model.eval()(x).detach())
     torch.testing.assert_close(loss, nn.functional.cross_entropy(scores, target))
+
+
+@pytest.fixture
+def lagging(simulated: None) -> Iterator[None]:
+    """Let the device be behind the host: no fault is found while it is."""
+    _core.simulate_lag(True)
+    yield
+    _core.simulate_lag(False)
+
+
+def kept(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
+    """Return copies of the parameters and of the optimizer's states."""
+    state = {**trainer.state_dict(pytorch_format=True), **trainer.engine.state.optimizer}
+    return {name: value.clone() for name, value in state.items()}
+
+
+def test_a_wrong_label_changes_nothing(simulated: None) -> None:
+    trainer, other = make_trainer(), make_trainer()
+    for each in (trainer, other):
+        train(each, 2)
+    before = kept(trainer)
+    x = torch.randn(4, 6)
+    with pytest.raises(IndexError, match=r"CrossEntropy.*label 3"):
+        trainer.train_step(x, torch.tensor([0, 3, 1, 2]))
+    torch.testing.assert_close(kept(trainer), before, rtol=0, atol=0)
+    assert trainer.train_step_info.optimization_step == 2
+    for each in (trainer, other):
+        each.train_step(x, torch.tensor([0, 0, 1, 2]))
+    torch.testing.assert_close(kept(trainer), kept(other), rtol=0, atol=0)
+
+
+def test_nor_do_the_steps_until_it_is_found(lagging: None) -> None:
+    trainer, other = make_trainer(), make_trainer()
+    for each in (trainer, other):
+        train(each, 2)
+    before = kept(trainer)
+    x, target = torch.randn(4, 6), torch.tensor([0, 0, 1, 2])
+    trainer.train_step(x, torch.tensor([0, -7, 1, 2]))
+    trainer.train_step(x, target)
+    _core.simulate_lag(False)
+    with pytest.raises(IndexError, match=r"label -7"):
+        trainer.train_step(x, target)
+    torch.testing.assert_close(kept(trainer), before, rtol=0, atol=0)
+    assert trainer.engine.state.steps == trainer.train_step_info.optimization_step == 2
+    for each in (trainer, other):
+        each.train_step(x, target)
+    torch.testing.assert_close(kept(trainer), kept(other), rtol=0, atol=0)
+
+
+class Tagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(x), target)
+
+
+@pytest.mark.parametrize("kind", [optim.FusedAdamW, optim.FusedSGD, optim.FusedLAMB])
+def test_fused_optimizers_leave_out_what_a_wrong_label_made(kind: type, lagging: None) -> None:
+    torch.manual_seed(0)
+    model = ORTModule(Tagged())
+    arguments = {"momentum": 0.9, "dampening": 0.5} if kind is optim.FusedSGD else {}
+    optimizer = kind(model.parameters(), lr=0.1, **arguments)
+    x, good, bad = torch.randn(4, 6), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 3, 0])
+
+    def values() -> list[torch.Tensor]:
+        states = [s for state in optimizer.state.values() for s in state.values()]
+        return [t.detach().clone() for t in (*model.parameters(), *states)]
+
+    def step(target: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x, target).backward()
+        optimizer.step()
+
+    step(good)
+    before = values()
+    step(bad)
+    torch.testing.assert_close(values(), before, rtol=0, atol=0)
+    # Known by then: the step itself says so.
+    optimizer.zero_grad()
+    model(x, good).backward()
+    _core.simulate_lag(False)
+    with pytest.raises(IndexError, match=r"CrossEntropy.*label 3"):
+        optimizer.step()
+    torch.testing.assert_close(values(), before, rtol=0, atol=0)
+    optimizer.step()
+    assert not torch.equal(values()[0], before[0])
+
+
+def test_a_first_step_that_is_refused_leaves_no_buffers(lagging: None) -> None:
+    torch.manual_seed(0)
+    model = ORTModule(Tagged())
+    optimizer = optim.FusedSGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(2, 6), torch.tensor([0, 5])).backward()
+    _core.simulate_lag(False)
+    with pytest.raises(IndexError, match="label 5"):
+        optimizer.step()
+    assert not any(state.get("momentum_buffer") is not None for state in optimizer.state.values())
 
 
 def test_devices_that_are_not_there() -> None:
