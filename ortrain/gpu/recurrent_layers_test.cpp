@@ -5,7 +5,7 @@
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/testing/harness.h"
 
-// Which recurrent layers run in one launch, and which step by step. Their values are checked by the
+// Which recurrent layers run in one launch, and which step by step. Most values are checked by the
 // cases of the operators.
 namespace ortrain::testing {
 namespace {
@@ -37,6 +37,21 @@ TEST_P(RecurrentLaunches, TakeWhatFitsABlockAndTheDevice) {
     EXPECT_EQ(refusal_of(op, "empty_batch", type), "");
     EXPECT_NE(refusal_of(op, "no_steps", type).find("there are no steps"), std::string::npos);
     EXPECT_NE(refusal_of(op, "many_rows", type).find("a batch of 67 rows"), std::string::npos);
+  }
+}
+
+// PyTorch, to which cases are compared too, has no such layers.
+TEST_P(RecurrentLaunches, LayersWithoutInputsOrStates) {
+  for (const int64_t divisor : {7, 9}) {  // of the input's and of the hidden size there
+    OpCase op_case = case_of(GetParam(), "odd");
+    for (CaseInput& input : op_case.inputs) {
+      for (int64_t& extent : input.dims) {
+        if (extent % divisor == 0) extent = 0;
+      }
+    }
+    for (const CheckRow& row : check_kernels(op_case, gpu::kernels(0))) {
+      EXPECT_TRUE(row.passed) << row.kernel << " " << name_of(row.type) << ": " << row.message;
+    }
   }
 }
 

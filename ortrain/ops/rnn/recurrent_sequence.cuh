@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/words.h"
 #include "ortrain/ops/rnn/recurrence.h"
 #include "ortrain/ops/rnn/recurrent_steps.cuh"
 
@@ -17,29 +18,69 @@ namespace ortrain::gpu {
 
 inline constexpr int kMostSequenceRows = 4;  // of a block
 
-// Shared memory: what is carried [rows, hidden] twice, sums [rows, gates * hidden], w_hh.
+// Numbers of a state that a thread reads at a time.
+template <class C>
+inline constexpr int kStatePack = 16 / static_cast<int>(sizeof(C));
+
+template <class C>
+ORTRAIN_HOST_DEVICE int64_t padded_state(int64_t hidden) {
+  return (hidden + kStatePack<C> - 1) / kStatePack<C> * kStatePack<C>;
+}
+
+// Shared memory, as SequenceMemory divides it.
 template <class T, class Cell>
 size_t sequence_bytes(int64_t rows, int64_t hidden) {
-  const int64_t width = Cell::kGates * hidden;
-  return static_cast<size_t>(rows * (2 * hidden + 2 * width)) * sizeof(ComputeType<T>) +
-         static_cast<size_t>(hidden * width) * sizeof(T);
+  using C = ComputeType<T>;
+  const int64_t numbers = (1 + Cell::kGates) * (padded_state<C>(hidden) + hidden);
+  return static_cast<size_t>(rows * numbers) * sizeof(C) +
+         static_cast<size_t>(Cell::kGates * hidden * hidden) * sizeof(T);
 }
 
 template <class T, class Cell, int kRows>
 struct SequenceMemory {
   using C = ComputeType<T>;
-  int hidden, width;
-  C *state, *memory;  // [kRows, hidden]
-  C *sums, *gates;    // [kRows, width]
+  int hidden, padded, width;
+  C* state;   // [kRows, padded]
+  C* gates;   // [kRows, gates, padded]
+  C* memory;  // [kRows, hidden]
+  C* sums;    // [kRows, width]
   T* weights;
 
   explicit ORTRAIN_DEVICE SequenceMemory(int64_t size)
-      : hidden(static_cast<int>(size)), width(Cell::kGates * hidden) {
+      : hidden(static_cast<int>(size)),
+        padded(static_cast<int>(padded_state<C>(size))),
+        width(Cell::kGates * hidden) {
     state = dynamic_shared<C>();
-    memory = state + kRows * hidden;
+    gates = state + kRows * padded;
+    memory = gates + kRows * Cell::kGates * padded;
     sums = memory + kRows * hidden;
-    gates = sums + kRows * width;
-    weights = reinterpret_cast<T*>(gates + kRows * width);
+    weights = reinterpret_cast<T*>(sums + kRows * width);
+  }
+  // For each row: the sum over i < hidden of vectors[row * stride + i] * w[i * w_stride], to
+  // sums[row, u].
+  ORTRAIN_DEVICE void multiply(const C* vectors, int stride, const T* w, int w_stride,
+                               int u) const {
+    constexpr int kPack = kStatePack<C>;
+    C sum[kRows] = {};
+    int i = 0;
+    for (; i + kPack <= hidden; i += kPack) {
+      C weight[kPack];
+      ORTRAIN_UNROLL
+      for (int v = 0; v < kPack; ++v) weight[v] = static_cast<C>(w[(i + v) * w_stride]);
+      ORTRAIN_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const auto x = load_vector<kPack>(vectors + row * stride + i);
+        ORTRAIN_UNROLL
+        for (int v = 0; v < kPack; ++v) sum[row] += x[v] * weight[v];
+      }
+    }
+    for (; i < hidden; ++i) {
+      const C weight = static_cast<C>(w[i * w_stride]);
+      ORTRAIN_UNROLL
+      for (int row = 0; row < kRows; ++row) sum[row] += vectors[row * stride + i] * weight;
+    }
+    ORTRAIN_UNROLL
+    for (int row = 0; row < kRows; ++row) sums[row * width + u] = sum[row];
   }
   // body(row, hidden unit, their place in [kRows, hidden]) for those of this thread.
   template <class Body>
@@ -74,26 +115,18 @@ __global__ void __launch_bounds__(1024)
   own.each_unit([&](int row, int j, int i) {
     const int64_t at = (first_row + row) * s.hidden + j;
     const bool there = first_row + row < s.batch;
-    own.state[i] = there ? static_cast<C>(s.h0[at]) : C{0};
+    own.state[row * own.padded + j] = there ? static_cast<C>(s.h0[at]) : C{0};
     own.memory[i] = there && Cell::kMemory ? static_cast<C>(s.first_memory[at]) : C{0};
   });
   __syncthreads();
   for (int64_t k = 0; k < s.steps; ++k) {
-    own.each_column([&](int u) {
-      C sum[kRows] = {};
-      for (int i = 0; i < own.hidden; ++i) {
-        const C weight = static_cast<C>(own.weights[i * own.width + u]);
-        ORTRAIN_UNROLL
-        for (int row = 0; row < kRows; ++row) sum[row] += own.state[row * own.hidden + i] * weight;
-      }
-      ORTRAIN_UNROLL
-      for (int row = 0; row < kRows; ++row) own.sums[row * own.width + u] = sum[row];
-    });
+    own.each_column(
+        [&](int u) { own.multiply(own.state, own.padded, own.weights + u, own.width, u); });
     __syncthreads();
     const ForwardStep<T> step = s.step(k);
     own.each_unit([&](int row, int j, int i) {
       if (first_row + row >= s.batch) return;
-      own.state[i] =
+      own.state[row * own.padded + j] =
           update_unit(cell, step, first_row + row, j, own.sums + row * own.width, own.memory[i]);
     });
     __syncthreads();
@@ -110,10 +143,11 @@ __global__ void __launch_bounds__(1024)
        i += static_cast<int>(blockDim.x)) {
     own.weights[i] = s.w_hh[i];
   }
-  own.each_unit([&](int, int, int i) { own.memory[i] = C{0}; });
-  own.each_column([&](int u) {
-    for (int row = 0; row < kRows; ++row) {
-      own.sums[row * own.width + u] = own.gates[row * own.width + u] = C{0};
+  own.each_unit([&](int row, int j, int i) {
+    own.memory[i] = C{0};
+    for (int g = 0; g < Cell::kGates; ++g) {
+      own.sums[row * own.width + g * own.hidden + j] = C{0};
+      own.gates[(row * Cell::kGates + g) * own.padded + j] = C{0};
     }
   });
   __syncthreads();
@@ -135,22 +169,14 @@ __global__ void __launch_bounds__(1024)
                          dm);
       ORTRAIN_UNROLL
       for (int g = 0; g < Cell::kGates; ++g) {
-        own.gates[row * own.width + g * own.hidden + j] = dm[g];
+        own.gates[(row * Cell::kGates + g) * own.padded + j] = dm[g];
       }
     });
     __syncthreads();
     own.each_column([&](int u) {
-      const int j = u % own.hidden, gate = u - j;
-      C sum[kRows] = {};
-      for (int i = 0; i < own.hidden; ++i) {
-        const C weight = static_cast<C>(own.weights[(gate + i) * own.hidden + j]);
-        ORTRAIN_UNROLL
-        for (int row = 0; row < kRows; ++row) {
-          sum[row] += own.gates[row * own.width + gate + i] * weight;
-        }
-      }
-      ORTRAIN_UNROLL
-      for (int row = 0; row < kRows; ++row) own.sums[row * own.width + u] = sum[row];
+      const int gate = u / own.hidden, j = u % own.hidden;
+      own.multiply(own.gates + gate * own.padded, Cell::kGates * own.padded,
+                   own.weights + gate * own.hidden * own.hidden + j, own.hidden, u);
     });
     __syncthreads();
   }

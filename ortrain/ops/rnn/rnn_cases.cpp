@@ -151,9 +151,10 @@ void register_rnn(CaseRegistry& cases) {
     cases.add({.op = layer.op, .name = "wrong_state", .inputs = wrong, .refusal = "h0 is [3, 5]"});
   }
   for (const Layer& layer : layers()) add_unwanted(cases, layer);
-  // More than a tile of a matrix product in every direction.
+  // More than a tile of a matrix product in every direction; rounding over many steps.
   for (const Layer& layer : layers()) {
-    for (const Size& size : {Size{"wide", 3, 5, 70, 131}, Size{"many_rows", 4, 67, 9, 33}}) {
+    for (const Size& size : {Size{"wide", 3, 5, 70, 131}, Size{"many_rows", 4, 67, 9, 33},
+                             Size{"many_steps", 100, 2, 2, 3}}) {
       cases.add({.op = layer.op,
                  .name = size.name,
                  .inputs = forward_inputs(layer, size, true, true),

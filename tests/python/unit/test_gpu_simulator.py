@@ -86,6 +86,7 @@ def assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
         pytest.param("vit", marks=pytest.mark.slow),
         pytest.param("resnet", marks=pytest.mark.slow),
         pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("gru", marks=pytest.mark.slow),
     ],
 )
 def test_trains_as_eager_does(name: str) -> None:
