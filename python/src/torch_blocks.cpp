@@ -52,7 +52,7 @@ class Torch {
 nb::object tuple_of(const Dims& dims) {
   nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
   for (size_t i = 0; i < dims.size(); ++i) {
-    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
+    PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
   }
   return tuple;
 }

@@ -18,7 +18,7 @@ template <typename C>
 void gru_step(const Recurrence& rec, const C* from_x, const C* from_h, const C* h_before, C* saved,
               C* h) {
   const int64_t n = rec.hidden;
-  parallel_for(rec.batch, rec.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(rec.batch, row_grain(rec), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const C *x = from_x + b * 3 * n, *m = from_h + b * 3 * n, *before = h_before + b * n;
       C *out = saved + b * 4 * n, *state = h + b * n;
@@ -77,7 +77,7 @@ template <typename C>
 void gru_step_grad(const Recurrence& rec, const C* saved, const C* h_before, const C* dy, C* dh,
                    C* d_from_x, C* d_from_h) {
   const int64_t n = rec.hidden;
-  parallel_for(rec.batch, rec.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(rec.batch, row_grain(rec), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const C* g = saved + b * 4 * n;
       C *dx = d_from_x + b * 3 * n, *dm = d_from_h + b * 3 * n;

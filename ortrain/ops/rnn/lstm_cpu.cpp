@@ -17,7 +17,7 @@ enum Outputs { kY, kHn, kCn, kGates, kCells };
 template <typename C>
 void lstm_step(const Recurrence& r, C* gates, const C* c_before, C* c, C* h) {
   const int64_t n = r.hidden;
-  parallel_for(r.batch, r.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(r.batch, row_grain(r), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       C* row = gates + b * 4 * n;
       vector_sigmoid(row, row, 2 * n);
@@ -78,7 +78,7 @@ template <typename C>
 void lstm_step_grad(const Recurrence& r, const C* gates, const C* c_before, const C* c, const C* dy,
                     const C* dh, C* dc, C* dgates, C* tanh_c) {
   const int64_t n = r.hidden;
-  parallel_for(r.batch, r.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(r.batch, row_grain(r), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const C* g = gates + b * 4 * n;
       C* d = dgates + b * 4 * n;

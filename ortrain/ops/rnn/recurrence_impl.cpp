@@ -84,12 +84,6 @@ void sequence_gradients_of(const Recurrence& r, const SequenceGradients<C>& g) {
 
 }  // namespace
 
-Recurrence recurrence_of(const NodeSpec& spec, size_t x, size_t h0) {
-  const Dims& sequence = spec.input(x).dims;
-  return {sequence[0], sequence[1], sequence[2], spec.input(h0).dims[1],
-          spec.attrs().int_("reverse") != 0};
-}
-
 void project_inputs(const Recurrence& r, int64_t width, const float* x, const float* w_ih,
                     const float* bias, float* out) {
   project_inputs_of(r, width, x, w_ih, bias, out);

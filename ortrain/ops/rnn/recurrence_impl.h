@@ -9,24 +9,15 @@
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/threads.h"
+#include "ortrain/ops/rnn/recurrence.h"
 #include "ortrain/runtime/kernel.h"
 
 namespace ortrain::cpu {
 
-// One recurrent layer in one direction over sequences [steps, batch, ...].
-struct Recurrence {
-  int64_t steps = 0, batch = 0, input = 0, hidden = 0;
-  bool reverse = false;
-
-  // Position in the sequence of the k-th step that is computed.
-  int64_t step(int64_t k) const { return reverse ? steps - 1 - k : k; }
-  int64_t state() const { return batch * hidden; }
-  // Rows of one cell update that are worth a thread of their own.
-  int64_t grain() const { return std::max<int64_t>(1, 2048 / std::max<int64_t>(1, hidden)); }
-};
-
-// `x` and `h0` are the node's inputs of that name.
-Recurrence recurrence_of(const NodeSpec& spec, size_t x, size_t h0);
+// Rows of one cell update that are worth a thread of their own.
+inline int64_t row_grain(const Recurrence& r) {
+  return std::max<int64_t>(1, 2048 / std::max<int64_t>(1, r.hidden));
+}
 
 // out[steps * batch, width] = x * w_ih^T + bias (may be null).
 void project_inputs(const Recurrence& r, int64_t width, const float* x, const float* w_ih,

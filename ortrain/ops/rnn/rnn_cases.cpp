@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -28,11 +30,11 @@ struct Size {
   int64_t steps, batch, input, hidden;
 };
 
-// Weights as PyTorch draws them, so that the gates do not saturate.
-CaseInput weight(Dims dims) { return CaseInput::uniform(std::move(dims), -0.6, 0.6); }
-
 std::vector<CaseInput> forward_inputs(const Layer& layer, const Size& s, bool b_ih, bool b_hh) {
   const int64_t width = layer.gates * s.hidden;
+  // So small that the gates do not saturate.
+  const double most = std::min(0.6, 2 / std::sqrt(static_cast<double>(s.hidden)));
+  const auto weight = [&](Dims dims) { return CaseInput::uniform(std::move(dims), -most, most); };
   std::vector<CaseInput> inputs = {CaseInput::normal({s.steps, s.batch, s.input})};
   for (size_t i = 0; i < layer.states; ++i)
     inputs.push_back(CaseInput::normal({s.batch, s.hidden}));
@@ -45,8 +47,13 @@ std::vector<CaseInput> forward_inputs(const Layer& layer, const Size& s, bool b_
 
 std::vector<CaseInput> grad_inputs(const Layer& layer, const Size& s) {
   const Dims state{s.batch, s.hidden}, sequence{s.steps, s.batch, s.hidden};
-  std::vector<CaseInput> inputs = {CaseInput::normal(sequence)};
-  for (size_t i = 0; i < layer.states; ++i) inputs.push_back(CaseInput::normal(state));
+  // Kernels round what the 16-bit types sum over all rows: little beside 1, which tolerances are
+  // relative to.
+  const double most = s.steps * s.batch > 15 ? 0.1 : 0.5;
+  std::vector<CaseInput> inputs = {CaseInput::uniform(sequence, -most, most)};
+  for (size_t i = 0; i < layer.states; ++i) {
+    inputs.push_back(CaseInput::uniform(state, -most, most));
+  }
   std::vector<CaseInput> forward = forward_inputs(layer, s, false, false);
   forward.resize(forward.size() - 2);
   inputs.insert(inputs.end(), forward.begin(), forward.end());
@@ -56,6 +63,15 @@ std::vector<CaseInput> grad_inputs(const Layer& layer, const Size& s) {
     inputs.push_back(CaseInput::uniform({s.steps, s.batch, blocks * s.hidden}, 0.1, 0.9));
   }
   return inputs;
+}
+
+void add_grad(CaseRegistry& cases, const Layer& layer, const Size& s, const std::string& name,
+              Attributes attributes) {
+  cases.add({.op = std::string(layer.op) + "Grad",
+             .name = name,
+             .inputs = grad_inputs(layer, s),
+             .attributes = std::move(attributes),
+             .outputs = 1 + layer.states + 2 + layer.biases});
 }
 
 void add_layer(CaseRegistry& cases, const Layer& layer, const Size& s, const std::string& name,
@@ -69,11 +85,42 @@ void add_layer(CaseRegistry& cases, const Layer& layer, const Size& s, const std
              .attributes = attributes,
              .outputs = states + layer.saved.size(),
              .gradient_outputs = with_gradient});
-  cases.add({.op = std::string(layer.op) + "Grad",
-             .name = name,
-             .inputs = grad_inputs(layer, s),
-             .attributes = attributes,
-             .outputs = 1 + layer.states + 2 + layer.biases});
+  add_grad(cases, layer, s, name, attributes);
+}
+
+// Gradients of y alone, of the last states alone, of nothing; results that nobody wants.
+void add_unwanted(CaseRegistry& cases, const Layer& layer) {
+  const Size s{"", 4, 2, 3, 5};
+  const std::string op = std::string(layer.op) + "Grad";
+  const std::vector<CaseInput> inputs = grad_inputs(layer, s);
+  const size_t outputs = 1 + layer.states + 2 + layer.biases;
+  for (const bool reverse : {false, true}) {
+    const Attributes attributes{{"reverse", int64_t{reverse}}};
+    const std::string suffix = reverse ? "_reverse" : "";
+    std::vector<CaseInput> of_y = inputs, of_states = inputs, of_nothing = inputs;
+    for (size_t i = 1; i <= layer.states; ++i) of_y[i] = of_nothing[i] = CaseInput::none();
+    of_states[0] = of_nothing[0] = CaseInput::none();
+    cases.add({.op = op,
+               .name = "of_y" + suffix,
+               .inputs = of_y,
+               .attributes = attributes,
+               .outputs = outputs});
+    cases.add({.op = op,
+               .name = "of_states" + suffix,
+               .inputs = of_states,
+               .attributes = attributes,
+               .outputs = outputs});
+    cases.add({.op = op,
+               .name = "of_nothing" + suffix,
+               .inputs = of_nothing,
+               .attributes = attributes,
+               .outputs = outputs});
+    cases.add({.op = op,
+               .name = "dx_alone" + suffix,
+               .inputs = inputs,
+               .attributes = attributes,
+               .outputs = 1});
+  }
 }
 
 }  // namespace
@@ -102,6 +149,19 @@ void register_rnn(CaseRegistry& cases) {
     std::vector<CaseInput> wrong = forward_inputs(layer, size, true, true);
     wrong[1] = CaseInput::normal({3, 5});
     cases.add({.op = layer.op, .name = "wrong_state", .inputs = wrong, .refusal = "h0 is [3, 5]"});
+  }
+  for (const Layer& layer : layers()) add_unwanted(cases, layer);
+  // More than a tile of a matrix product in every direction; rounding over many steps.
+  for (const Layer& layer : layers()) {
+    for (const Size& size : {Size{"wide", 3, 5, 70, 131}, Size{"many_rows", 4, 67, 9, 33},
+                             Size{"many_steps", 100, 2, 2, 3}}) {
+      cases.add({.op = layer.op,
+                 .name = size.name,
+                 .inputs = forward_inputs(layer, size, true, true),
+                 .outputs = 1 + layer.states + layer.saved.size(),
+                 .check_gradient = false});
+      add_grad(cases, layer, size, size.name, {});
+    }
   }
   const Layer& plain = layers()[2];
   add_layer(cases, plain, {"", 5, 3, 7, 9}, "relu", {{"activation", std::string("relu")}});

@@ -86,6 +86,7 @@ def assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
         pytest.param("vit", marks=pytest.mark.slow),
         pytest.param("resnet", marks=pytest.mark.slow),
         pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("gru", marks=pytest.mark.slow),
     ],
 )
 def test_trains_as_eager_does(name: str) -> None:
@@ -161,6 +162,60 @@ def test_repeated_steps_are_launched_from_recordings() -> None:
     assert counts["launched"] > 0, counts
     # Forward and backward of eight steps, by whichever way.
     assert counts["launched"] + counts["direct"] == 16, counts
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer between a linear one and a head; its last states count too."""
+
+    def __init__(self, layer: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.project = nn.Linear(5, 6)
+        self.layer = layer(6, 7, **options)
+        self.head = nn.Linear(7 * (2 if self.layer.bidirectional else 1), 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        y, states = self.layer(self.project(x))
+        last = states if isinstance(states, torch.Tensor) else sum(states)
+        logits = self.head(y).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, labels) + 0.1 * (last**2).mean()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({}, 3),
+        ({"num_layers": 2, "bidirectional": True}, 3),
+        ({"batch_first": True, "bias": False, "bidirectional": True}, 3),
+        ({"bidirectional": True}, 70),
+    ],
+    ids=["plain", "two_layers_both_ways", "batch_first_without_bias", "many_rows"],
+)
+def test_recurrent_layers_train_as_eager_does_from_recordings(
+    layer: type[nn.RNNBase], options: dict[str, Any], batch: int
+) -> None:
+    torch.manual_seed(0)
+    ours, plain = pair(Recurrent(layer, **options))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (ours, plain)]
+    x, labels = torch.randn(4, batch, 5), torch.randint(0, 3, (4 * batch,))
+    for _ in range(8):
+        losses = []
+        for model, optimizer in zip((ours, plain), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = model(x, labels)
+            loss.backward()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5, rel=1e-5)
+        assert_same_gradients(ours, plain)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert ours.report().native_share == 1.0, str(ours.report())
+    kernels = kernels_of(ours)
+    assert "host" not in kernels
+    if layer is not nn.RNN:  # PyTorch writes it out, step by step
+        assert {"sequence", "steps"} & kernels == {"sequence" if batch == 3 else "steps"}
+    counts = [session.recordings for session in sessions(ours)]
+    assert any(c["launched"] > 0 for c in counts), counts
 
 
 def test_recordings_read_what_the_parameters_are_now() -> None:
