@@ -2,24 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/cpu/gemm_any.h"
 
-#include "ortrain/base/error.h"
-
 namespace ortrain::cpu {
-
-Storage storage_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return Storage::kF32;
-    case DType::f64:
-      return Storage::kF64;
-    case DType::bf16:
-      return Storage::kBF16;
-    case DType::f16:
-      return Storage::kF16;
-    default:
-      throw DTypeError(str("no kernel for element type ", name_of(dtype)));
-  }
-}
 
 void gemm_any(DType dtype, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
               double alpha, const void* a, int64_t lda, const void* b, int64_t ldb, double beta,

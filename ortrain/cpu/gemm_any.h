@@ -7,9 +7,6 @@
 
 namespace ortrain::cpu {
 
-// The storage of a float type; throws DTypeError for others.
-Storage storage_of(DType dtype);
-
 // gemm and gemm_batched (gemm.h) for float operands whose type is known at run time only. Offsets
 // and distances count elements.
 void gemm_any(DType dtype, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,

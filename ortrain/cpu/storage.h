@@ -4,10 +4,15 @@
 
 #include <cstdint>
 
+#include "ortrain/base/dtype.h"
+
 namespace ortrain::cpu {
 
 // How an operand lies in memory; 16-bit formats are widened to float before any arithmetic.
 enum class Storage { kF32, kF64, kBF16, kF16 };
+
+// Of a float type; throws DTypeError for others.
+Storage storage_of(DType dtype);
 
 constexpr int64_t storage_size(Storage storage) {
   return storage == Storage::kF64 ? 8 : storage == Storage::kF32 ? 4 : 2;

@@ -28,13 +28,6 @@ constexpr Formats kFormats[] = {{DType::f32, DType::f32, DType::f32},
                                 {DType::f32, DType::f16, DType::bf16},
                                 {DType::f16, DType::f16, DType::f16}};
 
-cpu::Storage storage_of(DType dtype) {
-  return dtype == DType::f64    ? cpu::Storage::kF64
-         : dtype == DType::bf16 ? cpu::Storage::kBF16
-         : dtype == DType::f16  ? cpu::Storage::kF16
-                                : cpu::Storage::kF32;
-}
-
 // One operand in memory of either side, off its alignment by one element for every other tensor.
 class Values {
  public:
@@ -46,7 +39,7 @@ class Values {
     }
   }
   void* data() { return bytes_.data() + shift_; }
-  cpu::OptimizerOperand on_cpu() { return {data(), storage_of(dtype_)}; }
+  cpu::OptimizerOperand on_cpu() { return {data(), cpu::storage_of(dtype_)}; }
   OptimizerOperand on_gpu() { return {data(), dtype_}; }
 
   double get(int64_t i) {

@@ -14,22 +14,6 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-cpu::Storage storage_of(DType dtype, size_t index) {
-  switch (dtype) {
-    case DType::f32:
-      return cpu::Storage::kF32;
-    case DType::f64:
-      return cpu::Storage::kF64;
-    case DType::bf16:
-      return cpu::Storage::kBF16;
-    case DType::f16:
-      return cpu::Storage::kF16;
-    default:
-      throw DTypeError(str("tensor ", index, " is ", name_of(dtype),
-                           ", expected float32, float64, bfloat16 or float16"));
-  }
-}
-
 double norm_of(const nb::list& list) {
   std::vector<BorrowedTensor> held;
   std::vector<cpu::OptimizerTensor> tensors;
@@ -37,10 +21,14 @@ double norm_of(const nb::list& list) {
     const size_t index = held.size();
     held.push_back(borrow(item, str("tensor ", index)));
     const BorrowedTensor& tensor = held.back();
+    if (!is_float(tensor.dtype)) {
+      throw DTypeError(str("tensor ", index, " is ", name_of(tensor.dtype),
+                           ", expected float32, float64, bfloat16 or float16"));
+    }
     // The step reads gradients through the same description, which it does not write.
     tensors.push_back({.size = num_elements(tensor.dims),
                        .param = {},
-                       .grad = {const_cast<void*>(tensor.data), storage_of(tensor.dtype, index)},
+                       .grad = {const_cast<void*>(tensor.data), cpu::storage_of(tensor.dtype)},
                        .states = {}});
   }
   nb::gil_scoped_release release;

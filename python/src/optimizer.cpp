@@ -38,18 +38,8 @@ using cpu::OptimizerTensor;
 }
 
 cpu::Storage storage_of(DType dtype, nb::handle tensor, const char* what) {
-  switch (dtype) {
-    case DType::f32:
-      return cpu::Storage::kF32;
-    case DType::f64:
-      return cpu::Storage::kF64;
-    case DType::bf16:
-      return cpu::Storage::kBF16;
-    case DType::f16:
-      return cpu::Storage::kF16;
-    default:
-      refuse_dtype(tensor, what);
-  }
+  if (!is_float(dtype)) refuse_dtype(tensor, what);
+  return cpu::storage_of(dtype);
 }
 
 double number(nb::handle group, const char* key) {

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "ortrain/cpu/attention.h"
-#include "ortrain/cpu/gemm_any.h"
 #include "ortrain/ops/attention/attention_layout.h"
 #include "ortrain/runtime/kernel_registry.h"
 

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "ortrain/base/dtype_dispatch.h"
-#include "ortrain/cpu/gemm_any.h"
 #include "ortrain/cpu/optimizer.h"
 #include "ortrain/ops/training/optimizer_rule.h"
 #include "ortrain/ops/training/optimizer_steps.h"
