@@ -23,13 +23,12 @@ struct CudnnConvolution {
   Direction direction = Direction::forward;
   DType dtype = DType::f32;     // f16, bf16 or f32, of all operands
   bool rounds_to_tf32 = false;  // float factors may be
-  bool has_bias = false;        // of the channels of y, or of x with Direction::input
+  bool has_bias = false;        // of the channels of y; Direction::forward alone has one
   Dims x, w, y;                 // w: [out channels, in channels of a group, spatial...]
   Dims strides, dilations, pads_begin, pads_end;
   int64_t alignment = 16;  // bytes of which the addresses are multiples
 };
-// Operands in the order of addresses: forward x, w, (bias,) y; input dy, w, (bias,) dx; weight dy,
-// x, dw.
+// Operands in the order of addresses: forward x, w, (bias,) y; input dy, w, dx; weight dy, x, dw.
 
 // softmax(scale q k^T) v per head, or its gradients. q [b, heads, queries, head_dim], k and v with
 // kv_heads and keys, in any strides whose last is 1. `logsumexp` is natural, of the scaled scores,

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "ortrain/gpu/gemm.h"
@@ -36,13 +37,21 @@ class CudnnTest : public ::testing::Test {
   }
   static void use(const char* value) { setenv("ORTRAIN_CUDNN", value, 1); }
 
-  // Runs the cases of the operators by the kernel; returns those that it took.
-  static std::set<std::string> taken(const std::set<std::string>& operators) {
+  // Runs the cases of the operators by the library's kernel; returns those that it took.
+  static std::set<std::string> taken(const std::map<std::string, const char*>& operators) {
+    KernelRegistry registry(device(0));
+    for (const auto& [name, domain] : operators) {
+      const Kernel& first = kernels(0).find(domain, name).front();
+      EXPECT_EQ(first.name, "cudnn");
+      registry.add(*domain == 0 ? name : str(domain, "::", name), {first});
+    }
     std::set<std::string> names;
     for (const testing::OpCase& op_case : testing::all_cases().all()) {
-      if (!operators.contains(op_case.op) || op_case.refusal) continue;
-      for (const testing::CheckRow& row : testing::check_kernels(op_case, kernels(0))) {
-        if (row.kernel != "cudnn" || row.refused) continue;
+      const size_t colons = op_case.op.find("::");
+      const std::string name = op_case.op.substr(colons == std::string::npos ? 0 : colons + 2);
+      if (!operators.contains(name) || op_case.refusal) continue;
+      for (const testing::CheckRow& row : testing::check_kernels(op_case, registry)) {
+        if (row.refused) continue;
         EXPECT_TRUE(row.passed) << row.name << " " << name_of(row.type) << ": " << row.message;
         names.insert(row.name);
       }
@@ -63,8 +72,10 @@ ops::ConvProblem plane(int64_t groups, ops::WindowAxis rows, ops::WindowAxis col
 }
 
 TEST_F(CudnnTest, ConvolutionsEqualReference) {
-  const auto names =
-      taken({"Conv", "ConvTranspose", "ortrain::ConvInputGrad", "ortrain::ConvWeightGrad"});
+  const auto names = taken({{"Conv", ""},
+                            {"ConvTranspose", ""},
+                            {"ConvInputGrad", "ortrain"},
+                            {"ConvWeightGrad", "ortrain"}});
   for (const char* op : {"Conv", "ortrain::ConvInputGrad", "ortrain::ConvWeightGrad"}) {
     for (const char* name : {"line", "line_strided", "padded", "strided", "dilated",
                              "dilated_strided", "grouped", "depthwise_doubled", "pointwise_strided",
@@ -81,7 +92,7 @@ TEST_F(CudnnTest, ConvolutionsEqualReference) {
 }
 
 TEST_F(CudnnTest, AttentionEqualsReference) {
-  const auto names = taken({"ortrain::Attention", "ortrain::AttentionGrad"});
+  const auto names = taken({{"Attention", "ortrain"}, {"AttentionGrad", "ortrain"}});
   for (const char* name : {"self", "cross", "causal", "causal_more_keys", "causal_more_queries",
                            "scale", "grouped_heads", "packed", "packed_grouped"}) {
     EXPECT_TRUE(names.contains(str("ortrain::Attention/", name))) << name;

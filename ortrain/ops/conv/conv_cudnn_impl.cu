@@ -3,11 +3,29 @@
 #include <algorithm>
 #include <array>
 
+#include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/base/error.h"
 #include "ortrain/gpu/gemm.h"
+#include "ortrain/gpu/launch.h"
 #include "ortrain/ops/conv/conv_cudnn.h"
 
 namespace ortrain::gpu {
+namespace {
+
+// The library adds a bias to y alone.
+bool bias_is_a_pass(const ConvNode& node) {
+  return node.has_bias && node.direction == CudnnConvolution::Direction::input;
+}
+
+template <class T>
+__global__ void add_bias(int64_t count, int64_t channels, int64_t size, const T* bias, T* x) {
+  using C = ComputeType<T>;
+  for_each_item(count, [&](int64_t i) {
+    x[i] = static_cast<T>(static_cast<C>(x[i]) + static_cast<C>(bias[i / size % channels]));
+  });
+}
+
+}  // namespace
 
 std::optional<CudnnConvolution> cudnn_convolution(const ConvNode& node, DType dtype,
                                                   std::string& why) {
@@ -19,7 +37,7 @@ std::optional<CudnnConvolution> cudnn_convolution(const ConvNode& node, DType dt
   CudnnConvolution c{.direction = node.direction,
                      .dtype = dtype,
                      .rounds_to_tf32 = dtype == DType::f32 && allow_tf32(),
-                     .has_bias = node.has_bias};
+                     .has_bias = node.has_bias && !bias_is_a_pass(node)};
   c.x = {p.batch, p.in_channels};
   c.w = {p.out_channels, p.group_in()};
   c.y = {p.batch, p.out_channels};
@@ -80,7 +98,7 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
     bytes = std::max(bytes, spec.workspace_bytes());
   }
   spec.request_workspace(bytes);
-  return [plan, anywhere, otherwise, has_bias = node.has_bias](const KernelArgs& args) {
+  const auto product = [plan, anywhere, has_bias = problem->has_bias](const KernelArgs& args) {
     std::array<void*, 4> all{const_cast<void*>(args.in[0]), const_cast<void*>(args.in[1]),
                              args.out[0]};
     if (has_bias) {
@@ -90,12 +108,25 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
     const std::span<void* const> operands(all.data(), has_bias ? 4 : 3);
     if (are_aligned(operands, kCudnnAlignment)) {
       run_cudnn(*plan, operands, args.workspace, args.stream);
-    } else if (anywhere) {
-      run_cudnn(*anywhere, operands, args.workspace, args.stream);
-    } else {
-      otherwise(args);
+      return true;
     }
+    if (!anywhere) return false;
+    run_cudnn(*anywhere, operands, args.workspace, args.stream);
+    return true;
   };
+  if (!bias_is_a_pass(node)) {
+    return [product, otherwise](const KernelArgs& args) {
+      if (!product(args)) otherwise(args);
+    };
+  }
+  return dispatch_float(problem->dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return [product, otherwise, p = node.problem](const KernelArgs& args) {
+      if (!product(args)) return otherwise(args);  // the bias too
+      launch(add_bias<T>, items(p.x_numel()), args.stream, p.x_numel(), p.in_channels, p.in_size(),
+             args.input<T>(2), args.output<T>(0));
+    };
+  });
 }
 
 }  // namespace ortrain::gpu
