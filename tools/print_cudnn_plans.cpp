@@ -19,7 +19,9 @@
 #include "ortrain/gpu/gpu_device.h"
 
 namespace ortrain::gpu {
+// Asked for a device that is there alone.
 int current_device() { return 0; }
+int compute_capability(int) { return 0; }
 }  // namespace ortrain::gpu
 
 namespace {

@@ -12,6 +12,7 @@
 
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "ortrain/gpu/gpu_device.h"
@@ -98,11 +99,11 @@ struct Builder {
   int64_t operands = 0;
   int64_t alignment = kCudnnAlignment;
 
-  // `capability` 0: that of the current device.
+  // `capability` of the device, which the headers would load CUDA's runtime to learn.
   Builder(DType type, int capability) {
-    // Nodes take over what is known when they are made.
-    if (capability > 0) graph->set_sm_version(capability);
-    graph->set_io_data_type(data_type(type))
+    graph
+        ->set_sm_version(capability)  // nodes take over what is known when they are made
+        .set_io_data_type(data_type(type))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
   }
@@ -245,7 +246,7 @@ class FrontendCudnn final : public Cudnn {
   template <class Problem>
   std::shared_ptr<CudnnPlan> build(const Problem& problem, bool exact_floats, std::string& why) {
     std::shared_ptr<Handle> handle;
-    Builder b = describe(problem, capability_);
+    Builder b = describe(problem, described_ ? capability_ : compute_capability(current_device()));
     fe::graph::Graph& graph = *b.graph;
     if (described_) {
       graph.set_device_properties(described_);
@@ -269,6 +270,9 @@ class FrontendCudnn final : public Cudnn {
     graph.deselect_numeric_notes(unwanted(exact_floats))
         .deselect_workspace_greater_than(kMostWorkspace);
     if (!fine(graph.check_support()) || !fine(graph.build_plans())) return nullptr;
+    std::vector<int64_t> places(static_cast<size_t>(b.operands));
+    std::iota(places.begin(), places.end(), 1);
+    check(graph.get_variant_pack_uids_sorted() == places, "operands of cuDNN in our order");
     return std::make_shared<FrontendPlan>(std::move(b.graph), std::move(handle));
   }
 

@@ -77,9 +77,10 @@ TEST_F(CudnnTest, ConvolutionsEqualReference) {
                             {"ConvInputGrad", "ortrain"},
                             {"ConvWeightGrad", "ortrain"}});
   for (const char* op : {"Conv", "ortrain::ConvInputGrad", "ortrain::ConvWeightGrad"}) {
-    for (const char* name : {"line", "line_strided", "padded", "strided", "dilated",
-                             "dilated_strided", "grouped", "depthwise_doubled", "pointwise_strided",
-                             "same_lower", "volume", "volume_grouped", "whole_kernel"}) {
+    for (const char* name :
+         {"line", "line_strided", "padded", "strided", "dilated", "dilated_strided", "grouped",
+          "depthwise_doubled", "pointwise_strided", "same_lower", "volume", "volume_grouped",
+          "whole_kernel", "many_channels_grouped"}) {
       EXPECT_TRUE(names.contains(str(op, "/", name))) << op << " " << name;
     }
     for (const char* name : {"far_padding", "uneven_pads", "empty_batch", "cropped"}) {
@@ -93,8 +94,9 @@ TEST_F(CudnnTest, ConvolutionsEqualReference) {
 
 TEST_F(CudnnTest, AttentionEqualsReference) {
   const auto names = taken({{"Attention", "ortrain"}, {"AttentionGrad", "ortrain"}});
-  for (const char* name : {"self", "cross", "causal", "causal_more_keys", "causal_more_queries",
-                           "scale", "grouped_heads", "packed", "packed_grouped"}) {
+  for (const char* name :
+       {"self", "cross", "causal", "causal_more_keys", "causal_more_queries", "scale",
+        "grouped_heads", "packed", "packed_grouped", "grouped_heads_of_64"}) {
     EXPECT_TRUE(names.contains(str("ortrain::Attention/", name))) << name;
     EXPECT_TRUE(names.contains(str("ortrain::AttentionGrad/", name, "_float32"))) << name;
   }
