@@ -13,7 +13,7 @@
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
-#   make check-cuda  compile the GPU provider for sm_80 and sm_90 (needs nvcc, no GPU)
+#   make check-cuda  compile the GPU provider for sm_80 and sm_90, let cuDNN make plans (needs nvcc, no GPU)
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
 #   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
@@ -36,6 +36,8 @@ TORCH := 2.13.0
 DEEPSPEED := 0.19.8
 TRANSFORMERS_BEFORE := 5.22.2
 ABI3AUDIT := 0.0.26
+# cuDNN's headers, and for check-cuda the library.
+CUDNN_PINS := nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.24.0.43 nvidia-cuda-nvrtc==13.0.88
 
 VENV_DIR := $(abspath $(VENV))
 PY := $(VENV_DIR)/bin/python
@@ -143,12 +145,16 @@ distributed: build
 	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25
 
 # CUBLAS=file.whl also compares our declarations of cuBLASLt with the real one.
-check-cuda: setup build/build.ninja $(STAMPS)/nvrtc
+check-cuda: setup build/build.ninja $(STAMPS)/nvrtc $(STAMPS)/cudnn
 	$(PY) tools/check_device_code.py cuda --jobs $(JOBS)
 	cmake --build build -j $(JOBS) --target ortrain_print_kernels
 	$(PY) tools/check_generated_kernels.py --printer build/ortrain_print_kernels --arch sm_80,sm_90 \
 	  --nvrtc $(STAMPS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13 --threads $(JOBS)
 	$(if $(CUBLAS),$(PY) tools/check_gpu_libraries.py $(CUBLAS))
+	$(PY) tools/check_cudnn_plans.py $(STAMPS)/cudnn
+
+$(STAMPS)/cudnn: | $(STAMPS)/venv
+	$(PIP) install --no-deps --target $@ $(CUDNN_PINS)
 
 $(STAMPS)/nvrtc: | $(STAMPS)/venv
 	$(PIP) install --no-deps --target $@ nvidia-cuda-nvrtc==13.0.88
@@ -176,15 +182,20 @@ WHEEL_PINS := nanobind scikit_build_core pathspec packaging ninja numpy onnx ml_
   typing_extensions onednn-devel-cpu-gomp onednn-cpu-gomp
 ALONE := env -u VIRTUAL_ENV -u PYTHONPATH
 
-wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(addsuffix /bin/python,$(WHEEL_CHECK))
+wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(WHEEL_DIR)/cudnn $(addsuffix /bin/python,$(WHEEL_CHECK))
 	rm -rf $(WHEEL_DIR)/dist
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q wheel \
 	  --no-build-isolation --no-deps --wheel-dir $(WHEEL_DIR)/dist -C build-dir=$(WHEEL_DIR)/gpu \
 	  -C cmake.define.ORTRAIN_GPU=cuda -C cmake.define.CMAKE_CUDA_COMPILER="$(NVCC)" \
-	  -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" .
+	  -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
+	  -C cmake.define.ORTRAIN_CUDNN_ROOT="$(abspath $(WHEEL_DIR)/cudnn)" .
 	$(ALONE) $(WHEEL_PY) tools/check_wheel.py $(WHEEL_DIR)/dist/*.whl \
 	  $(if $(wildcard ortrain/gpu),--device-code) $(patsubst %,--python %/bin/python,$(WHEEL_CHECK))
 	mkdir -p dist && mv $(WHEEL_DIR)/dist/*.whl dist/
+
+$(WHEEL_DIR)/cudnn: $(WHEEL_DIR)/env/ready
+	rm -rf $@
+	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install --no-deps --target $@ $(CUDNN_PINS)
 
 nvcc:
 	@test -x "$(NVCC)" || { echo "No CUDA compiler at $(NVCC). Install CUDA 13's nvcc, or name it: NVCC=path" >&2; exit 1; }

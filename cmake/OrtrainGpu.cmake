@@ -104,6 +104,27 @@ else()
   enable_language(CUDA)
 endif()
 
+# cuDNN's headers; the library is loaded at run time, and nothing else is needed of it.
+set(ORTRAIN_CUDNN_ROOT "" CACHE PATH
+  "Folder that pip install --target filled with nvidia-cudnn-frontend, nvidia-cudnn-cu13 and nvidia-cuda-nvrtc")
+if(ORTRAIN_GPU STREQUAL "cuda" AND ORTRAIN_CUDNN_ROOT)
+  set(cudnn_flags "-O1")  # even so most of a minute and 1.2 GiB
+  foreach(header include/cudnn_frontend.h nvidia/cudnn/include/cudnn.h nvidia/cu13/include/nvrtc.h)
+    if(NOT EXISTS "${ORTRAIN_CUDNN_ROOT}/${header}")
+      message(FATAL_ERROR "ORTRAIN_CUDNN_ROOT: there is no ${ORTRAIN_CUDNN_ROOT}/${header}.")
+    endif()
+    get_filename_component(folder "${ORTRAIN_CUDNN_ROOT}/${header}" DIRECTORY)
+    list(APPEND cudnn_flags "-isystem${folder}")
+  endforeach()
+  foreach(folder IN LISTS CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES)
+    list(APPEND cudnn_flags "-isystem${folder}")
+  endforeach()
+  set_source_files_properties(ortrain/gpu/cudnn_frontend.cpp PROPERTIES
+    COMPILE_DEFINITIONS "ORTRAIN_CUDNN_FRONTEND=1" COMPILE_OPTIONS "${cudnn_flags}")
+elseif(ORTRAIN_GPU STREQUAL "cuda")
+  message(STATUS "cuDNN: ORTRAIN_CUDNN_ROOT is not set, own kernels only")
+endif()
+
 add_library(ortrain_gpu STATIC
   ${ORTRAIN_GPU_HOST_FILES} ${ORTRAIN_GPU_CODE_FILES} "${ORTRAIN_ALL_GPU_OPS}"
   "${ORTRAIN_EXPR_PRELUDE}")

@@ -9,6 +9,7 @@ used where it is found.
 import argparse
 import concurrent.futures
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,10 +27,27 @@ def find_tool(name: str, variable: str, others: list[str]) -> str:
     sys.exit(f"{name} was not found: install it, or set {variable} to its path")
 
 
+def cuda_include(nvcc: str) -> Path:
+    """Return the folder of CUDA's headers; nvcc may be a script that calls another one."""
+    command = [nvcc, "--dryrun", "-c", "-x", "cu", os.devnull, "-o", os.devnull]
+    text = subprocess.run(command, capture_output=True, text=True).stderr
+    found = re.search(r'INCLUDES="-I(.*?)"', text)
+    if not found:
+        sys.exit(f"{nvcc} names no folder of headers:\n{text}")
+    return Path(found[1].strip()).resolve()
+
+
+def cudnn_flags(root: Path, cuda: Path) -> list[str]:
+    """Return what compiles cuDNN in: headers of wheels below root, and those of CUDA."""
+    folders = ["include", "nvidia/cudnn/include", "nvidia/cu13/include"]
+    system = [str(root / folder) for folder in folders] + [str(cuda)]
+    return ["-DORTRAIN_CUDNN_FRONTEND=1", *(f"-isystem{folder}" for folder in system)]
+
+
 def cuda_commands(source: Path, target: Path, architectures: list[str]) -> list[str]:
     nvcc = find_tool("nvcc", "NVCC", ["/usr/local/cuda/bin/nvcc"])
     if source.suffix == ".cpp":
-        include = Path(shutil.which(nvcc)).resolve().parent.parent / "include"
+        include = cuda_include(nvcc)
         return [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-fPIC", *WARNINGS, "-Werror",
                 "-DORTRAIN_HAVE_GPU=1", f"-I{ROOT}", "-isystem", str(include),
                 "-c", str(source), "-o", str(target)]  # fmt: skip

@@ -35,7 +35,7 @@ OPS = {
 # Headers of other projects that only these folders see.
 FENCED = {"nlohmann/": ("training/",), "xxhash.h": ("training/",)}
 FENCED |= {"hwy/": ("cpu/",), "dnnl": ("onednn/",), "onnx/onnx-ml.pb.h": ("ir/onnx_",)}
-FENCED |= {"cuda": ("gpu/",), "hip/": ("gpu/",)}
+FENCED |= {"cuda": ("gpu/",), "hip/": ("gpu/",), "cudnn_frontend": ("gpu/cudnn_frontend",)}
 FENCED |= {"nanobind/": ("../python/src/",), "Python.h": ("../python/src/",)}
 # Module under python/ortrain -> modules that it may not import at any level.
 PYTHON = {

@@ -24,6 +24,9 @@ from benchmarks import ROOT, package_path
 from benchmarks.gpu_all.line import Aim, Line, Run
 from benchmarks.worker import Worker, WorkerEndedError
 
+# Whatever cuDNN has an algorithm for: each kernel that takes a case is checked, also those that
+# another goes before.
+_SETTINGS = {"ORTRAIN_CUDNN": "all"}
 CHUNK = 100  # cases per request: what a process that ends takes with it is run again in halves
 MOST_SHOWN = 40
 _REHEARSED_CASES = 30
@@ -122,7 +125,7 @@ def check_all(run: Run, indices: Sequence[int], gradient: bool) -> dict[str, Any
             part = waiting.pop()
             run.say(f"{checked} of {len(indices)} cases")
             if worker is None:
-                worker = Worker(run.environment(), None, run.deadline)
+                worker = Worker({**run.environment(), **_SETTINGS}, None, run.deadline)
             try:
                 made = worker.ask(
                     "call",
@@ -231,7 +234,7 @@ def measure_sanitized(run: Run) -> dict[str, Any]:
     ]
     # Each tensor an allocation of its own: what lies beside it is not the program's.
     path = package_path(os.environ.get("PYTHONPATH"))
-    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path, **_SETTINGS}
     run.say("compute-sanitizer")
     try:
         text, found = run_sanitizer(command, environment, run.seconds_left())

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/ops/attention/attention_cudnn.h"
 #include "ortrain/ops/attention/attention_kernels.h"
 #include "ortrain/ops/attention/attention_layout.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -51,7 +52,7 @@ AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
   return p;
 }
 
-// The kernels that there are. Vendor libraries would be others, in front.
+// Our own kernels; a library's stands in front.
 enum class Way { fragments, tiles };
 
 // Whether rows of `dim` elements at `data` may be read and written by packs: of 16 bytes, or of
@@ -153,26 +154,56 @@ KernelFn make_backward(NodeSpec& spec) {
   };
 }
 
+std::optional<std::string> forward_too_wide(const NodeSpec& spec) {
+  return too_wide(problem_of(spec, 0, 3), kMostForwardWidth);
+}
+std::optional<std::string> backward_too_wide(const NodeSpec& spec) {
+  return too_wide(problem_of(spec, 1, 6), most_backward_width());
+}
+
+std::optional<std::string> forward_not_by_cudnn(const NodeSpec& spec) {
+  return attention_cudnn_refuses(problem_of(spec, 0, 3), spec.input(0).dtype, false,
+                                 spec.has_output(1), compute_capability(current_device()));
+}
+std::optional<std::string> backward_not_by_cudnn(const NodeSpec& spec) {
+  if (!spec.has_output(0) || !spec.has_output(1) || !spec.has_output(2)) {
+    return "it makes all three gradients";
+  }
+  return attention_cudnn_refuses(problem_of(spec, 1, 6), spec.input(0).dtype, true, true,
+                                 compute_capability(current_device()));
+}
+
+KernelFn make_forward_by_cudnn(NodeSpec& spec) {
+  KernelFn own =
+      forward_too_wide(spec) ? make_forward<Way::tiles>(spec) : make_forward<Way::fragments>(spec);
+  return attention_cudnn(spec, problem_of(spec, 0, 3), false, std::move(own));
+}
+KernelFn make_backward_by_cudnn(NodeSpec& spec) {
+  KernelFn own = backward_too_wide(spec) ? make_backward<Way::tiles>(spec)
+                                         : make_backward<Way::fragments>(spec);
+  return attention_cudnn(spec, problem_of(spec, 1, 6), true, std::move(own));
+}
+
 }  // namespace
 
 void register_attention(KernelRegistry& registry) {
   constexpr DTypeSet kHalfTypes{DType::f16, DType::bf16};
-  registry.add("ortrain::Attention", {{.name = "fragments",
+  registry.add("ortrain::Attention", {{.name = "cudnn",
                                        .types = kHalfTypes,
-                                       .why_not =
-                                           [](const NodeSpec& spec) {
-                                             return too_wide(problem_of(spec, 0, 3),
-                                                             kMostForwardWidth);
-                                           },
+                                       .why_not = forward_not_by_cudnn,
+                                       .make = make_forward_by_cudnn},
+                                      {.name = "fragments",
+                                       .types = kHalfTypes,
+                                       .why_not = forward_too_wide,
                                        .make = make_forward<Way::fragments>},
                                       {.name = "tiles", .make = make_forward<Way::tiles>}});
-  registry.add("ortrain::AttentionGrad", {{.name = "fragments",
+  registry.add("ortrain::AttentionGrad", {{.name = "cudnn",
                                            .types = kHalfTypes,
-                                           .why_not =
-                                               [](const NodeSpec& spec) {
-                                                 return too_wide(problem_of(spec, 1, 6),
-                                                                 most_backward_width());
-                                               },
+                                           .why_not = backward_not_by_cudnn,
+                                           .make = make_backward_by_cudnn},
+                                          {.name = "fragments",
+                                           .types = kHalfTypes,
+                                           .why_not = backward_too_wide,
                                            .make = make_backward<Way::fragments>},
                                           {.name = "tiles", .make = make_backward<Way::tiles>}});
 }

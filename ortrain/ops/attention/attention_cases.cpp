@@ -53,6 +53,11 @@ std::vector<Form> forms() {
   add({"no_queries", {1, 2, 0, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}});
   add({"no_batch", {0, 2, 3, 4}, {0, 2, 3, 4}, {0, 2, 3, 4}});
   add({"no_keys", {1, 2, 3, 4}, {1, 2, 0, 4}, {1, 2, 0, 4}});
+  add({"grouped_heads_of_64",
+       {1, 4, 70, 64},
+       {1, 2, 70, 64},
+       {1, 2, 70, 64},
+       {{"is_causal", int64_t{1}}}});
   const Dims q{2, 2, 5, 4};
   const Dims k{2, 2, 9, 4};
   add({"bool_mask", q, k, k, {}, bool_mask({2, 2, 5, 9})});

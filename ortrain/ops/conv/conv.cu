@@ -5,6 +5,7 @@
 
 #include "ortrain/gpu/gemm.h"
 #include "ortrain/ops/conv/conv_columns.cuh"
+#include "ortrain/ops/conv/conv_cudnn.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::gpu {
@@ -294,32 +295,52 @@ KernelFn weight(NodeSpec& spec, const ConvProblem& p) {
   };
 }
 
-KernelFn make_forward(NodeSpec& spec) {
-  const ConvProblem p =
-      ops::conv_problem(spec.attrs(), spec.input(0).dims, spec.input(1).dims, spec.output(0).dims);
+using Direction = CudnnConvolution::Direction;
+
+ConvNode forward_node(const NodeSpec& spec) {
+  return {
+      Direction::forward,
+      ops::conv_problem(spec.attrs(), spec.input(0).dims, spec.input(1).dims, spec.output(0).dims),
+      spec.has_input(2)};
+}
+ConvNode input_grad_node(const NodeSpec& spec) {
+  return {Direction::input, ops::conv_problem(spec.attrs(), spec.output(0).dims, spec.input(1).dims,
+                                              spec.input(0).dims)};
+}
+ConvNode weight_grad_node(const NodeSpec& spec) {
+  return {Direction::weight, ops::conv_problem(spec.attrs(), spec.input(1).dims,
+                                               spec.output(0).dims, spec.input(0).dims)};
+}
+ConvNode transpose_node(const NodeSpec& spec) {
+  return {Direction::input,
+          ops::conv_transpose_problem(spec.attrs(), spec.input(0).dims, spec.input(1).dims,
+                                      spec.output(0).dims),
+          spec.has_input(2)};
+}
+
+template <auto kNode>
+KernelFn make_own(NodeSpec& spec) {
+  const ConvNode node = kNode(spec);
   return dispatch_float(spec.input(0).dtype, [&](auto tag) {
-    return forward<typename decltype(tag)::type>(spec, p, spec.has_input(2));
+    using T = typename decltype(tag)::type;
+    switch (node.direction) {
+      case Direction::forward:
+        return forward<T>(spec, node.problem, node.has_bias);
+      case Direction::input:
+        return input<T>(spec, node.problem, node.has_bias);
+      default:
+        return weight<T>(spec, node.problem);
+    }
   });
 }
-KernelFn make_input_grad(NodeSpec& spec) {
-  const ConvProblem p =
-      ops::conv_problem(spec.attrs(), spec.output(0).dims, spec.input(1).dims, spec.input(0).dims);
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) {
-    return input<typename decltype(tag)::type>(spec, p, false);
-  });
-}
-KernelFn make_weight_grad(NodeSpec& spec) {
-  const ConvProblem p =
-      ops::conv_problem(spec.attrs(), spec.input(1).dims, spec.output(0).dims, spec.input(0).dims);
-  return dispatch_float(spec.input(0).dtype,
-                        [&](auto tag) { return weight<typename decltype(tag)::type>(spec, p); });
-}
-KernelFn make_transpose(NodeSpec& spec) {
-  const ConvProblem p = ops::conv_transpose_problem(spec.attrs(), spec.input(0).dims,
-                                                    spec.input(1).dims, spec.output(0).dims);
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) {
-    return input<typename decltype(tag)::type>(spec, p, spec.has_input(2));
-  });
+
+template <auto kNode>
+std::vector<Kernel> conv_kernels() {
+  return {{.name = "cudnn",
+           .types = {DType::f16, DType::bf16, DType::f32},
+           .why_not = [](const NodeSpec& spec) { return conv_cudnn_refuses(spec, kNode(spec)); },
+           .make = [](NodeSpec& spec) { return conv_cudnn(spec, kNode(spec), make_own<kNode>); }},
+          {.name = "columns", .make = make_own<kNode>}};
 }
 
 }  // namespace
@@ -327,10 +348,10 @@ KernelFn make_transpose(NodeSpec& spec) {
 void set_conv_column_bytes(int64_t bytes) { most_column_bytes = bytes; }
 
 void register_conv(KernelRegistry& registry) {
-  registry.add("Conv", {{.name = "columns", .make = make_forward}});
-  registry.add("ConvTranspose", {{.name = "columns", .make = make_transpose}});
-  registry.add("ortrain::ConvInputGrad", {{.name = "columns", .make = make_input_grad}});
-  registry.add("ortrain::ConvWeightGrad", {{.name = "columns", .make = make_weight_grad}});
+  registry.add("Conv", conv_kernels<forward_node>());
+  registry.add("ConvTranspose", conv_kernels<transpose_node>());
+  registry.add("ortrain::ConvInputGrad", conv_kernels<input_grad_node>());
+  registry.add("ortrain::ConvWeightGrad", conv_kernels<weight_grad_node>());
 }
 
 }  // namespace ortrain::gpu

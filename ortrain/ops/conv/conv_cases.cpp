@@ -126,6 +126,38 @@ void add_conv(CaseRegistry& cases) {
              .types = {DType::f32, DType::f64},
              .check_gradient = false,
              .tolerance = 2e-4});  // sums of 2000 terms that cancel
+  // Channels that fill matrix units.
+  for (const ConvCase& c : std::vector<ConvCase>{
+           {"many_channels",
+            {2, 32, 9, 10},
+            {64, 32, 3, 3},
+            {2, 64, 9, 10},
+            {{"pads", Ints{1, 1, 1, 1}}}},
+           {"many_channels_grouped",
+            {2, 32, 9, 10},
+            {64, 16, 3, 3},
+            {2, 64, 5, 5},
+            {{"pads", Ints{1, 1, 1, 1}}, {"strides", Ints{2, 2}}, {"group", int64_t{2}}}}}) {
+    cases.add(
+        {.op = "Conv",
+         .name = c.name,
+         .inputs = {CaseInput::normal(c.x), CaseInput::normal(c.w), CaseInput::normal({c.w[0]})},
+         .attributes = c.attributes,
+         .check_gradient = false,
+         .tolerance = 1e-4});
+    cases.add({.op = "ortrain::ConvInputGrad",
+               .name = c.name,
+               .inputs = {CaseInput::normal(c.y), CaseInput::normal(c.w), CaseInput::int64s(c.x)},
+               .attributes = c.attributes,
+               .check_gradient = false,
+               .tolerance = 1e-4});
+    cases.add({.op = "ortrain::ConvWeightGrad",
+               .name = c.name,
+               .inputs = {CaseInput::normal(c.y), CaseInput::normal(c.x), CaseInput::int64s(c.w)},
+               .attributes = c.attributes,
+               .check_gradient = false,
+               .tolerance = 1e-4});
+  }
   cases.add({.op = "Conv",
              .name = "cropped",
              .inputs = {CaseInput::normal({1, 2, 9, 8}), CaseInput::normal({3, 2, 3, 3})},
