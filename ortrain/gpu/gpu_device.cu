@@ -289,6 +289,22 @@ int compute_capability(int index) {
 #endif
 }
 
+void give_shared_memory(const void* kernel, size_t bytes) {
+#if defined(__HIPCC__)
+  (void)kernel;  // blocks can have all there is
+  (void)bytes;
+#else
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  cudaFuncAttributes given;
+  require(cudaFuncGetAttributes(&given, kernel), "asking about a kernel");
+  if (given.maxDynamicSharedSizeBytes >= static_cast<int>(bytes)) return;
+  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(bytes)),
+          "asking for shared memory");
+#endif
+}
+
 void check_device_call(int code, const char* what) {
   if (code == 0) return;
   const auto error = static_cast<ORTRAIN_GPU(Error_t)>(code);

@@ -35,6 +35,12 @@ inline unsigned block_count(int64_t blocks) {
 // Throws DeviceError with the runtime's words when `code` is no success.
 void check_device_call(int code, const char* what);
 
+// More shared memory than this is given only to kernels that ask for it.
+inline constexpr size_t kSharedBytesOfAll = size_t{48} << 10;
+// Lets blocks of the kernel have `bytes` of it on the current device, or more where that has been
+// asked for before: another thread may be about to launch. Throws DeviceError.
+void give_shared_memory(const void* kernel, size_t bytes);
+
 // Puts kernel(args...) onto the stream. Nothing to do for no blocks. Throws DeviceError.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* stream, Args&&... args) {
@@ -54,13 +60,8 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* strea
       },
       values);
 #elif defined(__CUDACC__)
-  // More than 48 KiB are given only to kernels that ask for it.
-  if (shape.shared_bytes > (size_t{48} << 10)) {
-    check_device_call(
-        static_cast<int>(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              static_cast<int>(shape.shared_bytes))),
-        "asking for shared memory");
+  if (shape.shared_bytes > kSharedBytesOfAll) {
+    give_shared_memory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   }
   // The launch's own result: the last error of the thread may be somebody else's.
   std::tuple<Parameters...> values(static_cast<Parameters>(args)...);

@@ -71,6 +71,22 @@ struct TensorMemory {
   }
 };
 
+// Who reads of memory tries again with less of it: other errors of PyTorch are told as such.
+[[noreturn]] void throw_allocation_error(const nb::python_error& error, size_t bytes,
+                                         dlpack::Device place) {
+  const std::string text = error.what();
+  const std::string first = text.substr(0, text.find('\n'));
+  const bool is_memory = error.matches(nb::module_::import_("torch").attr("OutOfMemoryError")) ||
+                         error.matches(PyExc_MemoryError) ||
+                         text.find("can't allocate memory") != std::string::npos;
+  if (is_memory) {
+    throw OutOfMemoryError(
+        str("PyTorch has no ", bytes, " bytes on ", name_of(place), ": ", first));
+  }
+  throw DeviceError(
+      str("PyTorch makes no tensor of ", bytes, " bytes on ", name_of(place), ": ", first));
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<Block>> torch_blocks(dlpack::Device place,
@@ -90,9 +106,7 @@ std::vector<std::shared_ptr<Block>> torch_blocks(dlpack::Device place,
                         : torch.empty(tuple_of(spec->dims), spec->dtype, place);
       data = view_anywhere(tensor, "a result").data;
     } catch (nb::python_error& error) {
-      const std::string text = error.what();
-      throw OutOfMemoryError(str("PyTorch has no ", spec->bytes(), " bytes on ", name_of(place),
-                                 ": ", text.substr(0, text.find('\n'))));
+      throw_allocation_error(error, spec->bytes(), place);
     }
     nb::object held = is_empty ? tensor.attr("untyped_storage")() : tensor;
     blocks.emplace_back(new Block(data, spec->bytes()),

@@ -131,15 +131,25 @@ class SequenceGradients {
   SequenceGradients(const NodeSpec& spec, const Recurrence& r, const NodeTensors<T>& tensors)
       : r_(r), tensors_(tensors), width_(Cell::kGates * r.hidden) {
     const DType type = spec.input(At::kX).dtype;
-    const auto product = [&](int64_t m, int64_t n, int64_t k, bool trans_a, double beta) {
-      return Gemm({.dtype = type, .m = m, .n = n, .k = k, .trans_a = trans_a, .beta = beta});
+    const auto product = [&](int64_t m, int64_t n, int64_t k, bool trans_a) {
+      return Gemm({.dtype = type, .m = m, .n = n, .k = k, .trans_a = trans_a});
     };
-    if (tensors.wants(At::kDx)) dx_ = product(r.rows(), r.input, width_, false, 0);
-    if (tensors.wants(At::kDwih)) dw_ih_ = product(width_, r.input, r.rows(), true, 0);
+    if (tensors.wants(At::kDx)) dx_ = product(r.rows(), r.input, width_, false);
+    if (tensors.wants(At::kDwih)) dw_ih_ = product(width_, r.input, r.rows(), true);
     if (tensors.wants(At::kDwhh)) {
-      const int64_t first = r.steps == 0 ? 0 : r.batch;
-      dw_hh_first_ = product(width_, r.hidden, first, true, 0);
-      if (r.steps > 1) dw_hh_rest_ = product(width_, r.hidden, r.rows() - r.batch, true, 1);
+      // Of two products, rounded once.
+      sums_in_float_ = r.steps > 1 && sizeof(T) == 2;
+      const auto part = [&](int64_t k, double beta) {
+        return Gemm({.dtype = type,
+                     .m = width_,
+                     .n = r.hidden,
+                     .k = k,
+                     .trans_a = true,
+                     .beta = beta,
+                     .keep_sums = sums_in_float_});
+      };
+      dw_hh_first_ = part(r.steps == 0 ? 0 : r.batch, 0);
+      if (r.steps > 1) dw_hh_rest_ = part(r.rows() - r.batch, 1);
     }
     sums_ = {.dtype = type, .m = r.rows(), .n = width_, .ldd = std::max<int64_t>(width_, 1)};
   }
@@ -152,11 +162,15 @@ class SequenceGradients {
     return bytes;
   }
 
+  void add_to(Scratch& scratch) {
+    if (sums_in_float_) dw_hh_at_ = scratch.add<float>(width_ * r_.hidden);
+  }
+
   // [steps, batch, gates * hidden], of what x and h give to the gates.
   void run(const KernelArgs& args, T* dgates_x, T* dgates_h) const {
     const auto in = [&](size_t i) { return tensors_.in(args, i); };
     const auto out = [&](size_t i) { return tensors_.out(args, i); };
-    const auto multiply = [&](const std::optional<Gemm>& gemm, const T* a, const T* b, T* d) {
+    const auto multiply = [&](const std::optional<Gemm>& gemm, const T* a, const T* b, void* d) {
       if (gemm) gemm->run({.a = a, .b = b, .d = d, .c = d}, args.workspace, args.stream);
     };
     multiply(dx_, dgates_x, in(At::kWih), out(At::kDx));
@@ -164,9 +178,14 @@ class SequenceGradients {
     // The state before the first step is h0, before a later one y one step behind.
     const int64_t first = r_.steps == 0 ? 0 : r_.step(0) * r_.batch * width_;
     const T *y = in(At::kY), *h_first = dgates_h + first;
-    multiply(dw_hh_first_, h_first, in(At::kH0), out(At::kDwhh));
+    auto* const sums = sums_in_float_ ? Scratch::at<ComputeType<T>>(args, dw_hh_at_) : nullptr;
+    void* const dw_hh = sums_in_float_ ? static_cast<void*>(sums) : out(At::kDwhh);
+    multiply(dw_hh_first_, h_first, in(At::kH0), dw_hh);
     multiply(dw_hh_rest_, r_.reverse ? dgates_h : dgates_h + r_.batch * width_,
-             r_.reverse ? y + r_.state() : y, out(At::kDwhh));
+             r_.reverse ? y + r_.state() : y, dw_hh);
+    if (sums_in_float_) {
+      launch_sum_states<T>(args, width_ * r_.hidden, sums, nullptr, nullptr, out(At::kDwhh));
+    }
     add_up(args, dgates_x, out(At::kDbih));
     if constexpr (!Cell::kOneGradient) add_up(args, dgates_h, out(At::kDbhh));
   }
@@ -182,6 +201,8 @@ class SequenceGradients {
   int64_t width_;
   std::optional<Gemm> dx_, dw_ih_, dw_hh_first_, dw_hh_rest_;
   GemmProblem sums_;
+  bool sums_in_float_ = false;
+  size_t dw_hh_at_ = 0;
 };
 
 template <class T, class Cell>
@@ -198,6 +219,7 @@ class BackwardLayer {
     const int64_t count = r_.steps * r_.state() * Cell::kGates;
     dgates_x_at_ = dgates_h_at_ = scratch.add<T>(count);
     if (!Cell::kOneGradient) dgates_h_at_ = scratch.add<T>(count);
+    whole_.add_to(scratch);
   }
 
   BackwardSequence<T, Cell> start(const KernelArgs& args) const {

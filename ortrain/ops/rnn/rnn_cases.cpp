@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "ortrain/base/error.h"
 #include "ortrain/testing/case.h"
 
 namespace ortrain::testing {
@@ -154,13 +155,19 @@ void register_rnn(CaseRegistry& cases) {
   // More than a tile of a matrix product in every direction; rounding over many steps.
   for (const Layer& layer : layers()) {
     for (const Size& size : {Size{"wide", 3, 5, 70, 131}, Size{"many_rows", 4, 67, 9, 33},
-                             Size{"many_steps", 100, 2, 2, 3}}) {
-      cases.add({.op = layer.op,
-                 .name = size.name,
-                 .inputs = forward_inputs(layer, size, true, true),
-                 .outputs = 1 + layer.states + layer.saved.size(),
-                 .check_gradient = false});
-      add_grad(cases, layer, size, size.name, {});
+                             Size{"some_rows", 3, 7, 4, 9}, Size{"eleven_rows", 3, 11, 4, 9},
+                             Size{"thirty_rows", 4, 30, 5, 33}, Size{"many_steps", 100, 2, 2, 3}}) {
+      for (const bool reverse : {false, true}) {
+        const Attributes attributes{{"reverse", int64_t{reverse}}};
+        const std::string name = str(size.name, reverse ? "_reverse" : "");
+        cases.add({.op = layer.op,
+                   .name = name,
+                   .inputs = forward_inputs(layer, size, true, true),
+                   .attributes = attributes,
+                   .outputs = 1 + layer.states + layer.saved.size(),
+                   .check_gradient = false});
+        add_grad(cases, layer, size, name, attributes);
+      }
     }
   }
   const Layer& plain = layers()[2];
