@@ -128,6 +128,8 @@ struct Builder {
 // Its operators: convolution and what is added to it.
 Builder describe(const CudnnConvolution& p, int capability) {
   using Direction = CudnnConvolution::Direction;
+  check(!p.has_bias || (p.direction == Direction::forward && p.alignment >= kCudnnAlignment),
+        "a bias of y, at addresses for it");
   Builder b(p.dtype, capability);
   b.alignment = p.alignment;
   const auto dense = [&](const Dims& dims) { return b.input(dims, strides_of(dims), p.dtype); };
