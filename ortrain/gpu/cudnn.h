@@ -26,7 +26,9 @@ struct CudnnConvolution {
   bool has_bias = false;        // of the channels of y; Direction::forward alone has one
   Dims x, w, y;                 // w: [out channels, in channels of a group, spatial...]
   Dims strides, dilations, pads_begin, pads_end;
-  int64_t alignment = 16;  // bytes of which the addresses are multiples
+  // Bytes of which the addresses are multiples; fewer than 16 only without a bias: what adds one
+  // was seen not to regard it.
+  int64_t alignment = 16;
 };
 // Operands in the order of addresses: forward x, w, (bias,) y; input dy, w, dx; weight dy, x, dw.
 

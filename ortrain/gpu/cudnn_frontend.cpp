@@ -81,13 +81,22 @@ class FrontendPlan final : public CudnnPlan {
     if (status != CUDNN_STATUS_SUCCESS) {
       throw DeviceError(str("setting the stream of cuDNN: ", fe::detail::get_error_string(status)));
     }
-    // Operands have the numbers of their places, so these are in the order that is asked for.
-    const fe::error_t error = graph_->execute(handle_->value, const_cast<void**>(operands.data()),
-                                              static_cast<int>(operands.size()), workspace);
-    if (error.is_bad()) throw DeviceError("running cuDNN: " + words_of(error));
+    const std::string error = execute(operands, workspace);
+    if (!error.empty()) throw DeviceError("running cuDNN: " + error);
   }
 
  private:
+  // Operands have the numbers of their places, so these are in the order that is asked for.
+  std::string execute(std::span<void* const> operands, void* workspace) {
+    try {
+      const fe::error_t error = graph_->execute(handle_->value, const_cast<void**>(operands.data()),
+                                                static_cast<int>(operands.size()), workspace);
+      return error.is_bad() ? words_of(error) : "";
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+
   std::unique_ptr<fe::graph::Graph> graph_;
   std::shared_ptr<Handle> handle_;
   size_t workspace_ = 0;
@@ -128,6 +137,8 @@ struct Builder {
 // Its operators: convolution and what is added to it.
 Builder describe(const CudnnConvolution& p, int capability) {
   using Direction = CudnnConvolution::Direction;
+  check(!p.has_bias || (p.direction == Direction::forward && p.alignment >= kCudnnAlignment),
+        "a bias of y, at addresses for it");
   Builder b(p.dtype, capability);
   b.alignment = p.alignment;
   const auto dense = [&](const Dims& dims) { return b.input(dims, strides_of(dims), p.dtype); };

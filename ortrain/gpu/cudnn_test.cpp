@@ -200,23 +200,23 @@ TEST_F(CudnnTest, AttentionThatMeansSomethingElse) {
   EXPECT_THAT(why(attention(512, 64)), HasSubstr("no engine"));
 }
 
-// A convolution [1, 1, 3, 3] by [1, 1, 2, 2] of ones, and what it is run with.
+// A convolution [1, 1, 3, 3] by [1, 1, 2, 2] of ones with a bias, and what it is run with.
 struct SmallConv {
   Node node{.op = "Conv", .name = "layer"};
   NodeSpec spec{*op_registry().find("", "Conv"),
                 node,
-                {{DType::f32, {1, 1, 3, 3}}, {DType::f32, {1, 1, 2, 2}}},
+                {{DType::f32, {1, 1, 3, 3}}, {DType::f32, {1, 1, 2, 2}}, {DType::f32, {1}}},
                 {{DType::f32, {1, 1, 2, 2}}},
                 {}};
 
   const Kernel* kernel() const { return kernels(0).select(spec); }
   void run(const KernelFn& made, size_t offset) {
-    std::vector<float> x(9 + offset, 1.0f), w(4, 1.0f), y(4);
+    std::vector<float> x(9 + offset, 1.0f), w(4, 1.0f), bias(1, 0.5f), y(4);
     std::vector<char> workspace(spec.workspace_bytes() + 64);
-    const void* in[] = {x.data() + offset, w.data()};
+    const void* in[] = {x.data() + offset, w.data(), bias.data()};
     void* out[] = {y.data()};
     made({.in = in, .out = out, .workspace = workspace.data()});
-    EXPECT_EQ(y, std::vector<float>(4, 4.0f));
+    EXPECT_EQ(y, std::vector<float>(4, 4.5f));
   }
 };
 

@@ -151,6 +151,9 @@ class CudnnStandIn final : public gpu::Cudnn {
  public:
   size_t version() const override { return 92400; }
   std::shared_ptr<gpu::CudnnPlan> plan(const gpu::CudnnConvolution& p, std::string& why) override {
+    check(!p.has_bias || (p.direction == gpu::CudnnConvolution::Direction::forward &&
+                          p.alignment >= gpu::kCudnnAlignment),
+          "a bias of y, at addresses for it");
     return p.alignment < least_alignment ? refuse(why) : made(p);
   }
   std::shared_ptr<gpu::CudnnPlan> plan(const gpu::CudnnAttention& p, std::string& why) override {

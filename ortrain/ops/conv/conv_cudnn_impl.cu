@@ -12,7 +12,7 @@
 namespace ortrain::gpu {
 namespace {
 
-// The library adds a bias to y alone.
+// The library has algorithms that add a bias to y, none that add one to x.
 bool bias_is_a_pass(const ConvNode& node) {
   return node.has_bias && node.direction == CudnnConvolution::Direction::input;
 }
@@ -84,10 +84,12 @@ std::optional<std::string> conv_cudnn_refuses(const NodeSpec& spec, const ConvNo
 KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSpec&)) {
   std::string why;
   auto problem = cudnn_convolution(node, spec.input(0).dtype, why);
-  auto plan = problem ? cudnn_plan(*problem, why) : nullptr;
+  const auto plan = problem ? cudnn_plan(*problem, why) : nullptr;
   if (!plan) throw UnsupportedError(spec.context() + why);
+  const bool fused = problem->has_bias;
   // Tensors of users may lie anywhere.
   problem->alignment = static_cast<int64_t>(size_of(problem->dtype));
+  problem->has_bias = false;
   const auto anywhere = cudnn_plan(*problem, why);
   size_t bytes = cudnn_workspace(*plan);
   KernelFn otherwise;
@@ -98,33 +100,26 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
     bytes = std::max(bytes, spec.workspace_bytes());
   }
   spec.request_workspace(bytes);
-  const auto product = [plan, anywhere, has_bias = problem->has_bias](const KernelArgs& args) {
-    std::array<void*, 4> all{const_cast<void*>(args.in[0]), const_cast<void*>(args.in[1]),
-                             args.out[0]};
-    if (has_bias) {
-      all[2] = const_cast<void*>(args.in[2]);
-      all[3] = args.out[0];
-    }
-    const std::span<void* const> operands(all.data(), has_bias ? 4 : 3);
-    if (are_aligned(operands, kCudnnAlignment)) {
-      run_cudnn(*plan, operands, args.workspace, args.stream);
-      return true;
-    }
-    if (!anywhere) return false;
-    run_cudnn(*anywhere, operands, args.workspace, args.stream);
-    return true;
-  };
-  if (!bias_is_a_pass(node)) {
-    return [product, otherwise](const KernelArgs& args) {
-      if (!product(args)) otherwise(args);
-    };
-  }
   return dispatch_float(problem->dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
-    return [product, otherwise, p = node.problem](const KernelArgs& args) {
-      if (!product(args)) return otherwise(args);  // the bias too
-      launch(add_bias<T>, items(p.x_numel()), args.stream, p.x_numel(), p.in_channels, p.in_size(),
-             args.input<T>(2), args.output<T>(0));
+    const bool of_y = node.direction == CudnnConvolution::Direction::forward;
+    const int64_t channels = of_y ? node.problem.out_channels : node.problem.in_channels;
+    const int64_t size = of_y ? node.problem.out_size() : node.problem.in_size();
+    return [=, count = node.problem.batch * channels * size,
+            has_bias = node.has_bias](const KernelArgs& args) {
+      void* const x = const_cast<void*>(args.in[0]);
+      void* const w = const_cast<void*>(args.in[1]);
+      void* const bias = has_bias ? const_cast<void*>(args.in[2]) : nullptr;
+      void* const y = args.out[0];
+      const bool aligned = are_aligned(std::array{x, w, bias, y}, kCudnnAlignment);
+      if (!aligned && !anywhere) return otherwise(args);
+      if (aligned && fused) {
+        return run_cudnn(*plan, std::array{x, w, bias, y}, args.workspace, args.stream);
+      }
+      run_cudnn(aligned ? *plan : *anywhere, std::array{x, w, y}, args.workspace, args.stream);
+      if (!has_bias) return;
+      launch(add_bias<T>, items(count), args.stream, count, channels, size, args.input<T>(2),
+             args.output<T>(0));
     };
   });
 }
