@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <filesystem>
 #include <map>
@@ -102,11 +103,28 @@ std::string key_of(const CudnnAttention& p) {
   return key;
 }
 
+class LogAtEnd {
+ public:
+  explicit LogAtEnd(const std::string& line) : line_(line) {}
+  ~LogAtEnd() {
+    if (!line_.empty() && log_enabled("dispatch")) log_line("dispatch", line_);
+  }
+  LogAtEnd(const LogAtEnd&) = delete;
+  LogAtEnd& operator=(const LogAtEnd&) = delete;
+
+ private:
+  const std::string& line_;
+};
+
+std::atomic<bool> convolutions_round_to_tf32{false};
+
 template <class Problem>
 std::shared_ptr<CudnnPlan> plan_of(const Problem& problem, std::string& why) {
   std::shared_ptr<Cudnn> library = find_cudnn(why);
   if (!library) return nullptr;
   Search& s = search();
+  std::string line;  // written without the lock: loggers may wait for others
+  const LogAtEnd log(line);
   const std::lock_guard lock(s.mutex);
   const std::string key = str(current_device(), " ", key_of(problem));
   const auto known = s.plans.find(key);
@@ -115,10 +133,14 @@ std::shared_ptr<CudnnPlan> plan_of(const Problem& problem, std::string& why) {
     return known->second.plan;
   }
   Made made;
-  made.plan = library->plan(problem, made.why);
-  if (log_enabled("dispatch")) {
-    log_line("dispatch", str("cuDNN, ", key, ": ", made.plan ? made.plan->engine() : made.why));
+  try {
+    made.plan = library->plan(problem, made.why);
+  } catch (const DeviceError& error) {  // the next node may ask again
+    why = error.what();
+    line = str("cuDNN, ", key, ": ", why);
+    return nullptr;
   }
+  line = str("cuDNN, ", key, ": ", made.plan ? made.plan->engine() : made.why);
   if (s.order.size() >= kMostPlans) {
     s.plans.erase(s.order.front());
     s.order.pop_front();
@@ -133,14 +155,14 @@ std::shared_ptr<CudnnPlan> plan_of(const Problem& problem, std::string& why) {
 
 std::shared_ptr<Cudnn> find_cudnn(std::string& why) {
   Search& s = search();
+  std::string line;
+  const LogAtEnd log(line);
   const std::lock_guard lock(s.mutex);
   if (s.given) return s.given;
   if (!s.done) {
     s.done = true;
     s.found = look(s.path, s.why);
-    if (log_enabled("dispatch")) {
-      log_line("dispatch", s.found ? str("cuDNN ", s.found->version()) : "no cuDNN: " + s.why);
-    }
+    line = s.found ? str("cuDNN ", s.found->version()) : "no cuDNN: " + s.why;
   }
   why = s.why;
   return s.found;
@@ -178,6 +200,9 @@ std::shared_ptr<CudnnPlan> cudnn_plan(const CudnnConvolution& problem, std::stri
 std::shared_ptr<CudnnPlan> cudnn_plan(const CudnnAttention& problem, std::string& why) {
   return plan_of(problem, why);
 }
+
+void set_allow_tf32_convolutions(bool allow) { convolutions_round_to_tf32 = allow; }
+bool allow_tf32_convolutions() { return convolutions_round_to_tf32; }
 
 size_t cudnn_workspace(const CudnnPlan& plan) {
   const size_t bytes = plan.workspace_bytes();

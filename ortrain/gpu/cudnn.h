@@ -66,7 +66,8 @@ class Cudnn {
  public:
   virtual ~Cudnn() = default;
   virtual size_t version() const = 0;  // 92400 is 9.24.0
-  // Null, with the reason in `why`. Throws nothing of the library's.
+  // Null, with the reason in `why`, where it has no algorithm. Throws DeviceError for failures that
+  // may not come again, such as a lack of memory.
   virtual std::shared_ptr<CudnnPlan> plan(const CudnnConvolution& problem, std::string& why) = 0;
   virtual std::shared_ptr<CudnnPlan> plan(const CudnnAttention& problem, std::string& why) = 0;
 };
@@ -101,6 +102,11 @@ std::optional<CudnnUse> cudnn_use(std::string& why);
 // The plan for the problem, made once for the current device and kept for nodes that ask the same.
 std::shared_ptr<CudnnPlan> cudnn_plan(const CudnnConvolution& problem, std::string& why);
 std::shared_ptr<CudnnPlan> cudnn_plan(const CudnnAttention& problem, std::string& why);
+
+// Whether convolutions of float32 may round their factors to TF32, as
+// torch.backends.cudnn.conv.fp32_precision says. Of the process; false at the beginning.
+void set_allow_tf32_convolutions(bool allow);
+bool allow_tf32_convolutions();
 
 // What to ask the plan of a node for: its workspace, to begin where the library wants it.
 size_t cudnn_workspace(const CudnnPlan& plan);

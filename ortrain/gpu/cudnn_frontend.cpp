@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -31,13 +32,15 @@ namespace {
 namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-constexpr size_t kOldest = 90800;  // the first whose properties of devices can be described
+constexpr size_t kOldest = 90800;          // the first whose properties of devices can be described
+constexpr size_t kOldestBackward = 91600;  // before, it took pieces of its workspace unaligned
 constexpr int64_t kMostWorkspace = int64_t{256} << 20;
 
-// The lock is held while the stream of a handle is set and work put on it.
+// Of a device. The lock is held while the stream of a handle is set and work put on it. A handle is
+// for one thread at a time, so that plans are made with another one.
 struct Handle {
   std::mutex mutex;
-  cudnnHandle_t value = nullptr;  // never given back: drivers may be gone at exit
+  cudnnHandle_t value = nullptr, planning = nullptr;  // never given back: drivers may be gone
 };
 
 fe::DataType_t data_type(DType type) {
@@ -82,16 +85,22 @@ class FrontendPlan final : public CudnnPlan {
       throw DeviceError(str("setting the stream of cuDNN: ", fe::detail::get_error_string(status)));
     }
     const std::string error = execute(operands, workspace);
-    if (!error.empty()) throw DeviceError("running cuDNN: " + error);
+    // Recordings are made on streams that are gone afterwards.
+    static_cast<void>(fe::detail::set_stream(handle_->value, nullptr));
+    if (!error.empty()) {
+      throw DeviceError(str("running cuDNN: ", error, "; ORTRAIN_CUDNN=off does without it"));
+    }
   }
 
  private:
   // Operands have the numbers of their places, so these are in the order that is asked for.
   std::string execute(std::span<void* const> operands, void* workspace) {
     try {
-      const fe::error_t error = graph_->execute(handle_->value, const_cast<void**>(operands.data()),
-                                                static_cast<int>(operands.size()), workspace);
-      return error.is_bad() ? words_of(error) : "";
+      fe::error_t error = graph_->execute(handle_->value, const_cast<void**>(operands.data()),
+                                          static_cast<int>(operands.size()), workspace);
+      std::string words = error.is_bad() ? error.get_message() : "";
+      std::ranges::replace(words, '\n', ' ');
+      return words;
     } catch (const std::exception& error) {
       return error.what();
     }
@@ -216,7 +225,12 @@ std::vector<fe::NumericalNote_t> unwanted(bool exact_floats) {
   std::vector<fe::NumericalNote_t> notes{fe::NumericalNote_t::NONDETERMINISTIC,
                                          fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION,
                                          fe::NumericalNote_t::DOWN_CONVERT_INPUTS};
-  if (exact_floats) notes.push_back(fe::NumericalNote_t::TENSOR_CORE);
+  if (exact_floats) {
+    // What rounds factors, and what transforms them, with errors larger than those of sums.
+    using Note = fe::NumericalNote_t;
+    notes.insert(notes.end(), {Note::TENSOR_CORE, Note::FFT, Note::WINOGRAD_TILE_6x6,
+                               Note::WINOGRAD_TILE_13x13});
+  }
   return notes;
 }
 
@@ -228,6 +242,10 @@ class FrontendCudnn final : public Cudnn {
     return guarded(p, p.dtype == DType::f32 && !p.rounds_to_tf32, why);
   }
   std::shared_ptr<CudnnPlan> plan(const CudnnAttention& p, std::string& why) override {
+    if (p.backward && version() < kOldestBackward) {
+      why = str("the gradients of attention by cuDNN ", version(), ", older than 9.16");
+      return nullptr;
+    }
     return guarded(p, false, why);
   }
 
@@ -248,9 +266,10 @@ class FrontendCudnn final : public Cudnn {
   std::shared_ptr<CudnnPlan> guarded(const Problem& problem, bool exact_floats, std::string& why) {
     try {
       return build(problem, exact_floats, why);
+    } catch (const Error&) {
+      throw;
     } catch (const std::exception& error) {  // of the headers, where a driver or runtime is missing
-      why = str("cuDNN: ", error.what());
-      return nullptr;
+      throw DeviceError(str("cuDNN: ", error.what()));
     }
   }
 
@@ -262,8 +281,7 @@ class FrontendCudnn final : public Cudnn {
     if (described_) {
       graph.set_device_properties(described_);
     } else {
-      handle = handle_of(current_device(), why);
-      if (!handle) return nullptr;
+      handle = handle_of(current_device());
     }
     const auto fine = [&](const fe::error_t& error) {
       if (error.is_good()) return true;
@@ -272,7 +290,7 @@ class FrontendCudnn final : public Cudnn {
     };
     if (!fine(graph.validate())) return nullptr;
     if (!fine(described_ ? graph.build_operation_graph()
-                         : graph.build_operation_graph(handle->value))) {
+                         : graph.build_operation_graph(handle->planning))) {
       return nullptr;
     }
     if (!fine(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}))) {
@@ -280,22 +298,27 @@ class FrontendCudnn final : public Cudnn {
     }
     graph.deselect_numeric_notes(unwanted(exact_floats))
         .deselect_workspace_greater_than(kMostWorkspace);
-    if (!fine(graph.check_support()) || !fine(graph.build_plans())) return nullptr;
+    if (!fine(graph.check_support())) return nullptr;
+    if (!fine(graph.build_plans())) {
+      if (described_) return nullptr;
+      throw DeviceError(why);  // for want of memory, say
+    }
     std::vector<int64_t> places(static_cast<size_t>(b.operands));
     std::iota(places.begin(), places.end(), 1);
     check(graph.get_variant_pack_uids_sorted() == places, "operands of cuDNN in our order");
     return std::make_shared<FrontendPlan>(std::move(b.graph), std::move(handle));
   }
 
-  std::shared_ptr<Handle> handle_of(int device, std::string& why) {
+  std::shared_ptr<Handle> handle_of(int device) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<Handle>& handle = handles_[device];
     if (handle) return handle;
     auto made = std::make_shared<Handle>();
-    const cudnnStatus_t status = fe::detail::create_handle(&made->value);
-    if (status != CUDNN_STATUS_SUCCESS) {
-      why = str("making a handle of cuDNN: ", fe::detail::get_error_string(status));
-      return nullptr;
+    for (cudnnHandle_t* one : {&made->value, &made->planning}) {
+      const cudnnStatus_t status = fe::detail::create_handle(one);
+      if (status != CUDNN_STATUS_SUCCESS) {
+        throw DeviceError(str("making a handle of cuDNN: ", fe::detail::get_error_string(status)));
+      }
     }
     return handle = std::move(made);
   }
@@ -316,13 +339,21 @@ std::shared_ptr<Cudnn> make_cudnn(void* library, std::optional<DescribedDevice> 
     why = str("the library has no ", name);
     return nullptr;
   }
+  // Asked without the headers, which stay with the library whose functions they have called.
+  const auto version = reinterpret_cast<size_t (*)()>(dlsym(library, "cudnnGetVersion"))();
+  if (version < kOldest) {
+    why = str("cuDNN ", version, " is older than 9.8");
+    return nullptr;
+  }
+  if (fe::cudnn_dlhandle != nullptr && fe::cudnn_dlhandle != library) {
+    why = "another cuDNN is in use";
+    return nullptr;
+  }
   fe::cudnn_dlhandle = library;
   try {
     auto made = std::make_shared<FrontendCudnn>();
-    if (made->version() < kOldest) {
-      why = str("cuDNN ", made->version(), " is older than 9.8");
-      return nullptr;
-    }
+    // Loads CUDA's runtime now, which a run would do.
+    if (!device) static_cast<void>(fe::detail::get_cuda_runtime_version());
     if (device) {
       why = made->describe_device(*device);
       if (!why.empty()) return nullptr;

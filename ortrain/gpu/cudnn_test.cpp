@@ -8,7 +8,6 @@
 #include <map>
 #include <set>
 
-#include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ops/attention/attention_cudnn.h"
@@ -33,7 +32,7 @@ class CudnnTest : public ::testing::Test {
   void TearDown() override {
     unsetenv("ORTRAIN_CUDNN");
     set_cudnn(nullptr);
-    set_allow_tf32(false);
+    set_allow_tf32_convolutions(false);
   }
   static void use(const char* value) { setenv("ORTRAIN_CUDNN", value, 1); }
 
@@ -133,7 +132,7 @@ TEST_F(CudnnTest, RoundsFloatsWhereProductsMay) {
   std::string why;
   const ops::WindowAxis axis{.in = 5, .out = 3, .kernel = 3};
   const ConvNode node{Direction::weight, plane(1, axis, axis)};
-  set_allow_tf32(true);
+  set_allow_tf32_convolutions(true);
   EXPECT_TRUE(cudnn_convolution(node, DType::f32, why)->rounds_to_tf32);
   EXPECT_FALSE(cudnn_convolution(node, DType::f16, why)->rounds_to_tf32);
 }
@@ -152,6 +151,8 @@ TEST_F(CudnnTest, RefusesWindowsThatItHasNot) {
   EXPECT_THAT(why, HasSubstr("padding alone"));
   EXPECT_TRUE(refused({.in = 0, .out = 1, .kernel = 3, .pad_begin = 2, .pad_end = 1}));
   EXPECT_THAT(why, HasSubstr("nothing"));
+  EXPECT_TRUE(refused({.in = int64_t{1} << 27, .out = (int64_t{1} << 27) - 2, .kernel = 3}));
+  EXPECT_THAT(why, HasSubstr("2^31 elements"));
 }
 
 AttentionProblem attention(int64_t keys, int width) {
@@ -172,7 +173,8 @@ TEST_F(CudnnTest, AttentionWhereItIsKnownToBeFaster) {
   EXPECT_EQ(why(attention(512, 64)), "");
   EXPECT_EQ(why(attention(512, 128), false, 100), "");
   EXPECT_THAT(why(attention(512, 64), false, 80), HasSubstr("sm_80"));
-  EXPECT_THAT(why(attention(511, 64)), HasSubstr("511 keys"));
+  EXPECT_THAT(why(attention(384, 64)), HasSubstr("384 keys"));
+  EXPECT_THAT(why(attention(576, 64)), HasSubstr("multiple of 128"));
   EXPECT_THAT(why(attention(512, 136)), HasSubstr("heads of 136"));
   EXPECT_THAT(why(attention(512, 64), true), HasSubstr("fixed order"));
   use("all");

@@ -61,10 +61,17 @@ def rounds_to_tf32() -> bool:
     return precision == "tf32" if precision is not None else matmul.allow_tf32
 
 
+def convolutions_round_to_tf32() -> bool:
+    """Tell the same of convolutions, for which PyTorch has a switch of its own."""
+    cudnn = torch.backends.cudnn
+    precision = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    return precision == "tf32" if precision is not None else cudnn.allow_tf32
+
+
 def follow_tf32(device: torch.device) -> None:
     """Let plans that are made from now on round as PyTorch's own products do."""
     if device.type == "cuda":
-        _core.set_allow_tf32(rounds_to_tf32())
+        _core.set_allow_tf32(rounds_to_tf32(), convolutions_round_to_tf32())
 
 
 def is_simulated() -> bool:

@@ -17,6 +17,7 @@
 #include "python/src/torch_blocks.h"
 
 #if defined(ORTRAIN_HAVE_GPU)
+#include "ortrain/gpu/cudnn.h"
 #include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
 #endif
@@ -212,16 +213,17 @@ void* current_stream(dlpack::Device place) {
 }
 
 void init_device(nb::module_& module) {
-  // Whether products of float32 on a GPU may round their factors to TF32, in plans made from now
-  // on.
+  // Whether matrix products and convolutions of float32 on a GPU may round their factors to TF32,
+  // in plans made from now on.
   module.def(
       "set_allow_tf32",
-      []([[maybe_unused]] bool allow) {
+      []([[maybe_unused]] bool products, [[maybe_unused]] bool convolutions) {
 #if defined(ORTRAIN_HAVE_GPU)
-        gpu::set_allow_tf32(allow);
+        gpu::set_allow_tf32(products);
+        gpu::set_allow_tf32_convolutions(convolutions);
 #endif
       },
-      nb::arg("allow"));
+      nb::arg("products"), nb::arg("convolutions"));
 #if defined(ORTRAIN_GPU_IS_SIMULATED)
   // For tests: whether the simulator gives results as a GPU does (above), and whether it runs
   // behind the host, which finds no fault then.

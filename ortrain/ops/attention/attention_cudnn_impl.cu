@@ -12,6 +12,7 @@ namespace {
 constexpr int kFirstCapability = 90;
 constexpr int kNarrowest = 64, kWidest = 128;
 constexpr int64_t kFewestKeys = 512;
+constexpr int64_t kTile = 128;  // each length costs a second: not those of every batch
 
 std::optional<std::string> slower(const AttentionProblem& p, bool backward, int capability) {
   if (backward) return "its backward with sums in a fixed order keeps all scores";
@@ -22,8 +23,10 @@ std::optional<std::string> slower(const AttentionProblem& p, bool backward, int 
     return str("heads of ", p.head_dim, " and ", p.value_dim, "; it is known to be faster from ",
                kNarrowest, " to ", kWidest);
   }
-  if (p.keys < kFewestKeys)
-    return str(p.keys, " keys; it is known to be faster from ", kFewestKeys);
+  if (p.keys < kFewestKeys || p.keys % kTile != 0 || p.queries % kTile != 0) {
+    return str(p.queries, " queries and ", p.keys, " keys; it is known to be faster from ",
+               kFewestKeys, " on, and a kernel is compiled for each multiple of ", kTile, " alone");
+  }
   return std::nullopt;
 }
 
@@ -85,7 +88,7 @@ KernelFn attention_cudnn(NodeSpec& spec, const AttentionProblem& p, bool backwar
   const bool keeps_logsumexp = backward || spec.has_output(1);
   const auto problem = cudnn_attention(p, dtype, backward, keeps_logsumexp, why);
   const auto plan = problem ? cudnn_plan(*problem, why) : nullptr;
-  if (!plan) throw UnsupportedError(spec.context() + why);
+  if (!plan) return own;  // it had one when the kernel was chosen
   spec.request_workspace(std::max(spec.workspace_bytes(), cudnn_workspace(*plan)));
   const size_t inputs = backward ? 6 : 3, outputs = backward ? 3 : keeps_logsumexp ? 2 : 1;
   return [plan, own = std::move(own), inputs, outputs](const KernelArgs& args) {

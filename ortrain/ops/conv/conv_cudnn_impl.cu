@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/base/error.h"
-#include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/ops/conv/conv_cudnn.h"
 
@@ -34,9 +34,14 @@ std::optional<CudnnConvolution> cudnn_convolution(const ConvNode& node, DType dt
     why = "nothing to be multiplied";
     return std::nullopt;
   }
+  // Algorithms of the library count offsets in 32 bits.
+  if (std::max({p.x_numel(), p.y_numel(), p.w_numel()}) > std::numeric_limits<int32_t>::max()) {
+    why = "a tensor of 2^31 elements or more";
+    return std::nullopt;
+  }
   CudnnConvolution c{.direction = node.direction,
                      .dtype = dtype,
-                     .rounds_to_tf32 = dtype == DType::f32 && allow_tf32(),
+                     .rounds_to_tf32 = dtype == DType::f32 && allow_tf32_convolutions(),
                      .has_bias = node.has_bias && !bias_is_a_pass(node)};
   c.x = {p.batch, p.in_channels};
   c.w = {p.out_channels, p.group_in()};
@@ -85,7 +90,7 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
   std::string why;
   auto problem = cudnn_convolution(node, spec.input(0).dtype, why);
   const auto plan = problem ? cudnn_plan(*problem, why) : nullptr;
-  if (!plan) throw UnsupportedError(spec.context() + why);
+  if (!plan) return own(spec);  // it had one when the kernel was chosen
   const bool fused = problem->has_bias;
   // Tensors of users may lie anywhere.
   problem->alignment = static_cast<int64_t>(size_of(problem->dtype));

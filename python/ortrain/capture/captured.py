@@ -161,4 +161,5 @@ def environment_key() -> Hashable:
         torch.get_default_dtype(),
         internals.has_global_module_hooks(),
         _HAS_CUDA and devices.rounds_to_tf32(),
+        _HAS_CUDA and devices.convolutions_round_to_tf32(),
     )
