@@ -111,6 +111,8 @@ class GpuDevice final : public Device {
   }
 
   void synchronize_all() override {
+    // A device cannot be waited for while any thread records.
+    const std::lock_guard lock(recording_mutex_);
     require(ORTRAIN_GPU(DeviceSynchronize)(), "waiting for the device");
   }
 
@@ -125,6 +127,7 @@ class GpuDevice final : public Device {
   }
   bool records() const override { return true; }
   std::shared_ptr<Recording> record(const std::function<void(void*)>& work) override {
+    const std::lock_guard lock(recording_mutex_);
     // A stream of its own: PyTorch's default stream cannot be recorded.
     ORTRAIN_GPU(Stream_t) stream = nullptr;
     require(ORTRAIN_GPU(StreamCreateWithFlags)(&stream, ORTRAIN_GPU(StreamNonBlocking)),
@@ -205,6 +208,8 @@ class GpuDevice final : public Device {
   int index_;
   std::mutex mutex_;
   Fault* fault_ = nullptr;
+  // Recursive: who waits inside of a recording gets the driver's error.
+  std::recursive_mutex recording_mutex_;
 };
 
 }  // namespace

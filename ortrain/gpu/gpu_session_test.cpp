@@ -2,8 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ortrain/base/error.h"
@@ -132,6 +136,33 @@ TEST(GpuDevice, WritesWhatTheHostMayChangeAtOnce) {
   std::vector<char> much(Device::kMostWritten + 1);
   EXPECT_THROW(device.write(block->data(), much.data(), much.size(), nullptr), InternalError);
   EXPECT_THROW(gpu::device(1), DeviceError);
+}
+
+TEST(GpuDevice, RaisesNothingWhileAnotherThreadRecords) {
+  Device& device = gpu::device(0);
+  *device.fault_slot() = {.kind = FaultKind::division};
+  std::promise<void> begun;
+  std::atomic<bool> ended = false;
+  std::thread recording([&] {
+    device.record([&](void*) {
+      begun.set_value();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ended = true;
+    });
+  });
+  begun.get_future().wait();
+  EXPECT_THROW(device.raise_faults(), Error);
+  EXPECT_TRUE(ended);
+  recording.join();
+}
+
+TEST(GpuDevice, KeepsAFaultThatItCannotWaitFor) {
+  Device& device = gpu::device(0);
+  *device.fault_slot() = {.kind = FaultKind::label, .value = 7, .high = 3};
+  const int64_t raised = device.num_raised();
+  EXPECT_THROW(device.record([&](void*) { device.raise_faults(); }), DeviceError);
+  EXPECT_EQ(device.num_raised(), raised);
+  EXPECT_THROW(device.raise_faults(), IndexError);
 }
 
 TEST(GpuDevice, RefusesToWaitInARecording) {

@@ -83,8 +83,13 @@ class SimulatedDevice final : public Device {
     move(to, from, bytes);
   }
   void synchronize(void*) override { refuse_while_recording(); }
+  void synchronize_all() override {
+    const std::lock_guard lock(recording_mutex_);
+    refuse_while_recording();
+  }
   bool records() const override { return true; }
   std::shared_ptr<Recording> record(const std::function<void(void*)>& work) override {
+    const std::lock_guard lock(recording_mutex_);
     simulator::Recorder recorder;
     work(nullptr);
     return std::make_shared<SimulatedRecording>(recorder.take());
@@ -99,6 +104,7 @@ class SimulatedDevice final : public Device {
 
  private:
   Fault fault_;
+  std::recursive_mutex recording_mutex_;  // as on a device
   static void refuse_while_recording() {
     if (simulator::is_recording()) throw DeviceError("a recording cannot wait for the device");
   }

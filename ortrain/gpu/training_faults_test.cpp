@@ -12,6 +12,7 @@
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/simulated_device.h"
 #include "ortrain/ir/text.h"
+#include "ortrain/training/checkpoint.h"
 #include "ortrain/training/training_program.h"
 
 // Labels that are wrong in a step of a program on a device.
@@ -151,6 +152,64 @@ TEST_P(TrainingFaults, GradientsThatWereKeptWithItAreGivenUp) {
   EXPECT_TRUE(training.step(1).updated);
   other.step(2);
   other.step(1);
+  EXPECT_EQ(training.values(), other.values());
+  EXPECT_EQ(training.state.steps, 2);
+}
+
+TEST_P(TrainingFaults, ThoseOfAnotherProgramLeaveKeptGradients) {
+  Training training(options(3)), other(options(3)), wrong(options());
+  for (Training* each : {&training, &other}) each->step(0);
+  gpu::simulator::fall_behind(true);
+  wrong.step(8);
+  gpu::simulator::fall_behind(false);
+  // Before the batch has begun.
+  EXPECT_THAT(error_of(training, 1), HasSubstr("label 8"));
+  EXPECT_EQ(training.state.kept_batches, 1);
+  wrong.step(0);
+  EXPECT_EQ(wrong.state.steps, 1);
+  for (Training* each : {&training, &other}) {
+    each->step(1);
+    EXPECT_TRUE(each->step(2).updated);
+  }
+  EXPECT_EQ(training.values(), other.values());
+  EXPECT_EQ(training.state.steps, 1);
+}
+
+TEST_P(TrainingFaults, AnErrorOfTheBatchGivesUpThoseBeforeIt) {
+  Training training(options(3)), other(options(3));
+  training.step(0);
+  EXPECT_THAT(error_of(training, 9), HasSubstr("label 9"));
+  EXPECT_EQ(training.state.kept_batches, 0);
+  for (Training* each : {&training, &other}) {
+    each->step(1);
+    each->step(2);
+    EXPECT_TRUE(each->step(0).updated);
+  }
+  EXPECT_EQ(training.values(), other.values());
+}
+
+TEST_P(TrainingFaults, ErrorsFromBeforeLeaveWhatIsRestored) {
+  Training training(options()), other(options());
+  for (Training* each : {&training, &other}) each->step(0);
+  Checkpoint checkpoint;
+  checkpoint.has_optimizer = true;
+  checkpoint.learning_rate = training.state.learning_rate;
+  checkpoint.steps = training.state.steps;
+  for (const auto& [name, tensor] : training.state.tensors) {
+    checkpoint.tensors[name] = tensor.on_host().clone(host_device());
+  }
+  for (const auto& [name, tensor] : training.state.optimizer) {
+    checkpoint.optimizer[name] = tensor.on_host().clone(host_device());
+  }
+  gpu::simulator::fall_behind(true);
+  training.step(4);
+  training.step(1);
+  restore(training.state, checkpoint);
+  EXPECT_EQ(training.state.steps, 1);
+  gpu::simulator::fall_behind(false);
+  EXPECT_THAT(error_of(training, 1), HasSubstr("label 4"));
+  EXPECT_EQ(training.state.steps, 1);
+  for (Training* each : {&training, &other}) each->step(2);
   EXPECT_EQ(training.values(), other.values());
   EXPECT_EQ(training.state.steps, 2);
 }

@@ -102,7 +102,8 @@ std::vector<std::shared_ptr<Block>> Device::results(std::span<const TensorSpec* 
 void Device::raise_faults() {
   Fault* const slot = fault_slot();
   if (slot == nullptr || !is_raised(*slot)) return;
-  if (!is_recorded_elsewhere(nullptr)) synchronize_all();
+  if (is_recorded_elsewhere(nullptr)) return;  // cannot be waited for: a later call throws
+  synchronize_all();
   Fault found;
   {
     const std::lock_guard lock(fault_mutex_);

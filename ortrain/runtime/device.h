@@ -75,9 +75,9 @@ class Device {
 
   // Where kernels put the first fault, readable by host and device; null where they throw.
   virtual Fault* fault_slot() = 0;
-  // Throws what is there by now; the error names the node. Work may still be under way, whose
-  // faults a later call throws. Before it throws it waits for all work of the device: what is on
-  // its way is done while the fault is recorded, and what comes later while it is not.
+  // Throws what is there by now, naming the node, when all work of the device is done: what was on
+  // its way ran with the fault recorded, what comes later runs without it. So one thread per device
+  // trains. Where it cannot wait (somebody else records a stream) the fault stays for a later call.
   virtual void raise_faults();
   // How often that has thrown.
   int64_t num_raised() const { return num_raised_; }

@@ -96,6 +96,7 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, 
   look_for_nan_in_inputs(false);
   try {
     run_steps(0, plan_->num_forward_steps);
+    if (fault_count_ != nullptr) device.count_if_faulty(fault_count_, stream_);
     refuse_nan(result);
     device.raise_faults();
   } catch (...) {

@@ -106,6 +106,9 @@ class RunContext {
   bool can_run_backward() const { return arena_ != nullptr; }
   // Drops them.
   void release();
+  // Adds 1 to a number on the device in each forward that ends with a fault recorded there, its own
+  // or an earlier one; not in one that throws before it begins. Null for none.
+  void count_faults(int64_t* count) { fault_count_ = count; }
 
  private:
   void run_steps(size_t begin, size_t end);
@@ -129,6 +132,7 @@ class RunContext {
   NanCheck nan_check_;
   std::vector<std::shared_ptr<Block>> output_blocks_;
   std::optional<size_t> next_step_;  // of a backward that has begun
+  int64_t* fault_count_ = nullptr;
 };
 
 }  // namespace ortrain

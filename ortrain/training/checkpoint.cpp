@@ -401,7 +401,7 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
       found->second.assign(tensor);
     }
   }
-  state.settle();
+  state.settle_now();
   // Without its states an optimizer starts anew.
   state.optimizer.clear();
   state.kept_batches = 0;

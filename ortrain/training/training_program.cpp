@@ -170,7 +170,6 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     return InputTensor{{dtype, {}}, base + offset};
   };
   const uint64_t runs = state.runs;
-  const int64_t raised = device.num_raised();
   bool draws = false;
   bool gives_norm = false;
   size_t next = 0;
@@ -225,14 +224,16 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     }
     if (placed) device.write(base, &numbers, sizeof(numbers), state.stream);
     RunContext context(session, plan);
+    // What is kept has the batch's gradients in it even where the forward throws its fault.
+    if (placed && keeps_gradients(which)) context.count_faults(state.undone() + 1);
     result.outputs = context.forward(addresses, state.stream);
     // Scaling the loss decides on the host what comes next; nothing else waits for the device.
     if (placed && options_.scales_loss) {
       device.download(&numbers, base, sizeof(numbers), state.stream);
       device.raise_faults();
     }
-    if (placed && which != kEvaluation) {
-      device.count_if_faulty(state.undone() + (keeps_gradients(which) ? 1 : 0), state.stream);
+    if (placed && which != kEvaluation && !keeps_gradients(which)) {
+      device.count_if_faulty(state.undone(), state.stream);
     }
     result.all_finite = numbers.all_finite;
     if (gives_norm && !placed) result.gradient_norm = numbers.gradient_norm;
@@ -240,8 +241,6 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     last_plan_ = std::move(plan);
   } catch (...) {
     state.runs = runs;
-    // Its own gradients are among those that are kept by now.
-    if (device.num_raised() != raised && keeps_gradients(which)) state.kept_batches = 0;
     state.settle();
     throw;
   }

@@ -68,6 +68,10 @@ void TrainingState::settle() {
   const int64_t raised = device->num_raised();
   if (raised == raised_before_) return;
   raised_before_ = raised;
+  settle_now();
+}
+
+void TrainingState::settle_now() {
   if (undone_.data == nullptr) return;
   int64_t counts[2];
   const std::shared_ptr<void> scope = device->enter();

@@ -68,6 +68,9 @@ class TrainingState {
   // nothing, and batches among them left kept gradients that are of no use. Takes them back from
   // the counters. Waits for the device only where an error was raised since the last call.
   void settle();
+  // The same at once, for what is known on the device by now: before counters are set anew, which
+  // no error that is raised later then changes.
+  void settle_now();
   // Two numbers on the device, made as zeros: steps and batches that settle() takes back.
   int64_t* undone();
 

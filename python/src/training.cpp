@@ -172,21 +172,25 @@ void init_training(nb::module_& module) {
       .def_prop_rw(
           "steps",
           [](TrainingState& state) {
+            const nb::gil_scoped_release release;
             state.settle();
             return state.steps;
           },
           [](TrainingState& state, int64_t steps) {
-            state.settle();
+            const nb::gil_scoped_release release;
+            state.settle_now();
             state.steps = steps;
           })
       .def_prop_rw(
           "kept_batches",
           [](TrainingState& state) {
+            const nb::gil_scoped_release release;
             state.settle();
             return state.kept_batches;
           },
           [](TrainingState& state, int64_t batches) {
-            state.settle();
+            const nb::gil_scoped_release release;
+            state.settle_now();
             state.kept_batches = batches;
           })
       .def_rw("seed", &TrainingState::seed)

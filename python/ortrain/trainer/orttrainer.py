@@ -114,6 +114,7 @@ class ORTTrainer:
         self._world_rank = self.options.distributed.world_rank
         self.engine = self._make_engine(engine_options)
         self._info = TrainStepInfo(optim_config)
+        self._info._follow(self.engine.state)
         self._sample: Tensors | None = None
         self._prepared = False
 
@@ -202,19 +203,12 @@ class ORTTrainer:
         if self._scaler is not None and starts:
             self._scaler.before_step()
             state.loss_scale = self._scaler.loss_scale
-        steps = state.steps
-        try:
-            outcome = self.engine.train_step(inputs)
-        except IndexError:
-            # Steps before on a device may turn out not to have been made.
-            info.optimization_step += state.steps - steps
-            raise
+        outcome = self.engine.train_step(inputs)
         info.step += 1
         if state.kept_batches == 0:  # the optimizer's turn
             info.all_finite = outcome.all_finite
             if self._scaler is not None:
                 self._scaler.update(info)
-            info.optimization_step += outcome.updated
         self.model_desc.check_outputs(outcome.outputs, extents)
         return self._chosen(outcome.outputs, fetches)
 

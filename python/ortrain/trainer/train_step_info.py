@@ -47,9 +47,35 @@ class TrainStepInfo:
         self.optimizer_config = optimizer_config
         self.all_finite = all_finite
         self.fetches: list[str] = list(fetches)
-        self.optimization_step = optimization_step
         self.step = step
+        self._state: Any = None
+        self._steps_before = optimization_step
+
+    @property
+    def optimization_step(self) -> int:
+        """Optimizer steps so far.
+
+        On a device it goes back by those that turn out not to have been made.
+        """
+        return self._steps_before + self._steps_of_state()
+
+    @optimization_step.setter
+    def optimization_step(self, number: int) -> None:
+        self._steps_before = number - self._steps_of_state()
+
+    def _steps_of_state(self) -> int:
+        return 0 if self._state is None else int(self._state.steps)
+
+    def _follow(self, state: Any) -> None:
+        """Count the steps that a state's ``steps`` counts, from now on."""
+        number = self.optimization_step
+        self._state = state
+        self.optimization_step = number
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies keep the number that it has now.
+        return {**vars(self), "_state": None, "_steps_before": self.optimization_step}
 
     def __repr__(self) -> str:
-        fields: dict[str, Any] = {k: v for k, v in vars(self).items() if k != "optimizer_config"}
-        return f"TrainStepInfo({', '.join(f'{k}={v}' for k, v in fields.items())})"
+        names = ("all_finite", "fetches", "optimization_step", "step")
+        return f"TrainStepInfo({', '.join(f'{name}={getattr(self, name)}' for name in names)})"

@@ -3,7 +3,7 @@
 """ORTTrainer on the GPU provider, simulated: its state lies on the device."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -144,6 +144,81 @@ def test_nor_do_the_steps_until_it_is_found(lagging: None) -> None:
     with pytest.raises(IndexError, match=r"label -7"):
         trainer.train_step(x, target)
     torch.testing.assert_close(kept(trainer), before, rtol=0, atol=0)
+    assert trainer.engine.state.steps == trainer.train_step_info.optimization_step == 2
+    for each in (trainer, other):
+        each.train_step(x, target)
+    torch.testing.assert_close(kept(trainer), kept(other), rtol=0, atol=0)
+
+
+def other_model(x: torch.Tensor) -> None:
+    """Run something that has nothing to do with a trainer."""
+    ORTModule(nn.Linear(6, 2))(x)
+
+
+FINDS = {
+    "eval_step": lambda trainer, x, target, path: trainer.eval_step(x, target),
+    "save_checkpoint": lambda trainer, x, target, path: trainer.save_checkpoint(path),
+    "another module": lambda trainer, x, target, path: other_model(x),
+    "another trainer": lambda trainer, x, target, path: make_trainer().train_step(x, target),
+}
+
+
+@pytest.mark.parametrize("finds", FINDS.values(), ids=FINDS.keys())
+def test_the_number_of_steps_is_right_whoever_finds_it(
+    finds: Callable[..., object], lagging: None, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+    train(trainer, 2)
+    info = trainer.train_step_info
+    x, target = torch.randn(4, 6), torch.tensor([0, 0, 1, 2])
+    trainer.train_step(x, torch.tensor([0, 3, 1, 2]))
+    trainer.train_step(x, target)
+    _core.simulate_lag(False)
+    with pytest.raises(IndexError, match="label 3"):
+        finds(trainer, x, target, tmp_path)
+    assert info.optimization_step == 2
+    trainer.train_step(x, target)
+    assert trainer.engine.state.steps == info.optimization_step == 3
+    trainer.save_checkpoint(tmp_path)
+    again = make_trainer()
+    again.load_checkpoint(tmp_path)
+    assert again.train_step_info.optimization_step == 3
+
+
+class Divided(nn.Module):
+    def forward(self, x: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+        return x * (6 // divisor)
+
+
+def test_nor_does_its_kind_matter(lagging: None) -> None:
+    trainer = make_trainer()
+    train(trainer, 2)
+    x, target = torch.randn(4, 6), torch.tensor([0, 0, 1, 2])
+    ORTModule(Divided())(torch.ones(2), torch.tensor([3, 0]))
+    trainer.train_step(x, target)
+    _core.simulate_lag(False)
+    with pytest.raises(_core.OrtrainError, match="division by zero"):
+        trainer.train_step(x, target)
+    assert trainer.engine.state.steps == trainer.train_step_info.optimization_step == 2
+
+
+@pytest.mark.parametrize("of", ["checkpoint", "state_dict"])
+def test_what_is_loaded_keeps_its_number_of_steps(of: str, lagging: None, tmp_path: Path) -> None:
+    trainer, other = make_trainer(), make_trainer()
+    for each in (trainer, other):
+        train(each, 2)
+    trainer.save_checkpoint(tmp_path)
+    kept_state = trainer.state_dict()
+    x, target = torch.randn(4, 6), torch.tensor([0, 0, 1, 2])
+    trainer.train_step(x, torch.tensor([0, 3, 1, 2]))
+    trainer.train_step(x, target)
+    if of == "checkpoint":
+        trainer.load_checkpoint(tmp_path)
+    else:
+        trainer.load_state_dict(kept_state)
+    _core.simulate_lag(False)
+    with pytest.raises(IndexError, match="label 3"):
+        trainer.train_step(x, target)
     assert trainer.engine.state.steps == trainer.train_step_info.optimization_step == 2
     for each in (trainer, other):
         each.train_step(x, target)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -801,6 +802,19 @@ def test_descriptions_are_checked(description: Any, error: type[Exception], text
 def test_numbers_are_checked(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+def test_copies_of_the_counters_stay_as_they_are() -> None:
+    trainer = ORTTrainer(Net(), DESCRIPTION, optim.SGDConfig(lr=0.1), nn.CrossEntropyLoss())
+    trainer.train_step(*batch(seed=0))
+    info = trainer.train_step_info
+    copies = [copy.copy(info), copy.deepcopy(info), pickle.loads(pickle.dumps(info))]
+    trainer.train_step(*batch(seed=1))
+    assert [each.optimization_step for each in copies] == [1, 1, 1]
+    assert info.optimization_step == 2
+    info.optimization_step = 10
+    trainer.train_step(*batch(seed=2))
+    assert "optimization_step=11, step=3" in repr(info)
 
 
 def test_schedules() -> None:
