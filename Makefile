@@ -4,7 +4,7 @@
 #   make setup    a virtual environment in .venv with everything pinned
 #   make build    C++ core, plugins, tests and the Python extension
 #   make test     all tests; the last line counts both runners
-#   make check    the inner loop: lint and the quick tests, under three minutes
+#   make check    the inner loop: lint and the quick tests
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")

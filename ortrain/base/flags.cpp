@@ -42,20 +42,16 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_GPU_SIMULATOR", "0",
          "Run modules on the CPU by the GPU provider's kernels, thread by thread: slow, for tests. "
          "Development builds alone have it."},
-    Flag{
-        "ORTRAIN_GPU_COMPILER", "auto",
-        "What compiles fused kernels at run time: auto (NVRTC on NVIDIA, hipRTC on AMD), off (they "
-        "are interpreted, which is slower), or the path of the compiler's library. In the "
-        "simulator "
-        "of the tests: host, or the path of a C++ compiler."},
+    Flag{"ORTRAIN_GPU_COMPILER", "auto",
+         "What compiles fused kernels at run time: auto (NVRTC on NVIDIA, hipRTC on AMD), off "
+         "(they are interpreted, which is slower), or the path of the compiler's library. In the "
+         "simulator of the tests: host, or the path of a C++ compiler."},
     Flag{"ORTRAIN_KERNEL_CACHE_DIR", "~/.cache/ortrain/kernels",
-         "Folder of kernels compiled at run time, which later processes load: a path that belongs "
-         "to "
-         "the user alone, or off."},
+         "Folder of kernels compiled at run time, which later processes load: a path that "
+         "belongs to the user alone, or off."},
     Flag{"ORTRAIN_CUDNN", "auto",
          "What NVIDIA's GPUs do by cuDNN, where it has an algorithm: auto (convolutions, and "
-         "attention "
-         "where it is known to be faster), conv (convolutions alone), all, or off."},
+         "attention where it is known to be faster), conv (convolutions alone), all, or off."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };
 

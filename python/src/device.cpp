@@ -4,11 +4,11 @@
 
 #include <nanobind/stl/string.h>
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ortrain/base/error.h"
@@ -125,39 +125,35 @@ class FreedBlocks {
   std::map<size_t, std::vector<std::shared_ptr<Block>>> by_size_;
 };
 
-// Whether the simulator's results are tensors of PyTorch's own, as those of a GPU are. The memory
-// of the CPU that they come from is not where it was in the step before, so nothing is recorded.
-std::atomic<bool> simulates_torch_results{false};
+// `torch_results`: results are tensors of PyTorch's own. A GPU's are; the simulator's in tests
+// alone, since the memory of the CPU that they come from is not where it was in the step before, so
+// that nothing is recorded.
+void set_allocators(const dlpack::ExchangeTable* table, bool torch_results) {
+  const int32_t type = dlpack_type_of_gpu();
+  gpu::Allocator allocate = [table, type](int index, size_t bytes, void*) {
+    const dlpack::Device place{type, index};
+    return table != nullptr ? allocate_by_table(*table, place, bytes)
+                            : allocate_by_python(place, bytes);
+  };
+  if (gpu::platform() == "simulator") {
+    static auto* const freed = new FreedBlocks();  // tensors may outlive static destruction
+    allocate = [allocate](int index, size_t bytes, void* stream) {
+      return freed->take(bytes, [&] { return allocate(index, bytes, stream); });
+    };
+  }
+  gpu::ResultAllocator results;
+  if (torch_results) {
+    results = [type](int index, std::span<const TensorSpec* const> specs, void*) {
+      return torch_blocks({type, index}, specs);
+    };
+  }
+  gpu::set_allocator(std::move(allocate), std::move(results));
+}
 
 void install_allocator() {
   static std::once_flag once;
-  std::call_once(once, [table = exchange_table()] {
-    const auto allocate = [table, type = dlpack_type_of_gpu()](int index, size_t bytes, void*) {
-      const dlpack::Device place{type, index};
-      return table != nullptr ? allocate_by_table(*table, place, bytes)
-                              : allocate_by_python(place, bytes);
-    };
-    const auto results = [type = dlpack_type_of_gpu()](
-                             int index, std::span<const TensorSpec* const> specs, void*) {
-      return torch_blocks({type, index}, specs);
-    };
-    if (gpu::platform() != "simulator") {
-      gpu::set_allocator(allocate, results);
-      return;
-    }
-    // Never destroyed: tensors may outlive static destruction.
-    auto* const freed = new FreedBlocks();
-    const auto take = [freed, allocate](int index, size_t bytes, void* stream) {
-      return freed->take(bytes, [&] { return allocate(index, bytes, stream); });
-    };
-    gpu::set_allocator(
-        take, [take, results](int index, std::span<const TensorSpec* const> specs, void* stream) {
-          if (simulates_torch_results) return results(index, specs, stream);
-          std::vector<std::shared_ptr<Block>> blocks;
-          for (const TensorSpec* spec : specs) blocks.push_back(take(index, spec->bytes(), stream));
-          return blocks;
-        });
-  });
+  std::call_once(
+      once, [table = exchange_table()] { set_allocators(table, gpu::platform() != "simulator"); });
 }
 
 #endif
@@ -228,7 +224,12 @@ void init_device(nb::module_& module) {
   // For tests: whether the simulator gives results as a GPU does (above), and whether it runs
   // behind the host, which finds no fault then.
   module.def(
-      "simulate_torch_results", [](bool on) { simulates_torch_results = on; }, nb::arg("on"));
+      "simulate_torch_results",
+      [](bool on) {
+        install_allocator();
+        set_allocators(exchange_table(), on);
+      },
+      nb::arg("on"));
   module.def("simulate_lag", &gpu::simulator::fall_behind, nb::arg("on"));
 #endif
   // "none", "simulator", "cuda" or "hip".

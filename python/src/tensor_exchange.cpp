@@ -105,19 +105,16 @@ const dlpack::ExchangeTable* exchange_table() {
   static const dlpack::ExchangeTable* table = nullptr;
   static bool is_known = false;
   if (is_known) return table;
-  const auto look = [] {
-    const dlpack::ExchangeTable* found = nullptr;
-    nb::object type = nb::module_::import_("torch").attr("Tensor");
-    if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
-      nb::object capsule = type.attr("__dlpack_c_exchange_api__");
-      found = static_cast<const dlpack::ExchangeTable*>(
-          PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-      if (found == nullptr) PyErr_Clear();
-      if (found != nullptr && found->header.version.major != dlpack::kMajorVersion) found = nullptr;
-    }
-    return found;
-  };
-  table = look();
+  const dlpack::ExchangeTable* found = nullptr;
+  const nb::object type = nb::module_::import_("torch").attr("Tensor");
+  if (nb::hasattr(type, "__dlpack_c_exchange_api__")) {
+    nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+    found = static_cast<const dlpack::ExchangeTable*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (found == nullptr) PyErr_Clear();
+    if (found != nullptr && found->header.version.major != dlpack::kMajorVersion) found = nullptr;
+  }
+  table = found;
   is_known = true;
   return table;
 }

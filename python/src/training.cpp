@@ -156,6 +156,20 @@ nb::tuple run_step(const TrainingProgram& program, TrainingState& state, const n
   return to_tuple(result, place);
 }
 
+// A counter of a state, which waits for the device where steps are to be taken back.
+template <auto kCounter>
+int64_t settled(TrainingState& state) {
+  const nb::gil_scoped_release release;
+  state.settle();
+  return state.*kCounter;
+}
+template <auto kCounter>
+void set_settled(TrainingState& state, int64_t number) {
+  const nb::gil_scoped_release release;
+  state.settle_now();
+  state.*kCounter = number;
+}
+
 }  // namespace
 
 void init_training(nb::module_& module) {
@@ -169,30 +183,9 @@ void init_training(nb::module_& module) {
           nb::arg("device") = "cpu")
       .def_rw("learning_rate", &TrainingState::learning_rate)
       .def_rw("loss_scale", &TrainingState::loss_scale)
-      .def_prop_rw(
-          "steps",
-          [](TrainingState& state) {
-            const nb::gil_scoped_release release;
-            state.settle();
-            return state.steps;
-          },
-          [](TrainingState& state, int64_t steps) {
-            const nb::gil_scoped_release release;
-            state.settle_now();
-            state.steps = steps;
-          })
-      .def_prop_rw(
-          "kept_batches",
-          [](TrainingState& state) {
-            const nb::gil_scoped_release release;
-            state.settle();
-            return state.kept_batches;
-          },
-          [](TrainingState& state, int64_t batches) {
-            const nb::gil_scoped_release release;
-            state.settle_now();
-            state.kept_batches = batches;
-          })
+      .def_prop_rw("steps", &settled<&TrainingState::steps>, &set_settled<&TrainingState::steps>)
+      .def_prop_rw("kept_batches", &settled<&TrainingState::kept_batches>,
+                   &set_settled<&TrainingState::kept_batches>)
       .def_rw("seed", &TrainingState::seed)
       .def_rw("runs", &TrainingState::runs)
       .def(

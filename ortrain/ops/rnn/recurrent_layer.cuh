@@ -44,6 +44,11 @@ class ForwardLayer {
     }
   }
 
+  // All steps in one launch.
+  template <int kRows>
+  static auto sequence_kernel() {
+    return recurrent_forward_sequence<T, Cell, kRows>;
+  }
   // What the inputs give to the gates is on its way into `saved`.
   ForwardSequence<T, Cell> start(const KernelArgs& args) const {
     const auto in = [&](size_t i) { return tensors_.in(args, i); };
@@ -71,6 +76,7 @@ class ForwardLayer {
     from_x_.run({.a = in(At::kX), .b = in(At::kWih), .d = s.saved}, args.workspace, args.stream);
     return s;
   }
+  void finish(const KernelArgs&, const ForwardSequence<T, Cell>&) const {}
 
  private:
   // The plain cell saves y itself.
@@ -245,6 +251,10 @@ class BackwardLayer {
     s.dgates_h = Scratch::at<T>(args, dgates_h_at_);
     return s;
   }
+  template <int kRows>
+  static auto sequence_kernel() {
+    return recurrent_backward_sequence<T, Cell, kRows>;
+  }
   // When the gradients of all gates are there.
   void finish(const KernelArgs& args, const BackwardSequence<T, Cell>& s) const {
     whole_.run(args, s.dgates_x, s.dgates_h);
@@ -299,34 +309,19 @@ KernelFn backward_by_steps(NodeSpec& spec, Cell cell) {
   };
 }
 
-template <class T, class Cell>
-KernelFn forward_at_once(NodeSpec& spec, Cell cell) {
-  ForwardLayer<T, Cell> layer(spec);
+// By a ForwardLayer or BackwardLayer.
+template <class Layer, class T, class Cell>
+KernelFn at_once(NodeSpec& spec, Cell cell) {
+  Layer layer(spec);
   const auto blocks = SequenceBlocks::of<T, Cell>(layer.extents());
   const LaunchShape shape = blocks.template shape<Cell>(layer.extents());
   Scratch scratch(layer.products_workspace());
   layer.add_to(scratch);
   spec.request_workspace(scratch.bytes());
   return [=, rows = blocks.rows](const KernelArgs& args) {
-    const ForwardSequence<T, Cell> s = layer.start(args);
+    const auto s = layer.start(args);
     with_sequence_rows(rows, [&](auto count) {
-      launch(recurrent_forward_sequence<T, Cell, count.value>, shape, args.stream, cell, s);
-    });
-  };
-}
-
-template <class T, class Cell>
-KernelFn backward_at_once(NodeSpec& spec, Cell cell) {
-  BackwardLayer<T, Cell> layer(spec);
-  const auto blocks = SequenceBlocks::of<T, Cell>(layer.extents());
-  const LaunchShape shape = blocks.template shape<Cell>(layer.extents());
-  Scratch scratch(layer.products_workspace());
-  layer.add_to(scratch);
-  spec.request_workspace(scratch.bytes());
-  return [=, rows = blocks.rows](const KernelArgs& args) {
-    const BackwardSequence<T, Cell> s = layer.start(args);
-    with_sequence_rows(rows, [&](auto count) {
-      launch(recurrent_backward_sequence<T, Cell, count.value>, shape, args.stream, cell, s);
+      launch(Layer::template sequence_kernel<count.value>(), shape, args.stream, cell, s);
     });
     layer.finish(args, s);
   };
@@ -348,36 +343,42 @@ std::optional<std::string> refuse_sequence(const NodeSpec& spec) {
   return refusal;
 }
 
+// make_at_once, make_by_steps: (tag of x's type, spec) -> KernelFn.
+template <class Cell, class Places, class AtOnce, class BySteps>
+void add_recurrent_kernels(KernelRegistry& registry, const std::string& op,
+                           const AtOnce& make_at_once, const BySteps& make_by_steps) {
+  const auto of_type = [](const auto& make) {
+    return [=](NodeSpec& spec) {
+      return with_type_of<Places>(spec, [&](auto tag) { return make(tag, spec); });
+    };
+  };
+  registry.add(op, {{.name = "sequence",
+                     .why_not = refuse_sequence<Cell, Places>,
+                     .make = of_type(make_at_once)},
+                    {.name = "steps", .make = of_type(make_by_steps)}});
+}
+
 // cell_of(spec): the cell of a node.
 template <class Cell, class CellOf>
 void register_recurrent(KernelRegistry& registry, const std::string& op, const CellOf& cell_of) {
-  using Forward = ForwardPlaces<Cell>;
-  using Backward = GradPlaces<Cell>;
-  const auto forward = [=](bool at_once) {
-    return [=](NodeSpec& spec) {
-      return with_type_of<Forward>(spec, [&](auto tag) {
+  add_recurrent_kernels<Cell, ForwardPlaces<Cell>>(
+      registry, op,
+      [=](auto tag, NodeSpec& spec) {
         using T = typename decltype(tag)::type;
-        return at_once ? forward_at_once<T, Cell>(spec, cell_of(spec))
-                       : forward_by_steps<T, Cell>(spec, cell_of(spec));
+        return at_once<ForwardLayer<T, Cell>, T>(spec, cell_of(spec));
+      },
+      [=](auto tag, NodeSpec& spec) {
+        return forward_by_steps<typename decltype(tag)::type, Cell>(spec, cell_of(spec));
       });
-    };
-  };
-  const auto backward = [=](bool at_once) {
-    return [=](NodeSpec& spec) {
-      return with_type_of<Backward>(spec, [&](auto tag) {
+  add_recurrent_kernels<Cell, GradPlaces<Cell>>(
+      registry, op + "Grad",
+      [=](auto tag, NodeSpec& spec) {
         using T = typename decltype(tag)::type;
-        return at_once ? backward_at_once<T, Cell>(spec, cell_of(spec))
-                       : backward_by_steps<T, Cell>(spec, cell_of(spec));
+        return at_once<BackwardLayer<T, Cell>, T>(spec, cell_of(spec));
+      },
+      [=](auto tag, NodeSpec& spec) {
+        return backward_by_steps<typename decltype(tag)::type, Cell>(spec, cell_of(spec));
       });
-    };
-  };
-  registry.add(
-      op, {{.name = "sequence", .why_not = refuse_sequence<Cell, Forward>, .make = forward(true)},
-           {.name = "steps", .make = forward(false)}});
-  registry.add(
-      op + "Grad",
-      {{.name = "sequence", .why_not = refuse_sequence<Cell, Backward>, .make = backward(true)},
-       {.name = "steps", .make = backward(false)}});
 }
 
 }  // namespace ortrain::gpu

@@ -101,26 +101,17 @@ void add_unwanted(CaseRegistry& cases, const Layer& layer) {
     std::vector<CaseInput> of_y = inputs, of_states = inputs, of_nothing = inputs;
     for (size_t i = 1; i <= layer.states; ++i) of_y[i] = of_nothing[i] = CaseInput::none();
     of_states[0] = of_nothing[0] = CaseInput::none();
-    cases.add({.op = op,
-               .name = "of_y" + suffix,
-               .inputs = of_y,
-               .attributes = attributes,
-               .outputs = outputs});
-    cases.add({.op = op,
-               .name = "of_states" + suffix,
-               .inputs = of_states,
-               .attributes = attributes,
-               .outputs = outputs});
-    cases.add({.op = op,
-               .name = "of_nothing" + suffix,
-               .inputs = of_nothing,
-               .attributes = attributes,
-               .outputs = outputs});
-    cases.add({.op = op,
-               .name = "dx_alone" + suffix,
-               .inputs = inputs,
-               .attributes = attributes,
-               .outputs = 1});
+    const auto add = [&](const char* name, const std::vector<CaseInput>& of, size_t wanted) {
+      cases.add({.op = op,
+                 .name = name + suffix,
+                 .inputs = of,
+                 .attributes = attributes,
+                 .outputs = wanted});
+    };
+    add("of_y", of_y, outputs);
+    add("of_states", of_states, outputs);
+    add("of_nothing", of_nothing, outputs);
+    add("dx_alone", inputs, 1);
   }
 }
 
