@@ -36,8 +36,9 @@ TORCH := 2.13.0
 DEEPSPEED := 0.19.8
 TRANSFORMERS_BEFORE := 5.22.2
 ABI3AUDIT := 0.0.26
-# cuDNN's headers, and for check-cuda the library.
+# Headers that cuDNN is compiled in with; check-cuda loads the libraries, of which cuDNN loads cuBLASLt.
 CUDNN_PINS := nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.24.0.43 nvidia-cuda-nvrtc==13.0.88
+CUBLAS_PINS := nvidia-cublas==13.1.1.3
 
 VENV_DIR := $(abspath $(VENV))
 PY := $(VENV_DIR)/bin/python
@@ -144,20 +145,20 @@ distributed: build
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \
 	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25
 
-# CUBLAS=file.whl also compares our declarations of cuBLASLt with the real one.
-check-cuda: setup build/build.ninja $(STAMPS)/nvrtc $(STAMPS)/cudnn
+CUDA_LIBRARIES := $(STAMPS)/cuda-libraries
+
+check-cuda: setup build/build.ninja $(CUDA_LIBRARIES)/ready
 	$(PY) tools/check_device_code.py cuda --jobs $(JOBS)
 	cmake --build build -j $(JOBS) --target ortrain_print_kernels
 	$(PY) tools/check_generated_kernels.py --printer build/ortrain_print_kernels --arch sm_80,sm_90 \
-	  --nvrtc $(STAMPS)/nvrtc/nvidia/cu13/lib/libnvrtc.so.13 --threads $(JOBS)
-	$(if $(CUBLAS),$(PY) tools/check_gpu_libraries.py $(CUBLAS))
-	$(PY) tools/check_cudnn_plans.py $(STAMPS)/cudnn
+	  --nvrtc $(CUDA_LIBRARIES)/nvidia/cu13/lib/libnvrtc.so.13 --threads $(JOBS)
+	$(PY) tools/check_gpu_libraries.py $(CUDA_LIBRARIES)
+	$(PY) tools/check_cudnn_plans.py $(CUDA_LIBRARIES)
 
-$(STAMPS)/cudnn: | $(STAMPS)/venv
-	$(PIP) install --no-deps --target $@ $(CUDNN_PINS)
-
-$(STAMPS)/nvrtc: | $(STAMPS)/venv
-	$(PIP) install --no-deps --target $@ nvidia-cuda-nvrtc==13.0.88
+$(CUDA_LIBRARIES)/ready: | $(STAMPS)/venv
+	rm -rf $(@D)
+	$(PIP) install --no-deps --target $(@D) $(CUDNN_PINS) $(CUBLAS_PINS)
+	touch $@
 
 check-hip: setup
 	command -v $(or $(HIPCC),hipcc) >/dev/null || { test "$$(id -u)" -eq 0 && \

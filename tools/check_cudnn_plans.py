@@ -5,7 +5,7 @@
     python tools/check_cudnn_plans.py ROOT [--architectures 80 90] [--all]
 
 ROOT is a folder that `pip install --target` filled with the wheels nvidia-cudnn-frontend,
-nvidia-cudnn-cu13 and nvidia-cuda-nvrtc. Compiles ortrain/gpu/cudnn_frontend.cpp as a build does,
+nvidia-cudnn-cu13, nvidia-cuda-nvrtc and nvidia-cublas. Compiles ortrain/gpu/cudnn_frontend.cpp as a build does,
 which needs CUDA's headers; where there is no driver, a stand-in for it takes the kernels that cuDNN
 compiles. Nothing is run on a GPU. Plans are printed where --all is given, else what has none.
 """
@@ -68,8 +68,9 @@ def main() -> int:
     given = parser.parse_args()
     root = given.root.resolve()
     library = root / "nvidia/cudnn/lib/libcudnn.so.9"
-    if not library.exists():
-        sys.exit(f"{library} is not there")
+    for needed in (library, root / "nvidia/cu13/lib/libcublasLt.so.13"):
+        if not needed.exists():
+            sys.exit(f"{needed} is not there")
     out = ROOT / "build/check-cudnn"
     out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
