@@ -53,6 +53,45 @@ def has_autocast_region(program: torch.export.ExportedProgram) -> bool:
     return any(node.target is internals.autocast_region() for node in _nodes(program))
 
 
+def recurrent_layers_in_one_dtype(program: torch.export.ExportedProgram) -> None:
+    """Put casts around recurrent layers of several dtypes, which compute in the widest of them.
+
+    Autocast acts on the products inside of their steps, which the graph does not hold.
+    """
+    for node in list(_nodes(program)):
+        if internals.is_recurrent(node.target):
+            _in_one_dtype(node)
+
+
+def _in_one_dtype(layers: fx.Node) -> None:
+    dtypes = {
+        n: value.dtype
+        for n in layers.all_input_nodes
+        if isinstance(value := n.meta.get("val"), torch.Tensor)
+    }
+    dtype = functools.reduce(torch.promote_types, dtypes.values())
+    for operand, given in dtypes.items():
+        if given != dtype:
+            layers.replace_input_with(operand, _cast(operand, dtype, layers, layers))
+    for result in list(layers.users):
+        wanted = result.meta["val"].dtype
+        if wanted != dtype:
+            users = list(result.users)
+            cast = _cast(result, wanted, layers, result.next)
+            for user in users:
+                user.replace_input_with(result, cast)
+
+
+def _cast(value: fx.Node, dtype: torch.dtype, layers: fx.Node, place: fx.Node) -> fx.Node:
+    """Add a cast before ``place`` that counts as a part of ``layers``."""
+    with place.graph.inserting_before(place):
+        cast = place.graph.call_function(
+            torch.ops.aten._to_copy.default, (value,), {"dtype": dtype}
+        )
+    cast.meta = {k: v for k, v in layers.meta.items() if k not in ("val", "tensor_meta")}
+    return cast
+
+
 def decompose_under_autocast(
     program: torch.export.ExportedProgram, known: Callable[[Any], bool]
 ) -> torch.export.ExportedProgram:

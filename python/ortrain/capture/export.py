@@ -17,7 +17,11 @@ from torch import nn
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.autocast_regions import decompose_under_autocast, has_autocast_region
+from ortrain.capture.autocast_regions import (
+    decompose_under_autocast,
+    has_autocast_region,
+    recurrent_layers_in_one_dtype,
+)
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.decomposition import decompose_unknown
@@ -160,7 +164,6 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         without_cache(module),
         internals.autograd_functions_by(functions.apply),
         internals.flexible_sizes(),
-        internals.recurrent_layers_whole(),
         internals.quiet_logs(),
         no_traces_kept(),
         torch.inference_mode(False),
@@ -232,6 +235,32 @@ def capture(
         raise CaptureError(reason_of(cause), module=name, source=error_source(cause)) from cause
 
 
+def _functional(
+    program: torch.export.ExportedProgram,
+    known: Callable[[Any], bool] | None,
+    autocast: AutocastState,
+    autocast_regions: bool,
+) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """Return the program without writes, of known operators, and the conditions that this added."""
+    detach_no_grad_regions(program)
+    # Tracing again is what puts the casts of autocast into the graph.
+    if known is not None and not autocast.enabled and make_functional(program, known):
+        inline_regions(program)
+        return program, []
+    if autocast.enabled or autocast_regions:
+        recurrent_layers_in_one_dtype(program)
+    keep_layers_in_regions(program)
+    if known is not None and (autocast.enabled or autocast_regions):
+        program = decompose_under_autocast(program, known)
+    else:
+        program = program.run_decompositions({})
+    if known is not None:
+        with autocast.left():
+            program = decompose_unknown(program, known)
+    # Functionalizing traces once more, which may add conditions.
+    return program, internals.guards_code(program)
+
+
 def _capture(
     module: nn.Module,
     name: str,
@@ -253,7 +282,8 @@ def _capture(
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
-        program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
+        with internals.recurrent_layers_whole(dtypes_of_a_step=True):
+            program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
 
         start = time.perf_counter()
@@ -262,21 +292,9 @@ def _capture(
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
-        detach_no_grad_regions(program)
-        # Tracing again is what puts the casts of autocast into the graph.
-        if known is not None and not autocast.enabled and make_functional(program, known):
-            inline_regions(program)
-        else:
-            keep_layers_in_regions(program)
-            if known is not None and (autocast.enabled or autocast_regions):
-                program = decompose_under_autocast(program, known)
-            else:
-                program = program.run_decompositions({})
-            if known is not None:
-                with autocast.left():
-                    program = decompose_unknown(program, known)
-            # Functionalizing traces once more, which may add conditions.
-            conditions += internals.guards_code(program)
+        with internals.recurrent_layers_whole():
+            program, added = _functional(program, known, autocast, autocast_regions)
+        conditions += added
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import sys
 import threading
@@ -24,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -139,22 +139,82 @@ def flexible_sizes() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def recurrent_layers_whole() -> Iterator[None]:
-    """Keep ``aten.lstm`` and ``aten.gru`` one node with a dynamic length while exporting.
+_RECURRENT = tuple(
+    getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+)
 
-    A release without these registrations exports the layers at a fixed length.
+
+def is_recurrent(op: Any) -> bool:
+    """Tell whether an operator is all layers of an LSTM, GRU or RNN over padded sequences."""
+    return op in _RECURRENT
+
+
+@contextlib.contextmanager
+def recurrent_layers_whole(dtypes_of_a_step: bool = False) -> Iterator[None]:
+    """Keep LSTMs, GRUs and RNNs one node of any length while tracing; PyTorch would write them out.
+
+    Args:
+      dtypes_of_a_step: Whether the results have, where autocast is on, the dtypes that PyTorch gives
+        for one step, and not that of the operands.
     """
-    try:
-        patches = importlib.import_module("torch.export._patches")
-    except ImportError:
-        patches = None
+    from torch._decomp import decomposition_table
+
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
     with contextlib.ExitStack() as stack:
-        for kind in ("lstm", "gru"):
-            register = getattr(patches, f"register_{kind}_while_loop_decomposition", None)
-            if register is not None:
-                stack.enter_context(register())
+        for op in _RECURRENT:
+            # Calls find their kernel by this cache.
+            op._dispatch_cache.clear()
+            stack.callback(op._dispatch_cache.clear)
+            # Fake tensors with symbolic sizes go by the table, others by the kernel.
+            for held, key in ((decomposition_table, op), (op.py_kernels, composite)):
+                original = held.get(key)
+                if callable(original):
+                    held[key] = _without_steps(op, original, dtypes_of_a_step)
+                    stack.callback(held.__setitem__, key, original)
         yield
+
+
+def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: Any) -> Any:
+    """Run recurrent layers of fake tensors over one step of one row of zeros.
+
+    Which library computes them, and so what autocast does, is known to PyTorch's dispatch alone.
+    """
+
+    def zeros(like: Any, *rows: int) -> torch.Tensor:
+        sizes = [*rows, *map(size_hint, like.shape[len(rows) :])]
+        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
+
+    with (
+        _disable_current_modes(),
+        torch._C._DisablePythonDispatcher(),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(torch._C._set_mkldnn_enabled, torch.backends.mkldnn.enabled)
+        torch._C._set_mkldnn_enabled(has_mkldnn)  # an export turns it off
+        states = pytree.tree_map(lambda s: zeros(s, size_hint(s.shape[0]), 1), hx)
+        return op(zeros(x, *[1] * (x.dim() - 1)), states, [zeros(p) for p in params], *flags)
+
+
+def _without_steps(
+    op: Any, original: Callable[..., Any], dtypes_of_a_step: bool
+) -> Callable[..., Any]:
+    has_mkldnn = torch.backends.mkldnn.enabled
+
+    def kernel(x: Any, hx: Any, params: Any, *flags: Any) -> Any:
+        if detect_fake_mode((x, hx, params)) is None:
+            return original(x, hx, params, *flags)
+        *_, bidirectional, batch_first = flags
+        states = [hx] if isinstance(hx, torch.Tensor) else hx
+        if dtypes_of_a_step and torch.is_autocast_enabled(x.device.type):
+            dtypes = [r.dtype for r in _one_step(op, has_mkldnn, x, hx, params, *flags)]
+        else:
+            dtypes = [x.dtype] * (1 + len(states))
+        y_shape = (*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
+        y = x.new_empty(y_shape, dtype=dtypes[0])
+        ends = (s.new_empty(s.shape, dtype=d) for s, d in zip(states, dtypes[1:], strict=True))
+        return y, *ends
+
+    return kernel
 
 
 def no_grad_region() -> Any:

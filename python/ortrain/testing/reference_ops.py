@@ -739,3 +739,14 @@ def _gru(inputs: list[Any], attributes: Attributes) -> tuple[Tensor, Tensor]:
         h = candidate + update * (h - candidate)
         outputs[t] = h
     return torch.stack(outputs), h
+
+
+@operator("RNN", "ortrain")
+def _rnn(inputs: list[Any], attributes: Attributes) -> tuple[Tensor, Tensor]:
+    x, h, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:6]
+    activation = {"tanh": torch.tanh, "relu": torch.relu}[attributes["activation"]]
+    outputs: list[Tensor] = [x] * x.shape[0]
+    for t in _steps(x.shape[0], attributes["reverse"]):
+        h = activation(F.linear(x[t], w_ih, b_ih) + F.linear(h, w_hh, b_hh))
+        outputs[t] = h
+    return torch.stack(outputs), h

@@ -258,18 +258,22 @@ class ShiftedLabels(nn.Module):
         return {"loss": loss + per_token.mean(), "logits": logits}
 
 
-@module_case("gru_and_lstm")
-class GruAndLstm(nn.Module):
+@module_case("recurrent_layers")
+class RecurrentLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.lstm = nn.LSTM(6, 4, num_layers=2, bidirectional=True)
         self.gru = nn.GRU(8, 3, batch_first=True, bias=False)
+        self.tanh = nn.RNN(3, 2, num_layers=2, bidirectional=True)
+        self.relu = nn.RNN(4, 5, nonlinearity="relu", batch_first=True, bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
         y, (h, c) = self.lstm(x)
         z, last = self.gru(y)
-        return z, h, c, last
+        both, ends = self.tanh(z)
+        row, end = self.relu(both[0])
+        return z, h, c, last, both, ends, row, end
 
 
 @module_case("convolutions", lambda rows, columns: {"x": torch.randn(rows, 3, columns + 4, 12)})

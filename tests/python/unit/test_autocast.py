@@ -263,3 +263,50 @@ def test_weights_are_cast_once() -> None:
         graph = prepare(plain, CallSignature(plain.forward).flatten((x,), {}), (x,), {}, {}).graph
     # The weight, the bias, the input.
     assert graph.text().count("Cast <") == 3
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers, behind a linear layer or not, under autocast of their own or not."""
+
+    def __init__(
+        self, layer: type[nn.RNNBase], projected: bool, inside: bool, **options: Any
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(5, 5) if projected else nn.Identity()
+        self.layer = layer(5, 7, **options)
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        with torch.autocast("cpu", enabled=self.inside or torch.is_autocast_enabled("cpu")):
+            y, states = self.layer(self.project(x))
+        return y, *([states] if isinstance(states, torch.Tensor) else states)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize("projected", [False, True], ids=["float32", "projected"])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=["1", "2x2"]
+)
+def test_recurrent_layers_stay_whole_with_dtypes_of_pytorch(
+    layer: type[nn.RNNBase], projected: bool, inside: bool, options: dict[str, Any]
+) -> None:
+    plain = Recurrent(layer, projected, inside, **options)
+    exact = copy.deepcopy(plain).double()
+    exact.inside = False
+    ours = ORTModule(copy.deepcopy(plain))
+    for shape in [(4, 3, 5), (6, 2, 5)]:
+        x = torch.randn(shape)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
+            results, expected = ours(x), plain(x)
+        truth = exact(x.double())
+        assert [r.dtype for r in results] == [r.dtype for r in expected]
+        for result, right in zip(results, truth, strict=True):
+            torch.testing.assert_close(result.double(), right, atol=0.02, rtol=0)
+        for made in (results, truth):
+            sum((r.to(torch.float64) ** 2).sum() for r in made).backward()
+    for made, right in zip(ours.parameters(), exact.parameters(), strict=True):
+        error = (made.grad.double() - right.grad).norm() / right.grad.norm()
+        assert error < 0.03
+    assert ours.report().native_share == 1.0, str(ours.report())

@@ -212,8 +212,7 @@ def test_recurrent_layers_train_as_eager_does_from_recordings(
     assert ours.report().native_share == 1.0, str(ours.report())
     kernels = kernels_of(ours)
     assert "host" not in kernels
-    if layer is not nn.RNN:  # PyTorch writes it out, step by step
-        assert {"sequence", "steps"} & kernels == {"sequence" if batch == 3 else "steps"}
+    assert {"sequence", "steps"} & kernels == {"sequence" if batch == 3 else "steps"}
     counts = [session.recordings for session in sessions(ours)]
     assert any(c["launched"] > 0 for c in counts), counts
 

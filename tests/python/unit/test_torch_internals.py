@@ -41,12 +41,27 @@ def test_flexible_sizes_keep_a_batch_of_one_dynamic() -> None:
 
 def test_recurrent_layers_stay_whole_at_any_length() -> None:
     with internals.recurrent_layers_whole(), internals.flexible_sizes():
-        for layer in (nn.LSTM(3, 4), nn.GRU(3, 4)):
+        relu = nn.RNN(3, 4, nonlinearity="relu")
+        names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        layers = (nn.LSTM(3, 4), nn.GRU(3, 4), nn.RNN(3, 4), relu)
+        for name, layer in zip(names, layers, strict=True):
             program = _export(layer, torch.randn(5, 2, 3)).run_decompositions({})
             targets = {str(n.target) for n in program.graph.nodes}
-            assert targets & {"aten.lstm.input", "aten.gru.input"}
+            assert f"aten.{name}.input" in targets
             sizes = next(n for n in program.graph.nodes if n.name == "input").meta["val"].shape
             assert isinstance(internals.size_expression(sizes[0]), sympy.Expr)
+
+
+def test_recurrent_layers_have_the_dtypes_of_a_step_where_asked() -> None:
+    layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = layer(x)[0].dtype
+        for of_a_step in (False, True):
+            with internals.recurrent_layers_whole(of_a_step), internals.flexible_sizes():
+                program = _export(layer, x)
+            node = next(n for n in program.graph.nodes if str(n.target) == "aten.lstm.input")
+            assert node.meta["val"][0].dtype == (expected if of_a_step else torch.float32)
+    assert torch.backends.mkldnn.enabled
 
 
 def test_no_grad_region_is_an_operator_of_the_export() -> None:

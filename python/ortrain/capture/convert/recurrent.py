@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU: layers and directions composed of one-layer nodes."""
+"""LSTM, GRU and RNN: layers and directions composed of one-layer nodes."""
 
 from __future__ import annotations
 
@@ -115,48 +115,58 @@ def lstm(
     return y, h, c
 
 
-@converts("aten.gru.input")
-def gru(
-    e: Emitter,
-    x: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, Value]:
-    def layer(
-        value: Value, states: list[Value], weights: list[Tensor], reverse: bool
-    ) -> tuple[Value, list[Value]]:
-        y, h = e.nodes(
-            "GRU",
-            2,
-            value,
-            *states,
-            *weights,
-            hidden_size=_hidden_size(e, weights),
-            reverse=int(reverse),
-            domain="ortrain",
-        )
-        return y, [h]
+def _of_one_state(op: str, **attributes: str) -> Callable[..., tuple[Value, Value]]:
+    """Return the conversion to layers of ``op``, which carry h alone from step to step."""
 
-    y, (h,) = _run_layers(
-        e,
-        x,
-        [hx],
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
-        layer,
-    )
-    return y, h
+    def convert(
+        e: Emitter,
+        x: Tensor,
+        hx: Tensor,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Value, Value]:
+        def layer(
+            value: Value, states: list[Value], weights: list[Tensor], reverse: bool
+        ) -> tuple[Value, list[Value]]:
+            y, h = e.nodes(
+                op,
+                2,
+                value,
+                *states,
+                *weights,
+                hidden_size=_hidden_size(e, weights),
+                reverse=int(reverse),
+                domain="ortrain",
+                **attributes,
+            )
+            return y, [h]
+
+        y, (h,) = _run_layers(
+            e,
+            x,
+            [hx],
+            params,
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            batch_first,
+            layer,
+        )
+        return y, h
+
+    return convert
+
+
+converts("aten.gru.input")(_of_one_state("GRU"))
+converts("aten.rnn_tanh.input")(_of_one_state("RNN", activation="tanh"))
+converts("aten.rnn_relu.input")(_of_one_state("RNN", activation="relu"))
 
 
 @converts("aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data", "aten.rnn_relu.data")
