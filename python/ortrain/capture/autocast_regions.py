@@ -89,6 +89,7 @@ def _cast(value: fx.Node, dtype: torch.dtype, layers: fx.Node, place: fx.Node) -
             torch.ops.aten._to_copy.default, (value,), {"dtype": dtype}
         )
     cast.meta = {k: v for k, v in layers.meta.items() if k not in ("val", "tensor_meta")}
+    cast.meta["val"] = value.meta["val"].to(dtype)  # which other layers may read
     return cast
 
 

@@ -282,7 +282,7 @@ def _capture(
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
-        with internals.recurrent_layers_whole(dtypes_of_a_step=True):
+        with internals.recurrent_layers_whole(as_called=True):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
 

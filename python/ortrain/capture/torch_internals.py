@@ -142,6 +142,8 @@ def flexible_sizes() -> Iterator[None]:
 _RECURRENT = tuple(
     getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 )
+# Their kernels in PyTorch, while others stand in for them.
+_written_out: dict[Any, Callable[..., Any]] = {}
 
 
 def is_recurrent(op: Any) -> bool:
@@ -150,12 +152,13 @@ def is_recurrent(op: Any) -> bool:
 
 
 @contextlib.contextmanager
-def recurrent_layers_whole(dtypes_of_a_step: bool = False) -> Iterator[None]:
+def recurrent_layers_whole(as_called: bool = False) -> Iterator[None]:
     """Keep LSTMs, GRUs and RNNs one node of any length while tracing; PyTorch would write them out.
 
     Args:
-      dtypes_of_a_step: Whether the results have, where autocast is on, the dtypes that PyTorch gives
-        for one step, and not that of the operands.
+      as_called: While a module's own code is traced: results have the dtypes that autocast gives
+        them, and gradients may pass but not be taken inside of the trace (CaptureError).
+        Otherwise they have the dtype of x.
     """
     from torch._decomp import decomposition_table
 
@@ -165,17 +168,54 @@ def recurrent_layers_whole(dtypes_of_a_step: bool = False) -> Iterator[None]:
             # Calls find their kernel by this cache.
             op._dispatch_cache.clear()
             stack.callback(op._dispatch_cache.clear)
+            if composite in op.py_kernels:
+                _written_out[op] = op.py_kernels[composite]
+                stack.callback(_written_out.pop, op)
             # Fake tensors with symbolic sizes go by the table, others by the kernel.
             for held, key in ((decomposition_table, op), (op.py_kernels, composite)):
                 original = held.get(key)
                 if callable(original):
-                    held[key] = _without_steps(op, original, dtypes_of_a_step)
+                    held[key] = _without_steps(op, original, as_called)
                     stack.callback(held.__setitem__, key, original)
         yield
 
 
+def _without_steps(op: Any, original: Callable[..., Any], as_called: bool) -> Callable[..., Any]:
+    """Return a kernel that gives fake results of recurrent layers and traces none of their steps."""
+    has_mkldnn = torch.backends.mkldnn.enabled
+    thread = threading.get_ident()
+
+    def kernel(x: Any, hx: Any, params: Any, *flags: Any) -> Any:
+        operands = pytree.tree_leaves((x, hx, params))
+        if threading.get_ident() != thread or detect_fake_mode(operands) is None:
+            return original(x, hx, params, *flags)
+        *_, bidirectional, batch_first = flags
+        by_batch = batch_first and x.dim() == 3
+        if as_called and size_hint(x.shape[1 if by_batch else 0]) == 0:
+            raise CaptureError("a recurrent layer over a sequence of length 0")
+        states = [hx] if isinstance(hx, torch.Tensor) else hx
+        dtypes = [x.dtype] * (1 + len(states))
+        if as_called and torch.is_inference_mode_enabled():
+            # No kernel is told there whether autocast is on.
+            raise CaptureError("a recurrent layer under torch.inference_mode")
+        if as_called and torch.is_autocast_enabled(x.device.type):
+            dtypes = [r.dtype for r in _one_step(op, has_mkldnn, x, hx, params, *flags)]
+        lead = [x.shape[1], x.shape[0]] if by_batch else x.shape[:-1]
+        width = states[0].shape[-1] * (2 if bidirectional else 1)
+        y = x.new_empty((*lead, width), dtype=dtypes[0])
+        ends = [s.new_empty(s.shape, dtype=d) for s, d in zip(states, dtypes[1:], strict=True)]
+        # In memory a batch stands inside of a step; whether views alias depends on it.
+        results = [y.transpose(0, 1) if by_batch else y, *ends]
+        if as_called and torch.is_grad_enabled():
+            wanting = [o for o in operands if o.requires_grad]
+            results = [_after(r, wanting) for r in results] if wanting else results
+        return tuple(results)
+
+    return kernel
+
+
 def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: Any) -> Any:
-    """Run recurrent layers of fake tensors over one step of one row of zeros.
+    """Run recurrent layers of fake tensors over one step of one row of zeros, without dropout.
 
     Which library computes them, and so what autocast does, is known to PyTorch's dispatch alone.
     """
@@ -184,6 +224,7 @@ def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: A
         sizes = [*rows, *map(size_hint, like.shape[len(rows) :])]
         return torch.zeros(sizes, dtype=like.dtype, device=like.device)
 
+    has_biases, num_layers, _, *others = flags
     with (
         _disable_current_modes(),
         torch._C._DisablePythonDispatcher(),
@@ -192,29 +233,19 @@ def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: A
         stack.callback(torch._C._set_mkldnn_enabled, torch.backends.mkldnn.enabled)
         torch._C._set_mkldnn_enabled(has_mkldnn)  # an export turns it off
         states = pytree.tree_map(lambda s: zeros(s, size_hint(s.shape[0]), 1), hx)
-        return op(zeros(x, *[1] * (x.dim() - 1)), states, [zeros(p) for p in params], *flags)
+        weights = [zeros(p) for p in params]
+        return op(zeros(x, 1, 1), states, weights, has_biases, num_layers, 0.0, *others)
 
 
-def _without_steps(
-    op: Any, original: Callable[..., Any], dtypes_of_a_step: bool
-) -> Callable[..., Any]:
-    has_mkldnn = torch.backends.mkldnn.enabled
+def _after(result: torch.Tensor, operands: list[torch.Tensor]) -> torch.Tensor:
+    """Return a fake result that requires a gradient as one computed from the operands does."""
 
-    def kernel(x: Any, hx: Any, params: Any, *flags: Any) -> Any:
-        if detect_fake_mode((x, hx, params)) is None:
-            return original(x, hx, params, *flags)
-        *_, bidirectional, batch_first = flags
-        states = [hx] if isinstance(hx, torch.Tensor) else hx
-        if dtypes_of_a_step and torch.is_autocast_enabled(x.device.type):
-            dtypes = [r.dtype for r in _one_step(op, has_mkldnn, x, hx, params, *flags)]
-        else:
-            dtypes = [x.dtype] * (1 + len(states))
-        y_shape = (*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
-        y = x.new_empty(y_shape, dtype=dtypes[0])
-        ends = (s.new_empty(s.shape, dtype=d) for s, d in zip(states, dtypes[1:], strict=True))
-        return y, *ends
+    def refuse(_: torch.Tensor) -> None:
+        raise CaptureError("its forward takes gradients through a recurrent layer")
 
-    return kernel
+    linked = (result + sum(o.sum() for o in operands)).to(result.dtype)
+    linked.register_hook(refuse)
+    return linked
 
 
 def no_grad_region() -> Any:
@@ -404,7 +435,7 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         kernel = op.py_kernels.get(key)
         if kernel is not None and not isinstance(kernel, torch._C.DispatchKey):
-            return kernel
+            return _written_out.get(op, kernel)
         # Not op.decompose: the export registers this function as the operator's kernel, so that
         # would call itself.
         return functools.partial(op._op_dk, key)

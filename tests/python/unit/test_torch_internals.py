@@ -52,15 +52,15 @@ def test_recurrent_layers_stay_whole_at_any_length() -> None:
             assert isinstance(internals.size_expression(sizes[0]), sympy.Expr)
 
 
-def test_recurrent_layers_have_the_dtypes_of_a_step_where_asked() -> None:
+def test_recurrent_layers_have_the_dtypes_of_a_call_where_asked() -> None:
     layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = layer(x)[0].dtype
-        for of_a_step in (False, True):
-            with internals.recurrent_layers_whole(of_a_step), internals.flexible_sizes():
+        for as_called in (False, True):
+            with internals.recurrent_layers_whole(as_called), internals.flexible_sizes():
                 program = _export(layer, x)
             node = next(n for n in program.graph.nodes if str(n.target) == "aten.lstm.input")
-            assert node.meta["val"][0].dtype == (expected if of_a_step else torch.float32)
+            assert node.meta["val"][0].dtype == (expected if as_called else torch.float32)
     assert torch.backends.mkldnn.enabled
 
 
