@@ -759,6 +759,8 @@ for _layers, _directions, _bias, _first in (
     _tail = (_bias, _layers, 0.0, True, _directions == 2, _first)
     case("lstm.input", _x, _h, _recurrent(4, _layers, _directions, _bias), *_tail)
     case("gru.input", _x, _h[0], _recurrent(3, _layers, _directions, _bias), *_tail)
+    for _name in ("rnn_tanh.input", "rnn_relu.input"):
+        case(_name, _x, _h[0], _recurrent(1, _layers, _directions, _bias), *_tail)
 
 
 # Grids
