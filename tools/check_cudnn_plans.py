@@ -5,9 +5,10 @@
     python tools/check_cudnn_plans.py ROOT [--architectures 80 90] [--all]
 
 ROOT is a folder that `pip install --target` filled with the wheels nvidia-cudnn-frontend,
-nvidia-cudnn-cu13, nvidia-cuda-nvrtc and nvidia-cublas. Compiles ortrain/gpu/cudnn_frontend.cpp as a build does,
-which needs CUDA's headers; where there is no driver, a stand-in for it takes the kernels that cuDNN
-compiles. Nothing is run on a GPU. Plans are printed where --all is given, else what has none.
+nvidia-cudnn-cu13, nvidia-cuda-nvrtc and nvidia-cublas. Compiles ortrain/gpu/cudnn_frontend.cpp as a
+build does, which needs CUDA's headers; where there is no driver, a stand-in for it takes the kernels
+that cuDNN compiles. Nothing is run on a GPU. Plans are printed where --all is given, else what has
+none.
 """
 
 import argparse

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,14 +13,13 @@ from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts
 
-# (x, states, weights, reverse) -> (y, final states)
-Layer = Callable[[Value, list[Value], list[Tensor], bool], tuple[Value, list[Value]]]
 
-
-def _run_layers(
+def _layers(
+    op: str,
+    attributes: Mapping[str, str],
     e: Emitter,
     x: Tensor,
-    states: Sequence[Tensor],
+    hx: Tensor | Sequence[Tensor],
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -27,9 +27,9 @@ def _run_layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-    layer: Layer,
-) -> tuple[Value, list[Value]]:
-    """Run all layers; returns the output and the final states stacked over layers."""
+) -> tuple[Value, ...]:
+    """Add a node ``op`` per layer and direction; returns y and the final states, stacked."""
+    states = [hx] if isinstance(hx, Tensor) else hx
     directions = 2 if bidirectional else 1
     per_direction = 4 if has_biases else 2
     count = num_layers * directions
@@ -50,8 +50,18 @@ def _run_layers(
         outputs = []
         for direction in range(directions):
             i = level * directions + direction
-            weights = list(params[i * per_direction : (i + 1) * per_direction])
-            y, ends = layer(value, [f[i] for f in first], weights, direction == 1)
+            weights = params[i * per_direction : (i + 1) * per_direction]
+            y, *ends = e.nodes(
+                op,
+                1 + len(states),
+                value,
+                *(f[i] for f in first),
+                *weights,
+                hidden_size=_hidden_size(e, weights),
+                reverse=direction,
+                domain="ortrain",
+                **attributes,
+            )
             outputs.append(y)
             for collected, end in zip(final, ends, strict=True):
                 collected.append(e.unsqueeze(end, [0]))
@@ -71,7 +81,7 @@ def _run_layers(
     if unbatched:
         value = e.squeeze(value, [0 if batch_first else 1])
         stacked = [e.squeeze(s, [1]) for s in stacked]
-    return value, stacked
+    return value, *stacked
 
 
 def _hidden_size(e: Emitter, weights: Sequence[Tensor]) -> int:
@@ -81,92 +91,10 @@ def _hidden_size(e: Emitter, weights: Sequence[Tensor]) -> int:
     return size
 
 
-@converts("aten.lstm.input")
-def lstm(
-    e: Emitter,
-    x: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, Value, Value]:
-    def layer(
-        value: Value, states: list[Value], weights: list[Tensor], reverse: bool
-    ) -> tuple[Value, list[Value]]:
-        y, h, c = e.nodes(
-            "LSTM",
-            3,
-            value,
-            *states,
-            *weights,
-            hidden_size=_hidden_size(e, weights),
-            reverse=int(reverse),
-            domain="ortrain",
-        )
-        return y, [h, c]
-
-    y, (h, c) = _run_layers(
-        e, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, layer
-    )
-    return y, h, c
-
-
-def _of_one_state(op: str, **attributes: str) -> Callable[..., tuple[Value, Value]]:
-    """Return the conversion to layers of ``op``, which carry h alone from step to step."""
-
-    def convert(
-        e: Emitter,
-        x: Tensor,
-        hx: Tensor,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Value, Value]:
-        def layer(
-            value: Value, states: list[Value], weights: list[Tensor], reverse: bool
-        ) -> tuple[Value, list[Value]]:
-            y, h = e.nodes(
-                op,
-                2,
-                value,
-                *states,
-                *weights,
-                hidden_size=_hidden_size(e, weights),
-                reverse=int(reverse),
-                domain="ortrain",
-                **attributes,
-            )
-            return y, [h]
-
-        y, (h,) = _run_layers(
-            e,
-            x,
-            [hx],
-            params,
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-            layer,
-        )
-        return y, h
-
-    return convert
-
-
-converts("aten.gru.input")(_of_one_state("GRU"))
-converts("aten.rnn_tanh.input")(_of_one_state("RNN", activation="tanh"))
-converts("aten.rnn_relu.input")(_of_one_state("RNN", activation="relu"))
+converts("aten.lstm.input")(functools.partial(_layers, "LSTM", {}))
+converts("aten.gru.input")(functools.partial(_layers, "GRU", {}))
+converts("aten.rnn_tanh.input")(functools.partial(_layers, "RNN", {"activation": "tanh"}))
+converts("aten.rnn_relu.input")(functools.partial(_layers, "RNN", {"activation": "relu"}))
 
 
 @converts("aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data", "aten.rnn_relu.data")
