@@ -24,6 +24,7 @@ from torch import nn
 import ortrain
 from ortrain import logs, progress
 from ortrain.capture import source_files
+from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.fingerprint import Fingerprint, Unkeyable
 from ortrain.capture.graph_files import GraphFiles
@@ -242,7 +243,7 @@ def _key(module: nn.Module, call: FlatCall) -> str:
             print_of.token(name, os.environ[name])
     print_of.token(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device())
     print_of.token(torch.is_inference_mode_enabled())
-    print_of.token(torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled)
+    print_of.token(torch.are_deterministic_algorithms_enabled(), internals.has_onednn())
     print_of.token(*AutocastState.current().enabled, _pattern(call))
     print_of.add_module()
     print_of.add(_plain(call.key), "the call")

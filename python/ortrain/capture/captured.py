@@ -159,7 +159,7 @@ def environment_key() -> Hashable:
         AutocastState.current(),
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
-        torch.backends.mkldnn.enabled,  # of which the dtypes of an LSTM under autocast depend
+        internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),
         _HAS_CUDA and devices.rounds_to_tf32(),
         _HAS_CUDA and devices.convolutions_round_to_tf32(),

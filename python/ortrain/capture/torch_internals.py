@@ -146,6 +146,11 @@ _RECURRENT = tuple(
 _written_out: dict[Any, Callable[..., Any]] = {}
 
 
+def has_onednn() -> bool:
+    """Tell whether PyTorch may compute by oneDNN; ``torch.backends.mkldnn.enabled`` takes longer."""
+    return torch._C._get_mkldnn_enabled()
+
+
 def is_recurrent(op: Any) -> bool:
     """Tell whether an operator is all layers of an LSTM, GRU or RNN over padded sequences."""
     return op in _RECURRENT
@@ -182,7 +187,7 @@ def recurrent_layers_whole(as_called: bool = False) -> Iterator[None]:
 
 def _without_steps(op: Any, original: Callable[..., Any], as_called: bool) -> Callable[..., Any]:
     """Return a kernel that gives fake results of recurrent layers and traces none of their steps."""
-    has_mkldnn = torch.backends.mkldnn.enabled
+    onednn = has_onednn()
     thread = threading.get_ident()
 
     def kernel(x: Any, hx: Any, params: Any, *flags: Any) -> Any:
@@ -199,7 +204,7 @@ def _without_steps(op: Any, original: Callable[..., Any], as_called: bool) -> Ca
             # No kernel is told there whether autocast is on.
             raise CaptureError("a recurrent layer under torch.inference_mode")
         if as_called and torch.is_autocast_enabled(x.device.type):
-            dtypes = [r.dtype for r in _one_step(op, has_mkldnn, x, hx, params, *flags)]
+            dtypes = [r.dtype for r in _one_step(op, onednn, x, hx, params, *flags)]
         lead = [x.shape[1], x.shape[0]] if by_batch else x.shape[:-1]
         width = states[0].shape[-1] * (2 if bidirectional else 1)
         y = x.new_empty((*lead, width), dtype=dtypes[0])
@@ -214,7 +219,7 @@ def _without_steps(op: Any, original: Callable[..., Any], as_called: bool) -> Ca
     return kernel
 
 
-def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: Any) -> Any:
+def _one_step(op: Any, onednn: bool, x: Any, hx: Any, params: Any, *flags: Any) -> Any:
     """Run recurrent layers of fake tensors over one step of one row of zeros, without dropout.
 
     Which library computes them, and so what autocast does, is known to PyTorch's dispatch alone.
@@ -230,8 +235,8 @@ def _one_step(op: Any, has_mkldnn: bool, x: Any, hx: Any, params: Any, *flags: A
         torch._C._DisablePythonDispatcher(),
         contextlib.ExitStack() as stack,
     ):
-        stack.callback(torch._C._set_mkldnn_enabled, torch.backends.mkldnn.enabled)
-        torch._C._set_mkldnn_enabled(has_mkldnn)  # an export turns it off
+        stack.callback(torch._C._set_mkldnn_enabled, has_onednn())
+        torch._C._set_mkldnn_enabled(onednn)  # an export turns it off
         states = pytree.tree_map(lambda s: zeros(s, size_hint(s.shape[0]), 1), hx)
         weights = [zeros(p) for p in params]
         return op(zeros(x, 1, 1), states, weights, has_biases, num_layers, 0.0, *others)
