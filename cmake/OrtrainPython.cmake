@@ -35,6 +35,7 @@ if(ORTRAIN_GPU STREQUAL "simulator")
     COMPILE_DEFINITIONS ORTRAIN_GPU_IS_SIMULATED=1)
 endif()
 target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
+ortrain_unity(_core 4 ${ORTRAIN_BINDING_FILES})
 # The core looks for its plugins beside itself.
 set_target_properties(_core PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
 if(ORTRAIN_DEV)

@@ -23,6 +23,9 @@ if(TARGET ortrain_gpu)
   target_link_libraries(ortrain_tests PRIVATE ortrain_gpu)
 endif()
 target_include_directories(ortrain_tests PRIVATE "${ORTRAIN_PROTO_DIR}")
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(ortrain_tests PRIVATE -O1)
+endif()
 if(TARGET ortrain_gpu)
   # For tools/check_generated_kernels.py.
   add_executable(ortrain_print_kernels EXCLUDE_FROM_ALL tools/print_generated_kernels.cpp)
@@ -57,5 +60,6 @@ if(ORTRAIN_GPU STREQUAL "simulator")
   target_compile_definitions(ortrain_tests PRIVATE
     ORTRAIN_CUBLASLT_STAND_IN="$<TARGET_FILE:ortrain_cublaslt_stand_in>")
 endif()
+ortrain_unity(ortrain_tests 6 ${ORTRAIN_TEST_FILES})
 gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
   PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)

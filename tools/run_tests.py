@@ -13,8 +13,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 TESTS = ROOT / "tests" / "python"
-# About as long as all the others together.
-_LONG_FOLDERS = frozenset({"distributed", "hf", "models"})
 
 
 def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
@@ -77,26 +75,22 @@ def cpp_tests(
 
 
 def python_tests(jobs: int, *, quick: bool) -> dict[Path, list[str]]:
-    """Return one command, or two where two fit: the folders that wait for processes by themselves."""
-    folders = sorted(p for p in TESTS.iterdir() if any(p.glob("test_*.py")))
-    groups = [folders]
+    """Return one command; tests/python/conftest.py says which tests share a worker."""
+    report = BUILD / "pytest.xml"
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", str(TESTS)]
     if jobs > 1:
-        long = [f for f in folders if f.name in _LONG_FOLDERS]
-        groups = [[f for f in folders if f not in long], long]
-    commands = {}
-    for number, group in enumerate(groups):
-        report = BUILD / f"pytest-{number}.xml"
-        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *map(str, group)]
-        commands[report] = [*command, *(["-m", "not slow"] if quick else [])]
-    return commands
+        command += [f"--numprocesses={jobs}", "--dist=loadgroup", "--no-loadscope-reorder"]
+    return {report: [*command, *(["-m", "not slow"] if quick else [])]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
+    parser.add_argument("--started", type=float, help="when building began, seconds since 1970")
     args = parser.parse_args()
 
+    testing = time.time()
     results = [
         run("C++ tests", cpp_tests(args.jobs)),
         run("Python tests", python_tests(args.jobs, quick=args.quick)),
@@ -105,6 +99,8 @@ def main() -> int:
     passed, failed, skipped = (sum(column) for column in zip(*results, strict=True))
     if skipped:
         print(f"{skipped} skipped")
+    built = f"building {(testing - args.started) / 60:.1f} min, " if args.started else ""
+    print(f"{built}testing {(time.time() - testing) / 60:.1f} min")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or passed == 0 else 0
 

@@ -359,104 +359,160 @@ std::vector<Dims> input_dims_of(const Graph& graph) {
   return dims;
 }
 
+// Between devices in float64: orders of sums differ, nothing else.
+constexpr double kDeviceTolerance = 1e-9;
+
+// A case in float64 on one provider: forward runs at any inputs, and the gradients of a sum of its outputs with fixed
+// random weights.
+class GradientRun {
+ public:
+  GradientRun(const OpCase& op_case, const KernelRegistry& kernels)
+      : op_case_(op_case), device_(kernels.device()) {
+    const std::vector<TensorData> inputs = make_inputs(op_case, DType::f64, 7);
+    const Graph forward_graph = make_case_graph(op_case, inputs, positions);
+    gradient_graph_ = forward_graph;
+    build_backward(gradient_graph_, {.output_indices = op_case.gradient_outputs});
+    gradient_graph_.remove_dead_nodes();
+    gradient_graph_.sort();
+    forward_session_ = std::make_shared<Session>(forward_graph, kernels);
+    gradient_session_ = std::make_shared<Session>(gradient_graph_, kernels);
+    forward_plan_ = forward_session_->plan(input_dims_of(forward_graph));
+    for (size_t position : positions) x.push_back(to_doubles(inputs[position]));
+    Random random(99);
+    for (size_t index : op_case.gradient_outputs) {
+      std::vector<double> weights(static_cast<size_t>(forward_plan_->outputs[index].numel()));
+      for (double& value : weights) value = random.normal();
+      weights_.push_back(std::move(weights));
+    }
+  }
+
+  // Which inputs of the case have float64 elements, and those elements.
+  std::vector<size_t> positions;
+  std::vector<std::vector<double>> x;
+
+  double weighted_sum() {
+    std::vector<const void*> addresses;
+    for (const std::vector<double>& values : x) addresses.push_back(on_device(values));
+    RunContext context(forward_session_, forward_plan_);
+    const std::vector<RunOutput> outputs = context.forward(addresses);
+    double sum = 0;
+    for (size_t k = 0; k < weights_.size(); ++k) {
+      const std::vector<double> y = on_host(outputs[op_case_.gradient_outputs[k]]);
+      for (size_t i = 0; i < weights_[k].size(); ++i) sum += y[i] * weights_[k][i];
+    }
+    placed_.clear();
+    return sum;
+  }
+
+  // One for each of `x`, absent where an input gets none; absent as a whole where no input does.
+  std::optional<std::vector<std::optional<std::vector<double>>>> gradients() {
+    const auto plan = gradient_session_->plan(input_dims_of(gradient_graph_));
+    std::vector<const void*> addresses;
+    std::vector<const void*> weight_addresses;
+    size_t next = 0;
+    for (size_t i = 0; i < gradient_graph_.inputs().size(); ++i) {
+      const bool is_gradient = gradient_graph_.inputs()[i].role == InputRole::gradient;
+      addresses.push_back(is_gradient ? nullptr : on_device(x[i]));
+      weight_addresses.push_back(is_gradient ? on_device(weights_[next++]) : nullptr);
+    }
+    RunContext context(gradient_session_, plan);
+    context.forward(addresses);
+    if (plan->num_forward_steps == plan->steps.size() && next == 0) return std::nullopt;
+    std::vector<RunOutput> outputs;
+    if (context.can_run_backward()) outputs = context.backward(weight_addresses);
+    placed_.clear();
+    std::vector<std::optional<std::vector<double>>> found(x.size());
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const GraphOutput& output = gradient_graph_.outputs()[k];
+      for (size_t p = 0; p < positions.size(); ++p) {
+        if (output.role == OutputRole::gradient && output.target == str("x", positions[p])) {
+          found[p] = on_host(outputs[k]);
+        }
+      }
+    }
+    return found;
+  }
+
+ private:
+  const void* on_device(const std::vector<double>& values) {
+    placed_.push_back(device_.tensor(std::max<size_t>(values.size() * sizeof(double), 1), nullptr));
+    device_.upload(placed_.back()->data(), values.data(), values.size() * sizeof(double), nullptr);
+    return placed_.back()->data();
+  }
+
+  std::vector<double> on_host(const RunOutput& output) {
+    std::vector<double> values(static_cast<size_t>(output.spec.numel()));
+    device_.download(values.data(), output.block->data(), values.size() * sizeof(double), nullptr);
+    return values;
+  }
+
+  const OpCase& op_case_;
+  Device& device_;
+  Graph gradient_graph_;
+  std::shared_ptr<Session> forward_session_, gradient_session_;
+  std::shared_ptr<const ExecutionPlan> forward_plan_;
+  std::vector<std::vector<double>> weights_;
+  std::vector<std::shared_ptr<Block>> placed_;
+};
+
 }  // namespace
 
 CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
   CheckRow row{.name = case_name(op_case), .kernel = "gradient", .type = DType::f64};
-  const std::vector<TensorData> inputs = make_inputs(op_case, DType::f64, 7);
-  std::vector<size_t> positions;
-  const Graph forward_graph = make_case_graph(op_case, inputs, positions);
-  Graph gradient_graph = forward_graph;
-  build_backward(gradient_graph, {.output_indices = op_case.gradient_outputs});
-  gradient_graph.remove_dead_nodes();
-  gradient_graph.sort();
-
-  auto forward_session = std::make_shared<Session>(forward_graph, kernels);
-  auto gradient_session = std::make_shared<Session>(gradient_graph, kernels);
-  const auto forward_plan = forward_session->plan(input_dims_of(forward_graph));
-  const auto gradient_plan = gradient_session->plan(input_dims_of(gradient_graph));
-
-  std::vector<std::vector<double>> x;
-  for (size_t position : positions) x.push_back(to_doubles(inputs[position]));
-  std::vector<std::vector<double>> cotangents;
-  Random random(99);
-  for (size_t index : op_case.gradient_outputs) {
-    std::vector<double> cotangent(static_cast<size_t>(forward_plan->outputs[index].numel()));
-    for (double& value : cotangent) value = random.normal();
-    cotangents.push_back(std::move(cotangent));
-  }
-
-  Device& device = kernels.device();
-  std::vector<std::shared_ptr<Block>> placed;
-  const auto on_device = [&](const std::vector<double>& values) -> const void* {
-    placed.push_back(device.tensor(std::max<size_t>(values.size() * sizeof(double), 1), nullptr));
-    device.upload(placed.back()->data(), values.data(), values.size() * sizeof(double), nullptr);
-    return placed.back()->data();
-  };
-  const auto on_host = [&](const RunOutput& output) {
-    std::vector<double> values(static_cast<size_t>(output.spec.numel()));
-    device.download(values.data(), output.block->data(), values.size() * sizeof(double), nullptr);
-    return values;
-  };
-
-  const auto weighted_sum = [&] {
-    std::vector<const void*> addresses;
-    for (const std::vector<double>& values : x) addresses.push_back(on_device(values));
-    RunContext context(forward_session, forward_plan);
-    const std::vector<RunOutput> outputs = context.forward(addresses);
-    double sum = 0;
-    for (size_t k = 0; k < cotangents.size(); ++k) {
-      const std::vector<double> y = on_host(outputs[op_case.gradient_outputs[k]]);
-      for (size_t i = 0; i < cotangents[k].size(); ++i) sum += y[i] * cotangents[k][i];
-    }
-    placed.clear();
-    return sum;
-  };
-
-  std::vector<const void*> addresses;
-  std::vector<const void*> gradient_addresses;
-  size_t next_gradient = 0;
-  for (size_t i = 0; i < gradient_graph.inputs().size(); ++i) {
-    const bool is_gradient = gradient_graph.inputs()[i].role == InputRole::gradient;
-    addresses.push_back(is_gradient ? nullptr : on_device(x[i]));
-    gradient_addresses.push_back(is_gradient ? on_device(cotangents[next_gradient++]) : nullptr);
-  }
-  RunContext context(gradient_session, gradient_plan);
-  context.forward(addresses);
-  if (gradient_plan->num_forward_steps == gradient_plan->steps.size() && next_gradient == 0) {
+  GradientRun run(op_case, kernels);
+  const auto analytic = run.gradients();
+  if (!analytic) {
     row.message = "no input gets a gradient";
     return row;
   }
-  std::vector<RunOutput> gradients;
-  if (context.can_run_backward()) gradients = context.backward(gradient_addresses);
-  placed.clear();
+  const bool is_cpu = &kernels == &cpu_kernels();
+  std::optional<std::vector<std::optional<std::vector<double>>>> reference;
+  if (!is_cpu) {
+    GradientRun on_cpu(op_case, cpu_kernels());
+    reference = on_cpu.gradients();
+    const double expected = on_cpu.weighted_sum();
+    const double sum = run.weighted_sum();
+    if (!(std::abs(sum - expected) <= kDeviceTolerance * std::max(1.0, std::abs(expected)))) {
+      row.message = str("sum of outputs: ", sum, ", the CPU ", expected);
+      return row;
+    }
+  }
+
+  const auto compare = [&](size_t p, size_t i, double expected, double tolerance, const char* what) {
+    const double value = (*analytic)[p] ? (*analytic)[p]->at(i) : 0.0;
+    const double delta = std::abs(value - expected);
+    row.difference = std::max(row.difference, delta / std::max(1.0, std::abs(expected)));
+    if (delta <= tolerance) return;
+    row.passed = false;
+    row.message = str("input ", run.positions[p], " element ", i, ": rule gives ", value, ", ", what,
+                      " ", expected);
+  };
 
   row.passed = true;
-  for (size_t p = 0; p < positions.size(); ++p) {
-    std::optional<std::vector<double>> analytic;
-    for (size_t k = 0; k < gradients.size(); ++k) {
-      const GraphOutput& output = gradient_graph.outputs()[k];
-      if (output.role == OutputRole::gradient && output.target == str("x", positions[p])) {
-        analytic = on_host(gradients[k]);
-      }
-    }
-    for (size_t i = 0; i < x[p].size(); ++i) {
-      const double step = 1e-6 * std::max(1.0, std::abs(x[p][i]));
-      const double saved = x[p][i];
-      x[p][i] = saved + step;
-      const double above = weighted_sum();
-      x[p][i] = saved - step;
-      const double below = weighted_sum();
-      x[p][i] = saved;
-      const double numeric = (above - below) / (2 * step);
-      const double value = analytic ? (*analytic)[i] : 0.0;
-      const double delta = std::abs(value - numeric);
-      row.difference = std::max(row.difference, delta / std::max(1.0, std::abs(numeric)));
-      if (!(delta <= 1e-5 + 1e-3 * std::abs(numeric))) {
+  for (size_t p = 0; p < run.positions.size(); ++p) {
+    std::vector<double>& x = run.x[p];
+    if (!is_cpu) {
+      const std::optional<std::vector<double>>& expected = (*reference)[p];
+      if (expected.has_value() != (*analytic)[p].has_value()) {
         row.passed = false;
-        row.message = str("input ", positions[p], " element ", i, ": rule gives ", value,
-                          ", finite difference ", numeric);
+        row.message = str("input ", run.positions[p], " gets a gradient on one device alone");
       }
+      for (size_t i = 0; expected && i < x.size(); ++i) {
+        const double truth = expected->at(i);
+        compare(p, i, truth, kDeviceTolerance * std::max(1.0, std::abs(truth)), "the CPU");
+      }
+      continue;
+    }
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double step = 1e-6 * std::max(1.0, std::abs(x[i]));
+      const double saved = x[i];
+      x[i] = saved + step;
+      const double above = run.weighted_sum();
+      x[i] = saved - step;
+      const double below = run.weighted_sum();
+      x[i] = saved;
+      const double numeric = (above - below) / (2 * step);
+      compare(p, i, numeric, 1e-5 + 1e-3 * std::abs(numeric), "finite difference");
     }
   }
   return row;

@@ -39,8 +39,9 @@ struct CheckRow {
 // Every kernel against the CPU's "ref" for every type under test; a refusal case: that it is refused.
 std::vector<CheckRow> check_kernels(const OpCase& op_case, const KernelRegistry& kernels);
 
-// The gradient rule, run through autodiff, plan and executor in float64, against central
-// differences: |a - n| <= 1e-5 + 1e-3 |n|.
+// The gradient rule, run through autodiff, plan and executor in float64: on the CPU against central
+// differences, |a - n| <= 1e-5 + 1e-3 |n|; on another device against the gradients of the CPU,
+// |a - c| <= 1e-9 max(1, |c|), which finds more than differences would and takes one step.
 CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels);
 // Whether check_gradient has something to check for this case.
 bool has_gradient_check(const OpCase& op_case);
