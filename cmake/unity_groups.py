@@ -30,15 +30,20 @@ _ALONE = re.compile(
 # Not a member of something named before it. A function's name is in the way only where one is called.
 _USED = re.compile(r"(?<![\w.:])(?<!->)([A-Za-z_]\w*)(\s*\()?")
 # What a declaration at the scope of a namespace declares stands in front of one of these.
-_DECLARED = re.compile(r"(?<![\w:])([A-Za-z_]\w*)\s*(\1|(?=[{=;,\[]|:(?!:))|$)".replace(r"\1", "\1"))
+_DECLARED = re.compile(
+    r"(?<![\w:])([A-Za-z_]\w*)\s*(\1|(?=[{=;,\[]|:(?!:))|$)".replace(r"\1", "\1")
+)
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 _PARAMETERS = re.compile(r"<[^<>]*>")
 _KEYWORDS = frozenset(
-    "alignas auto bool char class const constexpr decltype default delete double else enum explicit "
-    "extern false float for if inline int long mutable namespace noexcept operator private public "
-    "requires return short signed sizeof static static_cast std struct switch template this throw "
-    "true typedef typename union unsigned using void volatile while int8_t int16_t int32_t int64_t "
-    "uint8_t uint16_t uint32_t uint64_t size_t string string_view vector".split()
+    re.findall(
+        r"\w+",
+        "alignas auto bool char class const constexpr decltype default delete double else enum explicit "
+        "extern false float for if inline int long mutable namespace noexcept operator private public "
+        "requires return short signed sizeof static static_cast std struct switch template this throw "
+        "true typedef typename union unsigned using void volatile while int8_t int16_t int32_t int64_t "
+        "uint8_t uint16_t uint32_t uint64_t size_t string string_view vector",
+    )
 )
 
 

@@ -10,10 +10,12 @@ the worker that is free, unless a fixture of its module serves several. Long wor
 from __future__ import annotations
 
 import collections
+import logging
 import os
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401  which makes the logger that is meant below
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / "python")
 
@@ -21,6 +23,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (PACKAGES, os.environ.get("PYTHONPATH")) if part
 )
 os.environ["ORTRAIN_CACHE_DIR"] = "off"
+# pytest listens to loggers that do not propagate. This one then prints every graph of every export: a third of
+# a capture's time.
+logging.getLogger("torch.__trace").propagate = True
 
 
 def _shares_fixtures(item: pytest.Function) -> bool:

@@ -15,6 +15,7 @@ from torch import fx
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
+from ortrain.capture.composite_operators import run_decompositions
 
 _OFF = AutocastState(())
 
@@ -115,7 +116,7 @@ def decompose_under_autocast(
             return traced
         table |= parts
         with _recording():
-            traced = seen = program.run_decompositions(table)
+            traced = seen = run_decompositions(program, table)
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.composite_operators import run_decompositions
 
 
 def decompose_unknown(
@@ -71,5 +72,5 @@ def _decomposed(
         if not table:
             break
         refused.update(table)
-        program = program.run_decompositions(table)
+        program = run_decompositions(program, table)
     return program

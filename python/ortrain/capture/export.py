@@ -24,6 +24,7 @@ from ortrain.capture.autocast_regions import (
 )
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
+from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import nothing_compiles
 from ortrain.capture.errors import CaptureError
@@ -253,7 +254,7 @@ def _functional(
     if known is not None and (autocast.enabled or autocast_regions):
         program = decompose_under_autocast(program, known)
     else:
-        program = program.run_decompositions({})
+        program = run_decompositions(program, {})
     if known is not None:
         with autocast.left():
             program = decompose_unknown(program, known)

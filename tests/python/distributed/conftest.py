@@ -15,7 +15,10 @@ from ranks import Ranks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share processes in one worker of pytest-xdist."""
     for item in items:
-        if "group" in getattr(item, "fixturenames", ()) and item.path.parent == Path(__file__).parent:
+        if (
+            "group" in getattr(item, "fixturenames", ())
+            and item.path.parent == Path(__file__).parent
+        ):
             item.add_marker(pytest.mark.xdist_group("ranks"))
 
 

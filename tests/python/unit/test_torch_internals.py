@@ -8,8 +8,11 @@ import pytest
 import sympy
 import torch
 from torch import nn
+from torch._export import utils as export_utils
+from torch._subclasses import fake_impls
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.guards import compile_guards
 
 
@@ -174,3 +177,56 @@ def test_a_capture_leaves_nothing_of_its_trace_behind() -> None:
         use()
     # Fewer, where garbage of other tests has gone meanwhile.
     assert all(now <= then for now, then in zip(counts(), before, strict=True))
+
+
+class Composite(nn.Module):
+    """Composite operators on both sides of a write, which only a second trace removes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).softmax(-1)
+        y[:, :2].mul_(2)
+        return nn.functional.silu(self.second(y)).std(0)
+
+
+def _kernels() -> dict[Any, tuple[dict[Any, Any], bool]]:
+    return {
+        op: (dict(op.py_kernels), op in fake_impls.op_implementations_dict)
+        for op in export_utils._collect_all_valid_cia_ops()
+    }
+
+
+@pytest.mark.parametrize("taken_apart", [[], ["linear"], ["linear", "silu", "std.dim"]])
+def test_decompositions_are_those_of_pytorch(taken_apart: list[str]) -> None:
+    ops = [
+        getattr(getattr(torch.ops.aten, n), o or "default")
+        for n, _, o in (name.partition(".") for name in taken_apart)
+    ]
+    table = {op: internals.decomposition(op) for op in ops}
+    assert all(table.values())
+    expected = _export(Composite(), torch.randn(5, 3)).run_decompositions(dict(table))
+    before = _kernels()
+    for _ in range(2):  # the second time with what was kept of the first
+        program = run_decompositions(_export(Composite(), torch.randn(5, 3)), table)
+        assert program.graph_module.code == expected.graph_module.code
+        assert _kernels() == before
+
+
+def test_decompositions_see_operators_registered_later() -> None:
+    x = torch.randn(4, 3)
+    run_decompositions(_export(Composite(), x), {})
+    with torch.library._scoped_library("ortrain_test_composite", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+
+        class Twice(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.ops.ortrain_test_composite.twice(x)
+
+        ours = run_decompositions(_export(Twice(), x), {})
+        theirs = _export(Twice(), x).run_decompositions({})
+        assert ours.graph_module.code == theirs.graph_module.code
+        assert "ortrain_test_composite.twice" in ours.graph_module.code

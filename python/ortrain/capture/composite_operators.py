@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""``ExportedProgram.run_decompositions`` without what it does again for each program.
+
+PyTorch keeps composite operators whole while it traces a program again: it gives each of some 500 operators about
+twenty Python kernels, and takes them back afterwards. That is most of the time for a small program. Here each
+operator is changed once; later traces put the same kernels in and take them out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._export import utils as export_utils
+from torch._subclasses import fake_impls
+from torch.export import exported_program
+
+_override = exported_program._override_composite_implicit_decomp
+_materialize = export_utils._materialize_cpp_cia_ops
+_lock = threading.RLock()
+# For each operator that is kept whole: its kernels before and during a trace, and its rule for fake tensors.
+_kept: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any] | None]] = {}
+# The composite operators that PyTorch's registry had when it was last asked for all of them.
+_materialized: list[str] = []
+
+
+def run_decompositions(
+    program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]]
+) -> torch.export.ExportedProgram:
+    """Return what ``program.run_decompositions(table)`` returns.
+
+    Args:
+      program: Traced again, without writes; composite operators that are not in ``table`` stay whole.
+      table: From operators to what takes their place.
+    """
+    with (
+        _lock,
+        mock.patch.object(exported_program, "_override_composite_implicit_decomp", _overridden),
+        # PyTorch asks once for each library of operators.
+        mock.patch.object(export_utils, "_materialize_cpp_cia_ops", lambda: None),
+    ):
+        _materialize_once()
+        return program.run_decompositions(dict(table))
+
+
+def _materialize_once() -> None:
+    """Make Python objects of all composite operators, unless that has been done for the same ones."""
+    global _materialized
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    if names != _materialized:
+        _materialize()
+        _materialized = names
+
+
+@contextlib.contextmanager
+def _overridden(callables: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Replace kernels of composite operators as PyTorch does, for the time of the context."""
+    keep = exported_program._special_op_to_preserve_cia
+    whole = [op for op, function in callables.items() if function is keep]
+    others = {op: function for op, function in callables.items() if function is not keep}
+    for op in whole:
+        if op not in _kept or _kept[op][0] != op.py_kernels:
+            _kept[op] = _changes(op)
+    put = []
+    try:
+        for op in whole:
+            _, during, rule = _kept[op]
+            before = dict(op.py_kernels)
+            put.append((op, before, rule))
+            op.py_kernels.clear()
+            op.py_kernels.update(during)
+            op._dispatch_cache.clear()
+            if rule is not None:
+                fake_impls.op_implementations_dict.setdefault(op, rule)
+        with _override(others):
+            yield
+    finally:
+        for op, before, rule in put:
+            op.py_kernels.clear()
+            op.py_kernels.update(before)
+            op._dispatch_cache.clear()
+            if rule is not None:
+                fake_impls.op_implementations_dict.pop(op, None)
+
+
+def _changes(op: Any) -> tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any] | None]:
+    """Return the operator's kernels before and during a trace, and the rule for fake tensors that it has then."""
+    before = dict(op.py_kernels)
+    rules = fake_impls.op_implementations_dict
+    own_rule = rules.get(op)
+    with _override({op: exported_program._special_op_to_preserve_cia}):
+        during, rule = dict(op.py_kernels), rules[op]
+    if own_rule is None:
+        return before, during, rule
+    rules[op] = own_rule  # which PyTorch takes away with those that it gave
+    return before, during, None
