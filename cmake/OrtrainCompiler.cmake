@@ -44,3 +44,12 @@ if(ORTRAIN_SANITIZE)
     add_compile_options(-fno-sanitize-recover=all)
   endif()
 endif()
+
+# For tools/run_coverage.py: programs and libraries write what ran, test by test.
+option(ORTRAIN_COVERAGE "Count what runs" OFF)
+set(ORTRAIN_COVERAGE_FILES "")
+if(ORTRAIN_COVERAGE)
+  add_compile_options(--coverage -fprofile-update=atomic)
+  add_link_options(--coverage)
+  set(ORTRAIN_COVERAGE_FILES "${CMAKE_CURRENT_SOURCE_DIR}/tests/cpp/coverage_probe.cpp")
+endif()

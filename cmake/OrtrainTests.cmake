@@ -16,7 +16,10 @@ find_package(GTest REQUIRED)
 enable_testing()
 include(GoogleTest)
 
-add_executable(ortrain_tests ${ORTRAIN_TEST_FILES} ortrain/capi/ortrain.cpp)
+add_executable(ortrain_tests ${ORTRAIN_TEST_FILES} ortrain/capi/ortrain.cpp ${ORTRAIN_COVERAGE_FILES})
+if(ORTRAIN_COVERAGE)
+  target_sources(ortrain_tests PRIVATE tests/cpp/coverage_listener.cpp)
+endif()
 target_link_libraries(ortrain_tests PRIVATE
   ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
 if(TARGET ortrain_gpu)

@@ -35,14 +35,14 @@ def _library(name: str) -> str:
 def environment() -> dict[str, str]:
     """Return the environment in which Python loads the extension that has the sanitizers."""
     (core,) = PACKAGE.glob("_core*.so")
-    paths = [ROOT / "tools" / "sanitizer_site", ROOT / "python", ROOT]
+    paths = [ROOT / "tools" / "extension_site", ROOT / "python", ROOT]
     return {
         **os.environ,
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "LD_PRELOAD": f"{_library('libasan.so')} {_library('libstdc++.so')}",
         "OMP_WAIT_POLICY": "passive",
-        "ORTRAIN_SANITIZED_CORE": str(core),
+        "ORTRAIN_CORE": str(core),
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }

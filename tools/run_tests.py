@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 TESTS = ROOT / "tests" / "python"
+MAP = BUILD / "test-map.npz"
 
 
 def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
@@ -79,6 +80,7 @@ def python_tests(jobs: int, *, quick: bool) -> dict[Path, list[str]]:
     report = BUILD / "pytest.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", str(TESTS)]
     if jobs > 1:
+        command = ["env", "OMP_WAIT_POLICY=passive", *command]  # workers share the cores
         command += [f"--numprocesses={jobs}", "--dist=loadgroup", "--no-loadscope-reorder"]
     return {report: [*command, *(["-m", "not slow"] if quick else [])]}
 

@@ -28,6 +28,15 @@ os.environ["ORTRAIN_CACHE_DIR"] = "off"
 logging.getLogger("torch.__trace").propagate = True
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    folder = os.environ.get("ORTRAIN_COVERAGE_DIR")
+    # Of several processes the workers run the tests.
+    if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        from tests.python.coverage_recorder import CoverageRecorder
+
+        config.pluginmanager.register(CoverageRecorder(Path(folder)))
+
+
 def _shares_fixtures(item: pytest.Function) -> bool:
     definitions = item._fixtureinfo.name2fixturedefs.values()
     return any(d.scope in ("module", "class") for found in definitions for d in found)

@@ -1,0 +1,235 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Run all tests with what they run counted: print the coverage, and write the map by which ``make check`` chooses.
+
+Needs the build of ``cmake --preset coverage``, which ``make coverage`` makes. The map is build/test-map.npz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import coverage
+from coverage_map import (
+    CoverageMap,
+    Function,
+    bits,
+    functions_of_python,
+    innermost,
+    read_counters,
+    read_notes,
+    write_counters,
+)
+from run_tests import MAP, ROOT, cpp_tests, python_tests, run
+
+BUILD = ROOT / "build-coverage"
+PACKAGE = BUILD / "python" / "ortrain"
+# Code that is only there for tests does not count.
+_NOT_COUNTED = ("_test.cpp", "_cases.cpp", "_test.h")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    (core,) = PACKAGE.glob("_core*.so")
+    paths = [ROOT / "tools" / "extension_site", ROOT / "python", ROOT, ROOT / "tools"]
+    return {
+        "ORTRAIN_CORE": str(core),
+        "ORTRAIN_COVERAGE_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }
+
+
+def is_counted(file: str) -> bool:
+    return file.startswith(("ortrain/", "python/")) and not file.endswith(_NOT_COUNTED)
+
+
+class CppRecord:
+    """Counters of all C++ objects, added up over the folders that groups of tests wrote."""
+
+    def __init__(self) -> None:
+        self.notes: dict[Path, dict] = {}
+        self.sums: dict[Path, tuple[bytes, dict]] = {}
+
+    def _functions(self, counters: Path) -> dict:
+        notes = counters.with_suffix(".gcno")
+        if notes not in self.notes:
+            self.notes[notes] = read_notes(notes, ROOT) if notes.exists() else {}
+        return self.notes[notes]
+
+    def add(self, data: Path, place: Path) -> set[Function]:
+        """Add one file of counters, of the object that lies at ``place``; return what ran."""
+        head, counters = read_counters(data)
+        functions = self._functions(place)
+        sums = self.sums.setdefault(place, (head, {}))[1]
+        ran = set()
+        for key, values in counters.items():
+            if key in sums:
+                sums[key] = sums[key] + values
+            else:
+                sums[key] = values
+            if key in functions and values.any():
+                ran.add(functions[key])
+        return ran
+
+
+def cpp_lines(record: CppRecord, folder: Path) -> tuple[int, int, int, int]:
+    """Return lines that ran, lines, branches that were taken, branches of the sources that count."""
+
+    def of(place: Path) -> dict:
+        into = folder / f"{abs(hash(place))}"
+        into.mkdir()
+        head, counters = record.sums[place]
+        write_counters(into / place.name, head, counters)
+        shutil.copy(place.with_suffix(".gcno"), into)
+        command = ["gcov", "--json-format", "--branch-probabilities", "--stdout", place.name]
+        done = subprocess.run(command, cwd=into, capture_output=True, text=True, check=True)
+        shutil.rmtree(into)
+        return json.loads(done.stdout)
+
+    lines: dict[tuple[str, int], int] = collections.defaultdict(int)
+    branches: dict[tuple[str, int], list[int]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for document in pool.map(of, sorted(record.sums)):
+            for file in document["files"]:
+                path = Path(document["current_working_directory"], file["file"])
+                name = os.path.relpath(path, ROOT)
+                if not is_counted(name):
+                    continue
+                for line in file["lines"]:
+                    key = (name, line["line_number"])
+                    lines[key] += line["count"]
+                    counts = [b["count"] for b in line["branches"] if not b["throw"]]
+                    before = branches.setdefault(key, counts)
+                    # Instances of a template, and files that include a header, have the same branches.
+                    if before is not counts and len(before) == len(counts):
+                        branches[key] = [a + b for a, b in zip(before, counts, strict=True)]
+                    elif len(counts) > len(before):
+                        branches[key] = counts
+    taken = [count for counts in branches.values() for count in counts]
+    return (
+        sum(count > 0 for count in lines.values()),
+        len(lines),
+        sum(count > 0 for count in taken),
+        len(taken),
+    )
+
+
+def python_lines(data: coverage.Coverage, folder: Path) -> tuple[int, int, int, int]:
+    report = folder / "python.json"
+    data.json_report(outfile=str(report), ignore_errors=True)
+    totals = json.loads(report.read_text())["totals"]
+    return tuple(
+        totals[k] for k in ("covered_lines", "num_statements", "covered_branches", "num_branches")
+    )
+
+
+def python_functions(data: coverage.CoverageData) -> dict[str, set[Function]]:
+    """Return which functions each test ran."""
+    ran: dict[str, set[Function]] = collections.defaultdict(set)
+    for name in data.measured_files():
+        path = Path(name)
+        if not path.is_relative_to(ROOT) or not path.exists():
+            continue
+        functions = functions_of_python(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+        for line, contexts in data.contexts_by_lineno(name).items():
+            function = innermost(functions, line)
+            # The line of a definition runs when the module is imported.
+            if function is not None and line > function.first:
+                for test in contexts:
+                    ran[test].add(function)
+    ran.pop("", None)
+    return ran
+
+
+def seconds_of(reports: Iterable[Path]) -> dict[str, float]:
+    """Return how long each test took, by its name in a report of JUnit's form: class and name."""
+    return {
+        f"{case.get('classname')}|{case.get('name')}": float(case.get("time", 0))
+        for report in reports
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
+    parser.add_argument("--only", choices=["cpp", "python"])
+    options = parser.parse_args()
+    for old in BUILD.rglob("*.gcda"):
+        old.unlink()
+    shared = Path("/dev/shm")  # a few gigabytes that nobody reads twice
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+        folder = Path(name)
+        settings = [f"{k}={v}" for k, v in environment(folder).items()]
+        cpp = cpp_tests(options.jobs, BUILD, settings) if options.only != "python" else {}
+        python = {}
+        if options.only != "cpp":
+            (command,) = python_tests(options.jobs, quick=options.quick).values()
+            python = {BUILD / "pytest.xml": ["env", *settings, *command]}
+        failed = sum(run(f"{n} tests", c)[1] for n, c in (("C++", cpp), ("Python", python)) if c)
+
+        record = CppRecord()
+        groups: list[tuple[list[str], set[Function]]] = []
+        for place in sorted(folder.glob("*/tests")):
+            ran = set()
+            for data in place.parent.rglob("*.gcda"):
+                ran |= record.add(data, Path("/", data.relative_to(place.parent)))
+            groups.append((place.read_text().split("\n")[:-1], ran))
+        for data in BUILD.rglob("*.gcda"):  # of processes that tests start
+            record.add(data, data)
+        figures = {"C++": cpp_lines(record, folder)}
+        by_test: dict[str, set[Function]] = collections.defaultdict(set)
+        if python:
+            measured = coverage.Coverage(data_file=str(folder / "python"), config_file=False)
+            measured.combine()
+            figures["Python"] = python_lines(measured, folder)
+            by_test |= python_functions(measured.get_data())
+        for tests, ran in groups:
+            for test in tests:
+                by_test[test] |= ran
+        save_map(by_test, seconds_of([*cpp, *python]))
+    for language, (ran, lines, taken, branches) in figures.items():
+        print(
+            f"{language}: {ran} of {lines} lines, {100 * ran / max(lines, 1):.2f} %; "
+            f"{taken} of {branches} branches, {100 * taken / max(branches, 1):.2f} %"
+        )
+    return int(failed != 0)
+
+
+def save_map(by_test: dict[str, set[Function]], seconds: dict[str, float]) -> None:
+    groups: dict[str, float] = collections.defaultdict(float)
+    prefixes = {t[:-1]: t for t in by_test if t.endswith("*")}
+    for name, taken in seconds.items():
+        suite, _, test = name.partition("|")
+        if suite.startswith("tests."):
+            groups[f"{suite.replace('.', '/')}.py::{test}"] += taken
+        else:
+            parts = f"{suite}.{test}"
+            fitting = [p for p in (f"{suite}.", parts[: parts.find("_", len(suite) + 9) + 1]) if p]
+            found = next((p for p in fitting if p in prefixes), None)
+            found = found or next((p for p in prefixes if parts.startswith(p)), None)
+            if found:
+                groups[prefixes[found]] += taken
+    tests = sorted(by_test)
+    functions = sorted({f for ran in by_test.values() for f in ran})
+    files = {f.file for f in functions}
+    texts = {file: (ROOT / file).read_text("utf-8") for file in sorted(files)}
+    MAP.parent.mkdir(exist_ok=True)
+    ran = bits((by_test[t] for t in tests), functions)
+    CoverageMap(tests, [groups.get(t, 0.0) for t in tests], functions, ran, texts).save(MAP)
+    print(f"{MAP.relative_to(ROOT)}: {len(tests)} tests and groups, {len(functions)} functions")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
