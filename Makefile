@@ -4,7 +4,8 @@
 #   make setup    a virtual environment in .venv with everything pinned
 #   make build    C++ core, plugins, tests and the Python extension
 #   make test     all tests; the last line counts both runners
-#   make check    the inner loop: lint and the quick tests
+#   make check    the inner loop: lint and the tests for what changed since they last passed
+#   make coverage lines and branches that the tests run, and the map by which 'make check' chooses
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
 #   make bench    time training steps of Ortrain and its peers (BENCH="--quick --peers eager,ortrain")
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
@@ -53,7 +54,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup compile build test check lint demo bench conformance hf-contract capi-demo \
+.PHONY: setup compile build test check coverage lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
   format lock clean
 
@@ -117,6 +118,11 @@ test: build
 
 check: build lint
 	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) --quick
+
+coverage: setup
+	cmake --preset coverage
+	cmake --build --preset coverage -j $(JOBS)
+	$(PY) tools/run_coverage.py --jobs $(JOBS) $(COVERAGE)
 
 lint: setup
 	ruff check --quiet .
