@@ -91,6 +91,9 @@ def _private_names(code: str) -> set[str]:
             scopes.append((private, body))
             if body:
                 continue
+            if header.count("(") > header.count(")"):  # a value among arguments
+                body = True
+                continue
             named = re.search(r"\bnamespace\b(\s*\w+)?[^()]*$", header)
             if named:
                 private |= named.group(1) is None
