@@ -16,8 +16,8 @@
 namespace ortrain {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 Graph with_backward(const std::string& text) {
   Graph graph = parse_graph(text);
@@ -123,7 +123,7 @@ TEST(ChooseRecomputation, CopiesStandInTheBackwardOnce) {
     again += node.phase == Phase::backward && node.op == "Exp";
     if (node.phase == Phase::forward) continue;
     for (ValueId input : node.inputs) {
-      EXPECT_THAT(graph.value(input).name, testing::Not(testing::AnyOf("a", "b", "c")));
+      EXPECT_THAT(graph.value(input).name, ::testing::Not(::testing::AnyOf("a", "b", "c")));
     }
   }
   EXPECT_EQ(again, 1);
