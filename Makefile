@@ -4,6 +4,7 @@
 #   make setup    a virtual environment in .venv with everything pinned
 #   make build    C++ core, plugins, tests and the Python extension
 #   make test     all tests; the last line counts both runners
+#   make test-all and those that 'make test' leaves out: long ones, all cases of sampled ones
 #   make check    the inner loop: lint and the tests for what changed since they last passed
 #   make coverage lines and branches that the tests run, and the map by which 'make check' chooses
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
@@ -54,7 +55,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup compile build test check coverage lint demo bench conformance hf-contract capi-demo \
+.PHONY: setup compile build test test-all check coverage lint demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
   format lock clean
 
@@ -115,6 +116,9 @@ build: setup compile
 
 test: build
 	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED)
+
+test-all: build
+	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) --everything
 
 check: build lint
 	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) --quick

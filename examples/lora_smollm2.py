@@ -7,6 +7,7 @@ Python's own sources and take turns; losses must agree.
 """
 
 import argparse
+import copy
 import importlib.util
 import logging
 import pathlib
@@ -41,10 +42,11 @@ def weights() -> tuple[str, str]:
     return str(file.parent), file.name
 
 
-def adapted(folder: str, file: str, dropout: float) -> torch.nn.Module:
-    """Return the model with adapters at all projections of its attention and MLP."""
+def adapted(folder: str, file: str, layers: int, dropout: float) -> torch.nn.Module:
+    """Return the first layers of the model with adapters at all projections of attention and MLP."""
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     model.config.use_cache = False
+    model.model.layers = model.model.layers[:layers]
     torch.manual_seed(0)
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -91,6 +93,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=30, help="of the model, from the first on")
     parser.add_argument("--lora-dropout", type=float, default=0.0)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
@@ -100,8 +103,8 @@ def main() -> int:
     folder, file = weights()
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     data = batches(tokenizer, arguments.steps, arguments.batch, arguments.length)
-    plain = adapted(folder, file, arguments.lora_dropout)
-    model = adapted(folder, file, arguments.lora_dropout)
+    plain = adapted(folder, file, arguments.layers, arguments.lora_dropout)
+    model = copy.deepcopy(plain)
     sides = {
         "PyTorch": (plain, torch.optim.AdamW(plain.parameters(), 2e-4, fused=True)),
         "Ortrain": (ORTModule(model), FusedAdamW(model.parameters(), 2e-4)),

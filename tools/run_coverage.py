@@ -11,16 +11,18 @@ import argparse
 import collections
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import coverage
+import numpy as np
 from coverage_map import (
     CoverageMap,
     Function,
@@ -31,10 +33,12 @@ from coverage_map import (
     read_notes,
     write_counters,
 )
-from run_tests import MAP, ROOT, cpp_tests, python_tests, run
+from run_tests import MAP, ROOT, python_tests, run
 
 BUILD = ROOT / "build-coverage"
 PACKAGE = BUILD / "python" / "ortrain"
+# Suites of at least so many tests go through the cases of all operators.
+_CASES = 300
 # Code that is only there for tests does not count.
 _NOT_COUNTED = ("_test.cpp", "_cases.cpp", "_test.h")
 
@@ -151,20 +155,66 @@ def python_functions(data: coverage.CoverageData) -> dict[str, set[Function]]:
     return ran
 
 
-def seconds_of(reports: Iterable[Path]) -> dict[str, float]:
-    """Return how long each test took, by its name in a report of JUnit's form: class and name."""
+def python_seconds(report: Path) -> dict[str, float]:
+    """Return how long each test took, by its name for pytest."""
     return {
-        f"{case.get('classname')}|{case.get('name')}": float(case.get("time", 0))
-        for report in reports
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(
+            case.get("time", 0)
+        )
         for case in ElementTree.parse(report).iter("testcase")
     }
+
+
+def cpp_groups() -> list[str]:
+    """Return filters that share all C++ tests out: suites, and the cases of each operator."""
+    command = [str(BUILD / "ortrain_tests"), "--gtest_list_tests"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    suites: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("  "):
+            suites[next(reversed(suites))].append(line.split()[0])
+        elif line.split("#")[0].strip().endswith("."):
+            suites[line.split()[0]] = []
+    groups = set()
+    for suite, tests in suites.items():
+        operators = {re.match(r"\w+/((?:ortrain__?)?[A-Za-z0-9]+_)", test) for test in tests}
+        if len(tests) < _CASES or None in operators:
+            groups.add(f"{suite}*")
+        else:
+            groups |= {f"*/{match[1]}*" for match in operators if match}
+    return sorted(groups)
+
+
+class CppRun:
+    """Runs groups of C++ tests, each in a process that writes its counters to a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
+
+    def __call__(self, group: str) -> Path:
+        folder = self._folder / f"cpp-{abs(hash(group))}"
+        folder.mkdir()
+        command = [str(BUILD / "ortrain_tests"), "--gtest_brief=1", f"--gtest_filter={group}"]
+        settings = {"GCOV_PREFIX": str(folder), "OMP_WAIT_POLICY": "passive"}
+        started = time.monotonic()
+        if subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}).returncode != 0:
+            self.failed.append(group)
+        self.seconds[group] = time.monotonic() - started
+        (folder / "tests").write_text(f"{group}\n")
+        return folder
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="leave out tests marked slow")
-    parser.add_argument("--only", choices=["cpp", "python"])
+    parser.add_argument(
+        "--only",
+        choices=["cpp", "python"],
+        help="tests of one language; the map keeps those of the other",
+    )
     options = parser.parse_args()
     for old in BUILD.rglob("*.gcda"):
         old.unlink()
@@ -172,33 +222,46 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
         folder = Path(name)
         settings = [f"{k}={v}" for k, v in environment(folder).items()]
-        cpp = cpp_tests(options.jobs, BUILD, settings) if options.only != "python" else {}
-        python = {}
+        failed = 0
+        seconds: dict[str, float] = {}
+        record = CppRecord()
+        by_test: dict[str, set[Function]] = collections.defaultdict(set)
+
+        def add(place: Path) -> None:
+            ran = set()
+            for data in place.rglob("*.gcda"):
+                ran |= record.add(data, Path("/", data.relative_to(place)))
+            for test in (place / "tests").read_text().splitlines():
+                by_test[test] |= ran
+            shutil.rmtree(place)
+
+        if options.only != "python":
+            cpp = CppRun(folder)
+            with ThreadPoolExecutor(options.jobs) as pool:
+                for place in pool.map(cpp, cpp_groups()):
+                    add(place)
+            seconds |= cpp.seconds
+            failed += len(cpp.failed)
         if options.only != "cpp":
             (command,) = python_tests(options.jobs, quick=options.quick).values()
-            python = {BUILD / "pytest.xml": ["env", *settings, *command]}
-        failed = sum(run(f"{n} tests", c)[1] for n, c in (("C++", cpp), ("Python", python)) if c)
-
-        record = CppRecord()
-        groups: list[tuple[list[str], set[Function]]] = []
+            report = BUILD / "pytest.xml"
+            settings = [f"{k}={v}" for k, v in environment(folder).items()]
+            command = ["env", *settings, *command, f"--junitxml={report}"]
+            failed += run("Python tests", {report: command})[1]
+            seconds |= python_seconds(report)
         for place in sorted(folder.glob("*/tests")):
-            ran = set()
-            for data in place.parent.rglob("*.gcda"):
-                ran |= record.add(data, Path("/", data.relative_to(place.parent)))
-            groups.append((place.read_text().split("\n")[:-1], ran))
+            add(place.parent)
         for data in BUILD.rglob("*.gcda"):  # of processes that tests start
             record.add(data, data)
         figures = {"C++": cpp_lines(record, folder)}
-        by_test: dict[str, set[Function]] = collections.defaultdict(set)
-        if python:
+        if options.only != "cpp":
             measured = coverage.Coverage(data_file=str(folder / "python"), config_file=False)
             measured.combine()
             figures["Python"] = python_lines(measured, folder)
-            by_test |= python_functions(measured.get_data())
-        for tests, ran in groups:
-            for test in tests:
+            for test, ran in python_functions(measured.get_data()).items():
                 by_test[test] |= ran
-        save_map(by_test, seconds_of([*cpp, *python]))
+        kept, before = kept_tests(options.only)
+        save_map(kept | by_test, before | seconds)
     for language, (ran, lines, taken, branches) in figures.items():
         print(
             f"{language}: {ran} of {lines} lines, {100 * ran / max(lines, 1):.2f} %; "
@@ -207,27 +270,34 @@ def main() -> int:
     return int(failed != 0)
 
 
+def kept_tests(only: str | None) -> tuple[dict[str, set[Function]], dict[str, float]]:
+    """Return what the map holds of the language whose tests are not run again, and their seconds."""
+    if only is None or not MAP.exists():
+        return {}, {}
+    known = CoverageMap.load(MAP)
+    same = np.array([known.texts[f.file] == text_of(f.file) for f in known.functions], bool)
+    rows = [i for i, t in enumerate(known.tests) if t.endswith("*") != (only == "cpp")]
+    return (
+        {
+            known.tests[i]: {known.functions[j] for j in np.flatnonzero(known.ran[i] & same)}
+            for i in rows
+        },
+        {known.tests[i]: float(known.seconds[i]) for i in rows},
+    )
+
+
+def text_of(file: str) -> str | None:
+    path = ROOT / file
+    return path.read_text("utf-8") if path.exists() else None
+
+
 def save_map(by_test: dict[str, set[Function]], seconds: dict[str, float]) -> None:
-    groups: dict[str, float] = collections.defaultdict(float)
-    prefixes = {t[:-1]: t for t in by_test if t.endswith("*")}
-    for name, taken in seconds.items():
-        suite, _, test = name.partition("|")
-        if suite.startswith("tests."):
-            groups[f"{suite.replace('.', '/')}.py::{test}"] += taken
-        else:
-            parts = f"{suite}.{test}"
-            fitting = [p for p in (f"{suite}.", parts[: parts.find("_", len(suite) + 9) + 1]) if p]
-            found = next((p for p in fitting if p in prefixes), None)
-            found = found or next((p for p in prefixes if parts.startswith(p)), None)
-            if found:
-                groups[prefixes[found]] += taken
     tests = sorted(by_test)
     functions = sorted({f for ran in by_test.values() for f in ran})
-    files = {f.file for f in functions}
-    texts = {file: (ROOT / file).read_text("utf-8") for file in sorted(files)}
+    texts = {file: text_of(file) or "" for file in sorted({f.file for f in functions})}
     MAP.parent.mkdir(exist_ok=True)
     ran = bits((by_test[t] for t in tests), functions)
-    CoverageMap(tests, [groups.get(t, 0.0) for t in tests], functions, ran, texts).save(MAP)
+    CoverageMap(tests, [seconds.get(t, 0.0) for t in tests], functions, ran, texts).save(MAP)
     print(f"{MAP.relative_to(ROOT)}: {len(tests)} tests and groups, {len(functions)} functions")
 
 

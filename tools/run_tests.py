@@ -87,14 +87,17 @@ def cpp_tests(
     return commands
 
 
-def python_tests(jobs: int, *, quick: bool, tests: str = str(TESTS)) -> dict[Path, list[str]]:
+def python_tests(
+    jobs: int, *, quick: bool = False, everything: bool = False, tests: str = str(TESTS)
+) -> dict[Path, list[str]]:
     """Return one command; tests/python/conftest.py says which tests share a worker."""
     report = BUILD / "pytest.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", tests]
     if jobs > 1:
         command = ["env", "OMP_WAIT_POLICY=passive", *command]  # workers share the cores
         command += [f"--numprocesses={jobs}", "--dist=loadgroup", "--no-loadscope-reorder"]
-    return {report: [*command, *(["-m", "not slow"] if quick else [])]}
+    command += ["-m", "not slow"] if quick else []
+    return {report: [*command, *(["--everything"] if everything else [])]}
 
 
 def hashes() -> dict[str, str]:
@@ -174,6 +177,7 @@ def commands_for(tests: list[str], jobs: int) -> list[tuple[str, dict[Path, list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--everything", action="store_true", help="long tests and all cases too")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -189,7 +193,7 @@ def main() -> int:
     if chosen is not None:
         commands = commands_for(chosen, args.jobs)
     else:
-        python = python_tests(args.jobs, quick=args.quick)
+        python = python_tests(args.jobs, quick=args.quick, everything=args.everything)
         commands = [("C++ tests", cpp_tests(args.jobs)), ("Python tests", python)]
     results = [run(*each) for each in commands]
 

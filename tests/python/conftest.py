@@ -5,13 +5,17 @@
 No test reads or writes the graph cache of the user who runs it. Under pytest-xdist (``--dist=loadgroup``)
 the tests of a file share a worker, since they share what the first of them loads; a slow test goes to
 the worker that is free, unless a fixture of its module serves several. Long work starts first.
+
+Tests marked long, and those cases of sampled ones that a fixed draw leaves out, run with ``--everything`` alone.
 """
 
 from __future__ import annotations
 
 import collections
+import gc
 import logging
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -37,12 +41,67 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CoverageRecorder(Path(folder)))
 
 
+_frozen: set[Path] = set()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Keep what is loaded by now out of garbage collections, of which accelerate starts two per training.
+
+    Among the modules of PyTorch and transformers one takes a third of a second.
+    """
+    if item.path not in _frozen:
+        _frozen.add(item.path)
+        gc.collect()
+        gc.freeze()
+
+
 def _shares_fixtures(item: pytest.Function) -> bool:
     definitions = item._fixtureinfo.name2fixturedefs.values()
     return any(d.scope in ("module", "class") for found in definitions for d in found)
 
 
+def _covering(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return some cases of one test in which each value of each parameter occurs, or as many as its mark asks for."""
+    left = items.copy()
+    random.Random(items[0].nodeid.partition("[")[0]).shuffle(left)
+    count = next(iter(items[0].get_closest_marker("sampled").args), 0)
+    if count:
+        return left[:count]
+    chosen, seen = [], set()
+    values = {i: {(name, id(v)) for name, v in i.callspec.params.items()} for i in items}
+    while left:
+        best = max(left, key=lambda item: len(values[item] - seen))
+        if not values[best] - seen:
+            break
+        seen |= values[best]
+        chosen.append(best)
+        left.remove(best)
+    return chosen
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    sampled = {item for group in cases.values() for item in group}
+    kept = {item for group in cases.values() for item in _covering(group)}
+    out = {i for i in items if i.get_closest_marker("long") or i in sampled - kept}
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--everything", action="store_true", help="long tests, and all cases of sampled ones"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Who names a case means it.
+    if not config.getoption("everything") and not any("::" in arg for arg in config.args):
+        _leave_out(config, items)
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has it
         return
     sizes = collections.Counter(item.path for item in items)

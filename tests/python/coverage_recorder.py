@@ -2,29 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which code each test runs, where ORTRAIN_COVERAGE_DIR names a folder; tools/coverage_map.py reads it.
 
-Python code by Coverage.py, test by test. C++ code of an extension built with ORTRAIN_COVERAGE, by groups: the tests of
-a file, or those of one operator.
+Python code by Coverage.py, test by test. C++ code of an extension built with ORTRAIN_COVERAGE by files of tests.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import coverage
 import pytest
-
-
-def group_of(nodeid: str) -> str:
-    """Return the file of a test; of tests that are made from operators, also the operator."""
-    path, _, name = nodeid.partition("::")
-    operator = re.match(
-        r"(test_values_equal_reference|test_convert\w*)\[((?:ortrain::)?\w+?)[-.\]]", name
-    )
-    return f"{path}::{operator[1]}[{operator[2]}" if operator else path
 
 
 class CoverageRecorder:
@@ -52,7 +41,7 @@ class CoverageRecorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        group = group_of(item.nodeid)
+        group = item.nodeid.partition("::")[0]
         if group != self._group:
             self._write()
             self._group = group

@@ -45,14 +45,16 @@ def test_accelerate_in_two_processes() -> None:
     assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.9
 
 
+@pytest.mark.long
 def test_seq2seq() -> None:
     printed = run(sys.executable, EXAMPLES / "hf_seq2seq.py", "--steps", 400)
     (right,) = re.findall(r"(\d+) % are read right", printed)
     assert int(right) > 60
 
 
+@pytest.mark.long
 def test_lora() -> None:
-    options = ["--steps", 2, "--batch", 1, "--length", 32]
+    options = ["--steps", 2, "--batch", 1, "--length", 32, "--layers", 4]
     printed = run(sys.executable, EXAMPLES / "lora_smollm2.py", *options)
     assert "100 % of the nodes native" in printed
 
@@ -72,6 +74,7 @@ def test_data_parallel(tmp_path: Path) -> None:
     assert starts[0] < starts[-1] < backward["ts"] + backward["dur"]
 
 
+@pytest.mark.long
 def test_deepspeed() -> None:
     printed = run(sys.executable, EXAMPLES / "deepspeed_zero.py", "--steps", 4)
     shares = re.findall(r"DeepSpeed ZeRO \d .*│ ([\d.]+) +│\n", printed)

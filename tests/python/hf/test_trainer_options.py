@@ -57,6 +57,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("task", _TASKS)
 def test_tasks(tmp_path: Path, task: str, form: str) -> None:

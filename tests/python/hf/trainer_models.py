@@ -30,7 +30,7 @@ def bert_config(num_labels: int = LABELS) -> BertConfig:
     return BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=48,
         max_position_embeddings=64,

@@ -108,6 +108,7 @@ def test_follows_eager(name: str) -> None:
     assert len(report.captures) == 1, str(report)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [

@@ -83,6 +83,7 @@ def run_deepspeed(stage: int, which: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_trains_as_before(stage: int) -> None:
     if importlib.util.find_spec("deepspeed") is None:

@@ -509,6 +509,7 @@ def test_rehearsal_of_cases(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rehearsal_of_checks(tmp_path: Path) -> None:
     lines = rehearsed(tmp_path, "--only", ",".join(e.key for e in LINES if e.check))
     assert lines["op-gradients"]["figures"]["failed"] == 0
@@ -534,6 +535,7 @@ def test_every_kind_of_work_has_a_tiny_form(each: Line) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["bert-large-padded", "resnet-50"])
 def test_rehearsal_of_speed(tmp_path: Path, key: str) -> None:
     figures = rehearsed(tmp_path, "--only", key)[key]["figures"]
