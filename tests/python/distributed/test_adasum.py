@@ -51,6 +51,7 @@ def run_reduce() -> torch.Tensor:
     return values
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_follows_the_rule(group: Group, size: int) -> None:
     results = group(size).run(run_reduce)

@@ -69,6 +69,7 @@ def test_accumulated_batches(group: Group, stage: int, once: bool, clip: bool) -
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_processes(group: Group, size: int) -> None:
     runs = group(size).run(run_uneven, 6)

@@ -100,6 +100,7 @@ def test_saves_and_ends_when_one_is_asked_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_saves_when_the_launcher_is_asked_to_end(tmp_path: Path) -> None:
     process = start(tmp_path, "--steps", "1000000", "--every", "1000000")
     try:

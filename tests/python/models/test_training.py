@@ -144,6 +144,7 @@ def test_follows_eager_under_autocast(name: str) -> None:
     assert report.native_share == 1.0, str(report)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name", [m for m in MODELS if m not in ("mlp", "resnet", "lstm", "minilm")]
 )

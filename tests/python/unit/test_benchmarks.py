@@ -195,6 +195,7 @@ def test_side_that_fails_is_named_and_the_others_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "deep" / "r.json"
     overrides = json.dumps(TINY)
