@@ -16,8 +16,10 @@ function(ortrain_unity target size)
       list(APPEND files "${file}")
     endif()
   endforeach()
-  # A name in a file may part it from its group.
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files} cmake/unity_groups.py)
+  # A name in a file, or in a header, may part it from its group.
+  file(GLOB_RECURSE headers ortrain/*.h python/src/*.h)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    ${files} ${headers} cmake/unity_groups.py)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/unity_groups.py" ${size} ${files}
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"

@@ -119,6 +119,16 @@ def changed_lines(before: str, after: str) -> list[tuple[int, int]]:
     ]
 
 
+def outside_of_functions(text: str) -> list[str]:
+    """Return the lines of a Python module that belong to no function and mean something to others."""
+    inside = {n for f in functions_of_python("", text) for n in range(f.first, f.last + 1)}
+    lines = (
+        line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in inside
+    )
+    # What a function imports shows where it is used.
+    return [line for line in lines if line and not line.startswith(("#", "import ", "from "))]
+
+
 @dataclasses.dataclass
 class Choice:
     """Tests that run what changed.
@@ -144,14 +154,24 @@ class CoverageMap:
         functions: list[Function],
         ran: np.ndarray,
         texts: dict[str, str],
+        slow: Iterable[str] = (),
+        test_files: dict[str, str] | None = None,
     ) -> None:
-        self.tests, self.seconds, self.functions, self.ran, self.texts = (
-            tests,
-            np.asarray(seconds, np.float64),
-            functions,
-            ran,
-            texts,
-        )
+        """Make a map.
+
+        Args:
+            tests: Names.
+            seconds: How long each takes.
+            functions: What was run by any test.
+            ran: [tests, functions], which.
+            texts: Of the files of the functions.
+            slow: Tests that are never chosen.
+            test_files: Hashes of the files that hold tests.
+        """
+        self.tests, self.functions, self.ran, self.texts = tests, functions, ran, texts
+        self.seconds = np.asarray(seconds, np.float64)
+        self.slow = frozenset(slow)
+        self.test_files = test_files or {}
 
     def save(self, path: Path) -> None:
         np.savez_compressed(
@@ -161,6 +181,8 @@ class CoverageMap:
             functions=np.array(json.dumps([dataclasses.astuple(f) for f in self.functions])),
             ran=np.packbits(self.ran, axis=1),
             texts=np.array(json.dumps(self.texts)),
+            slow=np.array(json.dumps(sorted(self.slow))),
+            test_files=np.array(json.dumps(self.test_files)),
         )
 
     @staticmethod
@@ -174,33 +196,59 @@ class CoverageMap:
                 functions,
                 ran,
                 json.loads(str(data["texts"])),
+                json.loads(str(data["slow"])),
+                json.loads(str(data["test_files"])),
             )
 
-    def choose(self, changed: dict[str, str | None], seconds: float) -> Choice | None:
+    def _changed_columns(self, file: str, text: str) -> set[int] | None:
+        """Return the functions of a file that mean something else in another text of it; None: who knows."""
+        before = self.texts[file]
+        own = {f: i for i, f in enumerate(self.functions) if f.file == file}
+        places = functions_of_python(file, before) if file.endswith(".py") else sorted(own)
+        hit = {
+            innermost(places, line)
+            for first, last in changed_lines(before, text)
+            for line in range(first, last + 1)
+        }
+        if file.endswith(".py"):
+            try:
+                if outside_of_functions(before) != outside_of_functions(text):
+                    return None
+            except SyntaxError:
+                return None
+            hit.discard(None)
+        elif None in hit:
+            # What a header says outside of functions means something to all that include it.
+            if not file.endswith((".cpp", ".cu")) or file.endswith("_cases.cpp"):
+                return None
+            return set(own.values())
+        if any(f not in own for f in hit):  # no test runs it
+            return None
+        return {own[f] for f in hit if f}
+
+    def choose(self, changed: dict[str, list[str | None]], seconds: float) -> Choice | None:
         """Return tests that run the functions that changed, the most telling first.
 
         Args:
-            changed: Text of each file now, None where it is gone.
+            changed: Texts of each file that are to be compared with that of the map: what it is now, what it
+                was when tests passed; None where it is gone.
             seconds: How long the tests may take, one after another; at least one runs each function.
 
         Returns:
             None where the map cannot tell: a file that it does not know, or code that no test runs.
         """
         columns: set[int] = set()
-        for file, text in changed.items():
-            if file not in self.texts:
-                return None
-            own = {f: i for i, f in enumerate(self.functions) if f.file == file}
-            places = sorted(own)
-            hit = {
-                innermost(places, line)
-                for first, last in changed_lines(self.texts[file], text or "")
-                for line in range(first, last + 1)
-            }
-            # Lines outside of functions mean something to all of the file.
-            columns |= set(own.values()) if None in hit else {own[f] for f in hit if f}
-        rows = np.flatnonzero(self.ran[:, sorted(columns)].any(axis=1))
-        if len(rows) == 0:
+        for file, texts in changed.items():
+            for text in texts:
+                found = self._changed_columns(file, text or "") if file in self.texts else None
+                if found is None:
+                    return None
+                columns |= found
+        if not columns:
+            return Choice([], 0, 0.0)
+        quick = np.array([t not in self.slow for t in self.tests])
+        rows = np.flatnonzero(self.ran[:, sorted(columns)].any(axis=1) & quick)
+        if not self.ran[:, sorted(columns)][quick].any(axis=0).all():
             return None
         # Who runs little else tells most of what changed.
         share = self.ran[:, sorted(columns)].sum(axis=1) / np.maximum(self.ran.sum(axis=1), 1)

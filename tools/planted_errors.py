@@ -211,7 +211,7 @@ def judge(copy: Copy, known: CoverageMap, error: Error, seconds: float) -> str |
         if not error.file.endswith(".py") and not copy.builds():
             return None
         text = (copy.folder / error.file).read_text("utf-8")
-        choice = known.choose({error.file: text}, seconds)
+        choice = known.choose({error.file: [text]}, seconds)
         return copy.finds(choice.tests, 8 * seconds) if choice else ""
     finally:
         error.remove(copy.folder)

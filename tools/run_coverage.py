@@ -33,7 +33,7 @@ from coverage_map import (
     read_notes,
     write_counters,
 )
-from run_tests import MAP, ROOT, python_tests, run
+from run_tests import MAP, ROOT, hashes, is_test, python_tests, run
 
 BUILD = ROOT / "build-coverage"
 PACKAGE = BUILD / "python" / "ortrain"
@@ -216,6 +216,10 @@ def main() -> int:
         help="tests of one language; the map keeps those of the other",
     )
     options = parser.parse_args()
+    before = hashes()
+    known = CoverageMap.load(MAP) if options.only and MAP.exists() else None
+    if options.only and known is None:
+        print("there is no map yet: one of a single language chooses no tests")
     for old in BUILD.rglob("*.gcda"):
         old.unlink()
     shared = Path("/dev/shm")  # a few gigabytes that nobody reads twice
@@ -260,8 +264,14 @@ def main() -> int:
             figures["Python"] = python_lines(measured, folder)
             for test, ran in python_functions(measured.get_data()).items():
                 by_test[test] |= ran
-        kept, before = kept_tests(options.only)
-        save_map(kept | by_test, before | seconds)
+        slow = {t for p in folder.glob("slow-*") for t in p.read_text().splitlines()}
+        kept, taken, lost = kept_tests(known, options.only)
+        slow |= set(known.slow) if known is not None and options.only == "cpp" else set()
+        before = {f: v for f, v in before.items() if f not in lost}
+        if failed:
+            print("tests failed: the map stays as it was")
+        else:
+            save_map(kept | by_test, taken | seconds, slow, before)
     for language, (ran, lines, taken, branches) in figures.items():
         print(
             f"{language}: {ran} of {lines} lines, {100 * ran / max(lines, 1):.2f} %; "
@@ -270,11 +280,21 @@ def main() -> int:
     return int(failed != 0)
 
 
-def kept_tests(only: str | None) -> tuple[dict[str, set[Function]], dict[str, float]]:
-    """Return what the map holds of the language whose tests are not run again, and their seconds."""
-    if only is None or not MAP.exists():
-        return {}, {}
-    known = CoverageMap.load(MAP)
+def text_of(file: str) -> str | None:
+    path = ROOT / file
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def kept_tests(
+    known: CoverageMap | None, only: str | None
+) -> tuple[dict[str, set[Function]], dict[str, float], set[str]]:
+    """Return what a map holds of the language whose tests are not run again.
+
+    Returns:
+        The functions of each test, its seconds, and the files whose functions are no longer known.
+    """
+    if known is None or only is None:
+        return {}, {}, set()
     same = np.array([known.texts[f.file] == text_of(f.file) for f in known.functions], bool)
     rows = [i for i, t in enumerate(known.tests) if t.endswith("*") != (only == "cpp")]
     return (
@@ -283,21 +303,28 @@ def kept_tests(only: str | None) -> tuple[dict[str, set[Function]], dict[str, fl
             for i in rows
         },
         {known.tests[i]: float(known.seconds[i]) for i in rows},
+        {f for f, text in known.texts.items() if text != text_of(f)},
     )
 
 
-def text_of(file: str) -> str | None:
-    path = ROOT / file
-    return path.read_text("utf-8") if path.exists() else None
-
-
-def save_map(by_test: dict[str, set[Function]], seconds: dict[str, float]) -> None:
+def save_map(
+    by_test: dict[str, set[Function]],
+    seconds: dict[str, float],
+    slow: set[str],
+    before: dict[str, str],
+) -> None:
+    """Write the map; files that are not as ``before`` says are left out."""
     tests = sorted(by_test)
-    functions = sorted({f for ran in by_test.values() for f in ran})
-    texts = {file: text_of(file) or "" for file in sorted({f.file for f in functions})}
+    functions = sorted({f for ran in by_test.values() for f in ran if f.file in before})
+    now = hashes()
+    texts = {f: text_of(f) or "" for f in {f.file for f in functions} if now[f] == before[f]}
+    functions = [f for f in functions if f.file in texts]
+    known = set(functions)
     MAP.parent.mkdir(exist_ok=True)
-    ran = bits((by_test[t] for t in tests), functions)
-    CoverageMap(tests, [seconds.get(t, 0.0) for t in tests], functions, ran, texts).save(MAP)
+    ran = bits((by_test[t] & known for t in tests), functions)
+    taken = [seconds.get(t, 0.0) for t in tests]
+    test_files = {f: v for f, v in before.items() if is_test(f)}
+    CoverageMap(tests, taken, functions, ran, texts, slow, test_files).save(MAP)
     print(f"{MAP.relative_to(ROOT)}: {len(tests)} tests and groups, {len(functions)} functions")
 
 

@@ -3,6 +3,7 @@
 """Run the C++ tests (GoogleTest) and the Python tests (pytest), then print one line that counts both."""
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import re
@@ -20,12 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 TESTS = ROOT / "tests" / "python"
 MAP = BUILD / "test-map.npz"
-# Hashes of all files when tests last passed.
+# Hashes of all files when tests last passed, texts of some, and tests that failed since.
 CHECKED = BUILD / "checked.json"
 # How long tests chosen by what changed take, one after another.
 _SECONDS = 60.0
 # Files that no test but those in tests/python/null reads.
-_TEXTS = (".md", ".txt", "LICENSE", "NOTICE", ".gitignore", ".clang-format")
+_TEXTS = (".md", "LICENSE", "NOTICE", ".gitignore", ".clang-format")
 
 
 def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
@@ -50,7 +51,7 @@ def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
         bad = sum(c.find("failure") is not None or c.find("error") is not None for c in cases)
         left_out = sum(c.find("skipped") is not None for c in cases)
-        if status != 0 and bad == 0:
+        if bad == 0 and (status != 0 or not report.exists()):
             print(f"{name}: {' '.join(commands[report])} ended with status {status}")
             failed += 1
         passed += len(cases) - bad - left_out
@@ -108,18 +109,30 @@ def hashes() -> dict[str, str]:
     }
 
 
-def changed_files(now: dict[str, str]) -> dict[str, str | None] | None:
+@dataclasses.dataclass
+class Checked:
+    """What is known of earlier runs here.
+
+    Attributes:
+        files: Hashes of files when all tests that they need last passed.
+        texts: Texts then of files that differed from the map's.
+        failed: Tests that failed at last.
+    """
+
+    files: dict[str, str]
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: list[str] = dataclasses.field(default_factory=list)
+
+
+def changed_files(now: dict[str, str], checked: Checked) -> dict[str, str | None] | None:
     """Return the text of each file that changed since tests last passed, None for one that is gone.
 
     Returns:
-        None where tests have not passed here, or a file is no text.
+        None where a file is no text.
     """
-    if not CHECKED.exists():
-        return None
-    before = json.loads(CHECKED.read_text())
-    changed: dict[str, str | None] = dict.fromkeys(before.keys() - now.keys())
+    changed: dict[str, str | None] = dict.fromkeys(checked.files.keys() - now.keys())
     for file, value in now.items():
-        if before.get(file) != value:
+        if checked.files.get(file) != value:
             try:
                 changed[file] = (ROOT / file).read_text("utf-8")
             except UnicodeDecodeError:
@@ -127,33 +140,75 @@ def changed_files(now: dict[str, str]) -> dict[str, str | None] | None:
     return changed
 
 
-def tests_for(changed: dict[str, str | None]) -> list[str] | None:
-    """Return tests for what changed, filters of GoogleTest and names for pytest; None: nobody can tell."""
-    chosen = [str((TESTS / "null").relative_to(ROOT))]
-    sources = {}
-    for file, text in changed.items():
-        name = Path(file).name
-        if name.startswith("test_") and name.endswith(".py"):
-            chosen += [file] if text is not None else []
-        elif name.endswith("_test.cpp"):
-            suites = set(re.findall(r"^\s*(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+)", text or "", re.M))
-            chosen += [
-                f"{start}{s}{end}.*"
-                for s in sorted(suites)
-                for start in ("", "*/")
-                for end in ("", "/*")
-            ]
-        elif not name.endswith(_TEXTS):
-            sources[file] = text
+def is_test(file: str) -> bool:
+    name = Path(file).name
+    return name.endswith("_test.cpp") or (name.startswith("test_") and name.endswith(".py"))
+
+
+def tests_in(file: str) -> list[str]:
+    """Return what runs the tests of a file."""
+    if file.endswith(".py"):
+        return [file]
+    text = (ROOT / file).read_text("utf-8")
+    suites = set(re.findall(r"^\s*(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+)", text, re.M))
+    return [f"{a}{s}{b}.*" for s in sorted(suites) for a in ("", "*/") for b in ("", "/*")]
+
+
+@dataclasses.dataclass
+class Chosen:
+    """Tests, filters of GoogleTest and names for pytest; the files that some more would be needed for."""
+
+    tests: list[str]
+    unfinished: set[str]
+
+
+def tests_for(
+    changed: dict[str, str | None], now: dict[str, str], checked: Checked
+) -> Chosen | None:
+    """Return tests for what changed; None: nobody can tell."""
+    sources = {f: t for f, t in changed.items() if not is_test(f) and not f.endswith(_TEXTS)}
+    known = CoverageMap.load(MAP) if MAP.exists() else None
+    if known is not None and len({t.endswith("*") for t in known.tests}) < 2:
+        known = None  # of one language
+    own = {f for f in changed if is_test(f) and f in now}
+    unfinished: set[str] = set()
+    chosen: list[str] = []
     if sources:
-        choice = CoverageMap.load(MAP).choose(sources, _SECONDS) if MAP.exists() else None
+        if known is None:
+            return None
+        # The map does not know what these run.
+        own |= {f for f, v in now.items() if is_test(f) and known.test_files.get(f) != v}
+        texts = {f: [t, checked.texts.get(f, known.texts.get(f))] for f, t in sources.items()}
+        choice = known.choose(texts, _SECONDS)
         if choice is None:
             return None
-        print(
-            f"{', '.join(sources)}: {len(choice.tests)} tests or groups, {choice.left_out} left to 'make test'"
-        )
-        chosen += choice.tests
-    return chosen
+        unfinished = set(sources) if choice.left_out else set()
+        chosen = choice.tests
+        left = f", {choice.left_out} left to 'make test'" if choice.left_out else ""
+        print(f"{', '.join(sources)}: {len(chosen)} tests or groups{left}")
+    null = str((TESTS / "null").relative_to(ROOT))
+    tests = [null, *(t for f in sorted(own) for t in tests_in(f)), *checked.failed, *chosen]
+    exist = [t for t in dict.fromkeys(tests) if t.endswith("*") or (ROOT / file_of(t)).exists()]
+    return Chosen(exist, unfinished)
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def failed_tests(commands: list[tuple[str, dict[Path, list[str]]]]) -> list[str]:
+    """Return the names of the tests that failed, as tests_for gives them."""
+    names = []
+    for _, reports in commands:
+        for report in reports:
+            cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+            for case in cases:
+                if case.find("failure") is not None or case.find("error") is not None:
+                    suite, name = case.get("classname", ""), case.get("name", "")
+                    python = report.name == "pytest.xml"
+                    path = f"{suite.replace('.', '/')}.py"
+                    names.append(f"{path}::{name}" if python else f"{suite}.{name}*")
+    return names
 
 
 def commands_for(tests: list[str], jobs: int) -> list[tuple[str, dict[Path, list[str]]]]:
@@ -188,10 +243,13 @@ def main() -> int:
 
     testing = time.time()
     now = hashes()
-    changed = changed_files(now) if args.quick else None
-    chosen = tests_for(changed) if changed is not None else None
+    checked = Checked(**json.loads(CHECKED.read_text())) if CHECKED.exists() else None
+    chosen = None
+    if args.quick and checked is not None:
+        changed = changed_files(now, checked)
+        chosen = tests_for(changed, now, checked) if changed is not None else None
     if chosen is not None:
-        commands = commands_for(chosen, args.jobs)
+        commands = commands_for(chosen.tests, args.jobs)
     else:
         python = python_tests(args.jobs, quick=args.quick, everything=args.everything)
         commands = [("C++ tests", cpp_tests(args.jobs)), ("Python tests", python)]
@@ -204,8 +262,26 @@ def main() -> int:
     print(f"{built}testing {(time.time() - testing) / 60:.1f} min")
     print(f"{passed} passed, {failed} failed")
     if failed or passed == 0:
+        if checked is not None:
+            checked.failed = sorted({*checked.failed, *failed_tests(commands)})
+            CHECKED.write_text(json.dumps(dataclasses.asdict(checked)))
         return 1
-    CHECKED.write_text(json.dumps(now))
+    # What was written while the compiler worked may not be what was tested.
+    since = args.started or testing
+    unsure = {f for f in now if (ROOT / f).stat().st_mtime >= int(since)}
+    if chosen is not None:
+        unsure |= chosen.unfinished
+    before = checked.files if checked is not None else {}
+    files = {f: v for f, v in now.items() if f not in unsure}
+    files |= {f: before[f] for f in unsure if f in before}
+    known = CoverageMap.load(MAP) if MAP.exists() else None
+    texts = {}
+    for file in known.texts if known is not None else ():
+        if file in unsure:
+            texts |= {file: checked.texts[file]} if checked and file in checked.texts else {}
+        elif file in now and (text := (ROOT / file).read_text("utf-8")) != known.texts[file]:
+            texts[file] = text
+    CHECKED.write_text(json.dumps(dataclasses.asdict(Checked(files, texts))))
     return 0
 
 

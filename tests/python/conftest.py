@@ -88,6 +88,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     sampled = {item for group in cases.values() for item in group}
     kept = {item for group in cases.values() for item in _covering(group)}
     out = {i for i in items if i.get_closest_marker("long") or i in sampled - kept}
+    # Who names a test means it.
+    named = {arg.partition("[")[0] for arg in config.args if "::" in arg}
+    out = {i for i in out if i.nodeid.partition("[")[0] not in named}
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
 
@@ -99,8 +102,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Who names a case means it.
-    if not config.getoption("everything") and not any("::" in arg for arg in config.args):
+    if not config.getoption("everything"):
         _leave_out(config, items)
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has it
         return

@@ -46,6 +46,9 @@ class CoverageRecorder:
             self._write()
             self._group = group
         self._tests.append(item.nodeid)
+        if item.get_closest_marker("slow"):
+            with (self._folder / f"slow-{os.getpid()}").open("a") as slow:
+                slow.write(f"{item.nodeid}\n")
         self._coverage.switch_context(item.nodeid)
         return (yield)
 

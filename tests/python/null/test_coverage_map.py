@@ -65,8 +65,8 @@ def make_map() -> CoverageMap:
         ("return 1", "return 3", 10, ["f", "f and h"]),
         ("return 1", "return 3", 2, ["f"]),
         ("return 2", "return 3", 0, ["g and h"]),  # at least one
-        ("import os", "import re", 0, ["f", "g and h"]),  # outside of functions: the whole file
-        ("return 2\n", "return 2\n\n\ndef k():\n    pass\n", 0, ["f", "g and h"]),
+        ("import os", "import re", 0, []),  # its users change, too
+        ("return 2\n", "return 2\n\n\ndef k():\n    pass\n", 0, ["g and h"]),
     ],
 )
 def test_tests_of_the_functions_that_changed(
@@ -74,17 +74,41 @@ def test_tests_of_the_functions_that_changed(
 ) -> None:
     make_map().save(tmp_path / "map.npz")
     known = CoverageMap.load(tmp_path / "map.npz")
-    choice = known.choose({"a.py": known.texts["a.py"].replace(old, new)}, seconds)
+    choice = known.choose({"a.py": [known.texts["a.py"].replace(old, new)]}, seconds)
     assert choice is not None and sorted(choice.tests) == tests
+
+
+def changed(known: CoverageMap, old: str, new: str) -> dict[str, list[str | None]]:
+    return {"a.py": [known.texts["a.py"].replace(old, new)]}
 
 
 def test_unknown_files_and_code_without_tests_are_said() -> None:
     known = make_map()
-    assert known.choose({"c.py": "x = 1\n"}, 9) is None
+    assert known.choose({"c.py": ["x = 1\n"]}, 9) is None
+    assert known.choose(changed(known, "import os", "LIMIT = 3"), 9) is None  # others may read it
+    assert known.choose(changed(known, "return 1", "return )"), 9) is None
+    known.slow = frozenset({"g and h"})
+    assert known.choose(changed(known, "return 2", "return 3"), 9) is None
+    known.slow = frozenset()
     known.ran[:, 1] = False
-    assert known.choose({"a.py": known.texts["a.py"].replace("return 2", "return 3")}, 9) is None
+    assert known.choose(changed(known, "return 2", "return 3"), 9) is None
 
 
-def test_a_file_that_is_gone_is_changed_everywhere() -> None:
-    choice = make_map().choose({"a.py": None}, 100)
-    assert choice is not None and {"f", "f and h", "g and h"} <= set(choice.tests)
+def test_texts_of_both_times_count() -> None:
+    """Back as the map has it, and something else changed: tests that passed in between are run again."""
+    known = make_map()
+    now = known.texts["a.py"].replace("return 2", "return 3")
+    then = known.texts["a.py"].replace("return 1", "return 5")
+    choice = known.choose({"a.py": [now, then]}, 100)
+    assert choice is not None and {"f", "g and h"} <= set(choice.tests)
+
+
+def test_headers_mean_something_to_those_who_include_them() -> None:
+    text = "constexpr int kSize = 3;\nint f() {\n  return kSize;\n}\n"
+    for name, told in (("a.h", False), ("a.cpp", True), ("a_cases.cpp", False)):
+        known = CoverageMap(
+            ["t"], [1.0], [Function(name, 2, 4)], np.ones((1, 1), bool), {name: text}
+        )
+        choice = known.choose({name: [text.replace("3", "4")]}, 9)
+        assert (choice is not None) == told
+        assert known.choose({name: [text.replace("return ", "return -")]}, 9).tests == ["t"]
