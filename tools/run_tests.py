@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the C++ tests (GoogleTest) and the Python tests (pytest), then print one line that counts both."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import hashlib
@@ -123,6 +125,17 @@ class Checked:
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     failed: list[str] = dataclasses.field(default_factory=list)
 
+    @staticmethod
+    def load() -> Checked | None:
+        """Return what was saved here; None where tests have not passed, or the file is of another version."""
+        try:
+            return Checked(**json.loads(CHECKED.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save(self) -> None:
+        CHECKED.write_text(json.dumps(dataclasses.asdict(self)))
+
 
 def changed_files(now: dict[str, str], checked: Checked) -> dict[str, str | None] | None:
     """Return the text of each file that changed since tests last passed, None for one that is gone.
@@ -243,7 +256,7 @@ def main() -> int:
 
     testing = time.time()
     now = hashes()
-    checked = Checked(**json.loads(CHECKED.read_text())) if CHECKED.exists() else None
+    checked = Checked.load()
     chosen = None
     if args.quick and checked is not None:
         changed = changed_files(now, checked)
@@ -264,7 +277,7 @@ def main() -> int:
     if failed or passed == 0:
         if checked is not None:
             checked.failed = sorted({*checked.failed, *failed_tests(commands)})
-            CHECKED.write_text(json.dumps(dataclasses.asdict(checked)))
+            checked.save()
         return 1
     # What was written while the compiler worked may not be what was tested.
     since = args.started or testing
@@ -281,7 +294,7 @@ def main() -> int:
             texts |= {file: checked.texts[file]} if checked and file in checked.texts else {}
         elif file in now and (text := (ROOT / file).read_text("utf-8")) != known.texts[file]:
             texts[file] = text
-    CHECKED.write_text(json.dumps(dataclasses.asdict(Checked(files, texts))))
+    Checked(files, texts).save()
     return 0
 
 
