@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import json
 import struct
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -199,6 +200,14 @@ class CoverageMap:
                 json.loads(str(data["slow"])),
                 json.loads(str(data["test_files"])),
             )
+
+    @staticmethod
+    def find(path: Path) -> CoverageMap | None:
+        """Return the map of a file; None where there is none, or one of another version."""
+        try:
+            return CoverageMap.load(path)
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+            return None
 
     def _changed_columns(self, file: str, text: str) -> set[int] | None:
         """Return the functions of a file that mean something else in another text of it; None: who knows."""

@@ -217,7 +217,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     before = hashes()
-    known = CoverageMap.load(MAP) if options.only and MAP.exists() else None
+    known = CoverageMap.find(MAP) if options.only else None
     if options.only and known is None:
         print("there is no map yet: one of a single language chooses no tests")
     for old in BUILD.rglob("*.gcda"):

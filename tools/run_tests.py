@@ -180,7 +180,7 @@ def tests_for(
 ) -> Chosen | None:
     """Return tests for what changed; None: nobody can tell."""
     sources = {f: t for f, t in changed.items() if not is_test(f) and not f.endswith(_TEXTS)}
-    known = CoverageMap.load(MAP) if MAP.exists() else None
+    known = CoverageMap.find(MAP)
     if known is not None and len({t.endswith("*") for t in known.tests}) < 2:
         known = None  # of one language
     own = {f for f in changed if is_test(f) and f in now}
@@ -287,7 +287,7 @@ def main() -> int:
     before = checked.files if checked is not None else {}
     files = {f: v for f, v in now.items() if f not in unsure}
     files |= {f: before[f] for f in unsure if f in before}
-    known = CoverageMap.load(MAP) if MAP.exists() else None
+    known = CoverageMap.find(MAP)
     texts = {}
     for file in known.texts if known is not None else ():
         if file in unsure:

@@ -112,3 +112,15 @@ def test_headers_mean_something_to_those_who_include_them() -> None:
         choice = known.choose({name: [text.replace("3", "4")]}, 9)
         assert (choice is not None) == told
         assert known.choose({name: [text.replace("return ", "return -")]}, 9).tests == ["t"]
+
+
+def test_a_map_of_another_version_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "map.npz"
+    assert CoverageMap.find(path) is None
+    np.savez(path, tests=np.array("[]"))
+    assert CoverageMap.find(path) is None
+    path.write_bytes(b"PK\3\4 damaged")
+    assert CoverageMap.find(path) is None
+    make_map().save(path)
+    found = CoverageMap.find(path)
+    assert found is not None and found.tests == make_map().tests
