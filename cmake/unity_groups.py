@@ -48,7 +48,7 @@ _KEYWORDS = frozenset(
         r"\w+",
         "__attribute__ alignas auto bool char class const constexpr decltype default delete double "
         "else enum explicit extern false final float for if inline int int16_t int32_t int64_t int8_t "
-        "long mutable namespace noexcept noexcept nullptr operator private public requires return "
+        "long mutable namespace noexcept nullptr operator private public requires return "
         "short signed size_t sizeof static static_assert static_cast std string string_view struct "
         "switch template this throw true typedef typename uint16_t uint32_t uint64_t uint8_t union "
         "unsigned using vector void volatile while",
@@ -76,9 +76,8 @@ class Source:
         return bool(self.private & (other.used | other.private) or other.private & self.used)
 
 
-def _declared_names(code: str, *, private: bool) -> set[str]:
-    """Return what is declared outside of functions and classes: by all, or only what a file keeps to itself."""
-    everything = not private
+def _declared_names(code: str, *, everything: bool) -> set[str]:
+    """Return what is declared outside of functions and classes: all, or only what a file keeps to itself."""
     names: set[str] = set()
     scopes: list[tuple[bool, bool]] = []  # around each open brace, what the next two say of it
     unnamed = False
@@ -146,7 +145,7 @@ def _header(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
     text = path.read_text(encoding="utf-8")
     code = _NOT_CODE.sub(" ", text)
     called = _used_names(_MEMBER.sub(" ", code))
-    return called | _declared_names(code, private=False), tuple(_INCLUDED.findall(text))
+    return called | _declared_names(code, everything=True), tuple(_INCLUDED.findall(text))
 
 
 def read(path: Path, root: Path) -> Source:
@@ -165,7 +164,7 @@ def read(path: Path, root: Path) -> Source:
             ahead += further
     return Source(
         path.relative_to(root).as_posix(),
-        frozenset(_declared_names(code, private=True)),
+        frozenset(_declared_names(code, everything=False)),
         frozenset(used),
         bool(_ALONE.search(text)),
     )

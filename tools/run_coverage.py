@@ -33,7 +33,16 @@ from coverage_map import (
     read_notes,
     write_counters,
 )
-from run_tests import MAP, ROOT, hashes, is_test, python_tests, run
+from run_tests import (
+    MAP,
+    ROOT,
+    extension_environment,
+    hashes,
+    is_test,
+    python_name,
+    python_tests,
+    run,
+)
 
 BUILD = ROOT / "build-coverage"
 PACKAGE = BUILD / "python" / "ortrain"
@@ -44,13 +53,7 @@ _NOT_COUNTED = ("_test.cpp", "_cases.cpp", "_test.h")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    (core,) = PACKAGE.glob("_core*.so")
-    paths = [ROOT / "tools" / "extension_site", ROOT / "python", ROOT, ROOT / "tools"]
-    return {
-        "ORTRAIN_CORE": str(core),
-        "ORTRAIN_COVERAGE_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-    }
+    return {**extension_environment(PACKAGE), "ORTRAIN_COVERAGE_DIR": str(folder)}
 
 
 def is_counted(file: str) -> bool:
@@ -158,9 +161,7 @@ def python_functions(data: coverage.CoverageData) -> dict[str, set[Function]]:
 def python_seconds(report: Path) -> dict[str, float]:
     """Return how long each test took, by its name for pytest."""
     return {
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(
-            case.get("time", 0)
-        )
+        python_name(case): float(case.get("time", 0))
         for case in ElementTree.parse(report).iter("testcase")
     }
 
@@ -225,7 +226,6 @@ def main() -> int:
     shared = Path("/dev/shm")  # a few gigabytes that nobody reads twice
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
         folder = Path(name)
-        settings = [f"{k}={v}" for k, v in environment(folder).items()]
         failed = 0
         seconds: dict[str, float] = {}
         record = CppRecord()
@@ -247,11 +247,9 @@ def main() -> int:
             seconds |= cpp.seconds
             failed += len(cpp.failed)
         if options.only != "cpp":
-            (command,) = python_tests(options.jobs, quick=options.quick).values()
-            report = BUILD / "pytest.xml"
+            ((report, command),) = python_tests(options.jobs, quick=options.quick).items()
             settings = [f"{k}={v}" for k, v in environment(folder).items()]
-            command = ["env", *settings, *command, f"--junitxml={report}"]
-            failed += run("Python tests", {report: command})[1]
+            failed += run("Python tests", {report: ["env", *settings, *command]})[1]
             seconds |= python_seconds(report)
         for place in sorted(folder.glob("*/tests")):
             add(place.parent)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from run_tests import ROOT, cpp_tests, run
+from run_tests import ROOT, cpp_tests, extension_environment, run
 
 BUILD = ROOT / "build-sanitize"
 PACKAGE = BUILD / "python" / "ortrain"
@@ -34,17 +34,14 @@ def _library(name: str) -> str:
 
 def environment() -> dict[str, str]:
     """Return the environment in which Python loads the extension that has the sanitizers."""
-    (core,) = PACKAGE.glob("_core*.so")
-    paths = [ROOT / "tools" / "extension_site", ROOT / "python", ROOT]
     return {
         **os.environ,
+        **extension_environment(PACKAGE),
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "LD_PRELOAD": f"{_library('libasan.so')} {_library('libstdc++.so')}",
         "OMP_WAIT_POLICY": "passive",
-        "ORTRAIN_CORE": str(core),
         "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }
 
 

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
     passed = failed = skipped = 0
     for report, status in zip(commands, statuses, strict=True):
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-        bad = sum(c.find("failure") is not None or c.find("error") is not None for c in cases)
+        bad = sum(map(has_failed, cases))
         left_out = sum(c.find("skipped") is not None for c in cases)
         if bad == 0 and (status != 0 or not report.exists()):
             print(f"{name}: {' '.join(commands[report])} ended with status {status}")
@@ -62,6 +63,22 @@ def run(name: str, commands: dict[Path, list[str]]) -> tuple[int, int, int]:
     seconds = time.monotonic() - started
     print(f"{name}: {passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s")
     return passed, failed, skipped
+
+
+def has_failed(case: ElementTree.Element) -> bool:
+    return case.find("failure") is not None or case.find("error") is not None
+
+
+def python_name(case: ElementTree.Element) -> str:
+    """Return the name for pytest of a test in a JUnit report."""
+    return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+
+
+def extension_environment(package: Path) -> dict[str, str]:
+    """Return what makes Python load the extension that lies in another folder than the package."""
+    (core,) = package.glob("_core*.so")
+    paths = [ROOT / "tools" / "extension_site", ROOT / "python", ROOT]
+    return {"ORTRAIN_CORE": str(core), "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 def cpp_tests(
@@ -176,11 +193,13 @@ class Chosen:
 
 
 def tests_for(
-    changed: dict[str, str | None], now: dict[str, str], checked: Checked
+    changed: dict[str, str | None],
+    now: dict[str, str],
+    checked: Checked,
+    known: CoverageMap | None,
 ) -> Chosen | None:
     """Return tests for what changed; None: nobody can tell."""
     sources = {f: t for f, t in changed.items() if not is_test(f) and not f.endswith(_TEXTS)}
-    known = CoverageMap.find(MAP)
     if known is not None and len({t.endswith("*") for t in known.tests}) < 2:
         known = None  # of one language
     own = {f for f in changed if is_test(f) and f in now}
@@ -200,13 +219,13 @@ def tests_for(
         left = f", {choice.left_out} left to 'make test'" if choice.left_out else ""
         print(f"{', '.join(sources)}: {len(chosen)} tests or groups{left}")
     null = str((TESTS / "null").relative_to(ROOT))
-    tests = [null, *(t for f in sorted(own) for t in tests_in(f)), *checked.failed, *chosen]
-    exist = [t for t in dict.fromkeys(tests) if t.endswith("*") or (ROOT / file_of(t)).exists()]
-    return Chosen(exist, unfinished)
-
-
-def file_of(test: str) -> str:
-    return test.partition("::")[0]
+    tests = [null, *(t for f in sorted(own) for t in tests_in(f))]
+    for test in dict.fromkeys([*checked.failed, *chosen]):
+        file = test.partition("::")[0]
+        # What is run whole may have no test of that name any more.
+        if test.endswith("*") or (file in now and file not in own):
+            tests.append(test)
+    return Chosen(tests, unfinished)
 
 
 def failed_tests(commands: list[tuple[str, dict[Path, list[str]]]]) -> list[str]:
@@ -216,11 +235,10 @@ def failed_tests(commands: list[tuple[str, dict[Path, list[str]]]]) -> list[str]
         for report in reports:
             cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
             for case in cases:
-                if case.find("failure") is not None or case.find("error") is not None:
-                    suite, name = case.get("classname", ""), case.get("name", "")
+                if has_failed(case):
                     python = report.name == "pytest.xml"
-                    path = f"{suite.replace('.', '/')}.py"
-                    names.append(f"{path}::{name}" if python else f"{suite}.{name}*")
+                    cpp_filter = f"{case.get('classname')}.{case.get('name')}*"
+                    names.append(python_name(case) if python else cpp_filter)
     return names
 
 
@@ -257,10 +275,11 @@ def main() -> int:
     testing = time.time()
     now = hashes()
     checked = Checked.load()
+    known = CoverageMap.find(MAP)
     chosen = None
     if args.quick and checked is not None:
         changed = changed_files(now, checked)
-        chosen = tests_for(changed, now, checked) if changed is not None else None
+        chosen = tests_for(changed, now, checked, known) if changed is not None else None
     if chosen is not None:
         commands = commands_for(chosen.tests, args.jobs)
     else:
@@ -287,7 +306,6 @@ def main() -> int:
     before = checked.files if checked is not None else {}
     files = {f: v for f, v in now.items() if f not in unsure}
     files |= {f: before[f] for f in unsure if f in before}
-    known = CoverageMap.find(MAP)
     texts = {}
     for file in known.texts if known is not None else ():
         if file in unsure:
