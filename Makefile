@@ -3,7 +3,7 @@
 #
 #   make setup    a virtual environment in .venv with everything pinned
 #   make build    C++ core, plugins, tests and the Python extension
-#   make test     all tests; the last line counts both runners
+#   make test     C++ and Python tests; the last line counts both runners
 #   make test-all and those that 'make test' leaves out: long ones, all cases of sampled ones
 #   make check    the inner loop: lint and the tests for what changed since they last passed
 #   make coverage lines and branches that the tests run, and the map by which 'make check' chooses
