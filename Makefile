@@ -145,9 +145,9 @@ conformance: build
 
 # The newest minor line is in .venv; the one before it lies in a folder of its own.
 hf-contract: build $(STAMPS)/transformers-$(TRANSFORMERS_BEFORE)
-	$(PY) -m pytest tests/python/hf -v --show-capture=no $(HF)
+	$(PY) -m pytest --everything tests/python/hf -v --show-capture=no $(HF)
 	PYTHONPATH="$(STAMPS)/transformers-$(TRANSFORMERS_BEFORE):$$PYTHONPATH" \
-	  $(PY) -m pytest tests/python/hf -v --show-capture=no $(HF)
+	  $(PY) -m pytest --everything tests/python/hf -v --show-capture=no $(HF)
 
 $(STAMPS)/transformers-$(TRANSFORMERS_BEFORE): | $(STAMPS)/packages
 	$(PIP) install --no-deps --target $@ transformers==$(TRANSFORMERS_BEFORE)
@@ -170,7 +170,7 @@ checkpoint-torture: build
 	$(PY) -m ortrain.tools.checkpoint_torture $(TORTURE)
 
 distributed: build
-	$(PY) -m pytest tests/python/distributed $(DISTRIBUTED)
+	$(PY) -m pytest --everything tests/python/distributed $(DISTRIBUTED)
 	rm -rf build/elastic
 	OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \
 	  examples/elastic.py --steps 60 --checkpoints build/elastic --lose-process-at 25

@@ -161,6 +161,8 @@ def deepspeed_zero(stage: int, wraps: bool) -> tuple[list[float], dict[str, torc
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 0.0,  # 1.0 where it is left out
     }
+    # Its collectives over shared memory would be compiled first, for most of a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo")
     engine, optimizer, _, _ = deepspeed.initialize(model=called, optimizer=optimizer, config=config)
     losses = []

@@ -59,6 +59,7 @@ def test_gradients_are_handed_over_as_they_are_final(group: Group) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_zero_trains_as_data_parallel(group: Group, stage: int) -> None:
     whole = group(2).run(ddp_runs.adamw_data_parallel)

@@ -82,6 +82,7 @@ def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_saves_and_ends_when_one_is_asked_to(tmp_path: Path) -> None:
     process = start(tmp_path, "--steps", "1000000", "--every", "50")
     try:

@@ -480,6 +480,7 @@ def test_bf16_autocast(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_seq2seq_generates(tmp_path: Path, bf16: bool) -> None:
     def scenario(side: Side) -> Outcome:

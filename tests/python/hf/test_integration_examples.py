@@ -40,6 +40,7 @@ def test_digits(name: str) -> None:
     assert "(100.0 %)" in printed
 
 
+@pytest.mark.long
 def test_accelerate_in_two_processes() -> None:
     printed = torchrun(EXAMPLES / "accelerate_digits.py", "--epochs", 4)
     assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.9

@@ -49,6 +49,7 @@ def test_getting_started_learns(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bert_pretraining_learns_and_resumes(tmp_path):
     options = ["--layers", "2", "--hidden", "64", "--vocabulary", "1000", "--text", "0.3"]
     options += ["--length", "48", "--checkpoint-every", "5", "--lr", "0.01", "--output", tmp_path]

@@ -535,7 +535,7 @@ def test_every_kind_of_work_has_a_tiny_form(each: Line) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["bert-large-padded", "resnet-50"])
 def test_rehearsal_of_speed(tmp_path: Path, key: str) -> None:
     figures = rehearsed(tmp_path, "--only", key)[key]["figures"]
@@ -547,6 +547,7 @@ def test_rehearsal_of_speed(tmp_path: Path, key: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rehearsal_of_memory(tmp_path: Path) -> None:
     figures = rehearsed(tmp_path, "--group", "memory")["largest-batch"]["figures"]
     assert figures["batch"] == 11 and figures["batch × eager's"] == 11 / 5
