@@ -150,20 +150,20 @@ def draw(known: CoverageMap, seed: int, layer: str) -> list[Error]:
 
 
 class Copy:
-    """A clone of the tree with a build of its own, in which errors are planted."""
+    """A clone of the tree with an environment and a build of its own, in which errors are planted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # An editable install comes before PYTHONPATH: the interpreter must be the copy's.
+        self._python = str(folder / ".venv" / "bin" / "python")
         self.environment = {
-            **os.environ,
+            **{k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "VENV")},
             "PYTHONPATH": str(folder / "python"),
             "OMP_WAIT_POLICY": "passive",
         }
         if not folder.exists():
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-            subprocess.run(["cmake", "--preset", "dev"], cwd=folder, check=True)
-        if not self.builds():
-            raise SystemExit(f"{folder} does not build")
+        subprocess.run(["make", "build"], cwd=folder, env=self.environment, check=True)
 
     def builds(self) -> bool:
         command = ["cmake", "--build", "build", "-j", str(os.cpu_count())]
@@ -197,7 +197,7 @@ class Copy:
         if names:
             chosen = self.folder / "build" / "chosen.txt"
             chosen.write_text("\n".join(names) + "\n")
-            command = [sys.executable, "-m", "pytest", "-x", "-q", f"@{chosen}"]
+            command = [self._python, "-m", "pytest", "-x", "-q", f"@{chosen}"]
             command += ["--numprocesses=2", "--dist=loadgroup", "--no-loadscope-reorder"]
             if not self._passes(command, seconds):
                 return "Python"

@@ -3,6 +3,7 @@
 """Run all tests with what they run counted: print the coverage, and write the map by which ``make check`` chooses.
 
 Needs the build of ``cmake --preset coverage``, which ``make coverage`` makes. The map is build/test-map.npz.
+With ``--left-out`` what ``make test`` leaves out runs too, afterwards, and is counted in figures of its own.
 """
 
 from __future__ import annotations
@@ -186,6 +187,15 @@ def cpp_groups() -> list[str]:
     return sorted(groups)
 
 
+def print_figures(name: str, figures: dict[str, tuple[int, int, int, int]]) -> None:
+    for language, (ran, lines, taken, branches) in figures.items():
+        print(
+            f"{name}, {language}: {ran} of {lines} lines, {100 * ran / max(lines, 1):.2f} %; "
+            f"{taken} of {branches} branches, {100 * taken / max(branches, 1):.2f} %",
+            flush=True,
+        )
+
+
 class CppRun:
     """Runs groups of C++ tests, each in a process that writes its counters to a folder of its own."""
 
@@ -215,6 +225,9 @@ def main() -> int:
         "--only",
         choices=["cpp", "python"],
         help="tests of one language; the map keeps those of the other",
+    )
+    parser.add_argument(
+        "--left-out", action="store_true", help="run Python tests that 'make test' leaves out too"
     )
     options = parser.parse_args()
     before = hashes()
@@ -246,20 +259,33 @@ def main() -> int:
                     add(place)
             seconds |= cpp.seconds
             failed += len(cpp.failed)
-        if options.only != "cpp":
+        measured = coverage.Coverage(data_file=str(folder / "python"), config_file=False)
+
+        def run_python(name: str, *more: str) -> int:
             ((report, command),) = python_tests(options.jobs, quick=options.quick).items()
             settings = [f"{k}={v}" for k, v in environment(folder).items()]
-            failed += run("Python tests", {report: ["env", *settings, *command]})[1]
-            seconds |= python_seconds(report)
-        for place in sorted(folder.glob("*/tests")):
-            add(place.parent)
-        for data in BUILD.rglob("*.gcda"):  # of processes that tests start
-            record.add(data, data)
-        figures = {"C++": cpp_lines(record, folder)}
-        if options.only != "cpp":
-            measured = coverage.Coverage(data_file=str(folder / "python"), config_file=False)
+            bad = run(name, {report: ["env", *settings, *command, *more]})[1]
+            seconds.update(python_seconds(report))
+            for place in sorted(folder.glob("*/tests")):
+                add(place.parent)
+            for data in BUILD.rglob("*.gcda"):  # of processes that tests start
+                record.add(data, data)
+                data.unlink()
             measured.combine()
-            figures["Python"] = python_lines(measured, folder)
+            return bad
+
+        def figures(name: str) -> None:
+            print_figures(name, {"C++": cpp_lines(record, folder)})
+            if options.only != "cpp":
+                print_figures(name, {"Python": python_lines(measured, folder)})
+
+        if options.only != "cpp":
+            failed += run_python("Python tests")
+        figures("make test")
+        if options.left_out:
+            failed += run_python("Python tests left out", "--left-out")
+            figures("make test-all")
+        if options.only != "cpp":
             for test, ran in python_functions(measured.get_data()).items():
                 by_test[test] |= ran
         slow = {t for p in folder.glob("slow-*") for t in p.read_text().splitlines()}
@@ -270,11 +296,6 @@ def main() -> int:
             print("tests failed: the map stays as it was")
         else:
             save_map(kept | by_test, taken | seconds, slow, before)
-    for language, (ran, lines, taken, branches) in figures.items():
-        print(
-            f"{language}: {ran} of {lines} lines, {100 * ran / max(lines, 1):.2f} %; "
-            f"{taken} of {branches} branches, {100 * taken / max(branches, 1):.2f} %"
-        )
     return int(failed != 0)
 
 

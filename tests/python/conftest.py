@@ -6,7 +6,8 @@ No test reads or writes the graph cache of the user who runs it. Under pytest-xd
 the tests of a file share a worker, since they share what the first of them loads; a slow test goes to
 the worker that is free, unless a fixture of its module serves several. Long work starts first.
 
-Tests marked long, and those cases of sampled ones that a fixed draw leaves out, run with ``--everything`` alone.
+Tests marked long, and those cases of sampled ones that a fixed draw leaves out, run with ``--everything`` alone,
+and nothing else with ``--left-out``.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Who names a test means it.
     named = {arg.partition("[")[0] for arg in config.args if "::" in arg}
     out = {i for i in out if i.nodeid.partition("[")[0] not in named}
+    if config.getoption("left_out"):
+        out = set(items) - out
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
 
@@ -98,6 +101,9 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--everything", action="store_true", help="long tests, and all cases of sampled ones"
+    )
+    parser.addoption(
+        "--left-out", action="store_true", help="only what runs with --everything alone"
     )
 
 
