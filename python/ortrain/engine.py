@@ -25,6 +25,8 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.names_read import NamesRead
+from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
@@ -94,6 +96,7 @@ class Engine:
         self._pieces: Cut | None = None
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
+        self._forward: Callable[..., Any] = module.forward  # that the signature is of
         self._signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
             collections.OrderedDict()
@@ -117,6 +120,9 @@ class Engine:
             return self._run_module(args, kwargs)
         try:
             refuse_transforms()
+            if module.forward != self._forward:  # another one was put in its place
+                self._forward = module.forward
+                self._signature = CallSignature(self._forward)
             call = self._signature.flatten(args, kwargs)
         except CaptureError as error:
             if is_strict():
@@ -244,15 +250,18 @@ class Engine:
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             progress.note(f"capturing again: {reason}")
+        read = NamesRead()
         try:
             self._refuse_ever_new_calls(key, call)
-            entry = self._capture(call, args, kwargs, reason)
+            entry = self._capture(call, args, kwargs, reason, read)
         except _core.OrtrainError as error:
             if is_strict() or isinstance(error, _core.OutOfMemoryError):
                 raise
             if not isinstance(error, FirstCallError):
                 self._refuse_outside(error)
             self._changes_attributes = isinstance(error, ChangingAttributeError)
+            if read.has_begun:
+                self._note_reads(read.names())
             self._count_miss(key)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
@@ -306,18 +315,33 @@ class Engine:
                 del self._entries[oldest]
         self._states.keep(state for _, state, _ in self._entries)
 
+    def _note_reads(self, names: frozenset[str] | None) -> None:
+        """Let states differ in what forwards have read; graphs of the present one stay."""
+        before = self._states.present
+        self._states.reads(names, ReachableState(self.module, ()).variables_named(names))
+        now = self._states.present
+        if now != before:
+            kept = ((k if k[1] != before else (k[0], now, k[2]), v) for k, v in self._entries.items())
+            self._entries = collections.OrderedDict(kept)
+
     def _capture(
-        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str
+        self,
+        call: FlatCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reason: str,
+        read: NamesRead,
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
         slot = CacheSlot(self.module, call)
         prepared = slot.load(stages)
         if prepared is None:
-            prepared = prepare(self.module, call, args, kwargs, stages)
+            prepared = prepare(self.module, call, args, kwargs, stages, read)
             slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
+        self._note_reads(prepared.names_read)
         return Entry.of(prepared, call, self._states, reason, stages, self.budget)
 
     # --- running in PyTorch
@@ -326,8 +350,7 @@ class Engine:
         self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run the module itself; the first time, say so, or say which argument is at fault."""
-        # The next call finds what the first one makes, and may well be captured.
-        whole = isinstance(refused.error, FirstCallError)
+        whole = isinstance(refused.error, CaptureError) and not refused.error.may_be_cut
         run = self._run_forward if whole else self._run_module
         if refused.shown:
             return run(args, kwargs)
@@ -342,7 +365,7 @@ class Engine:
         self._fall_back(refused.error, refused.reason, whole=whole)
         self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
         refused.shown = True
-        if not isinstance(refused.error, EverNewCallError):  # which may be captured yet
+        if not isinstance(refused.error, (EverNewCallError, FirstCallError)):  # may be captured yet
             with self._lock:
                 self._keep(call, refused)
         return result
@@ -391,7 +414,10 @@ class Engine:
             stages={},
             pieces=0 if whole else native,
             breaks=() if whole or pieces is None else tuple(pieces.breaks),
+            first_call=isinstance(error, FirstCallError),
         )
         self.records.append(record)
-        if self._tells:
+        if record.first_call:
+            _log.info("one call runs in PyTorch: %s", error)
+        elif self._tells:
             tell_fallback(type(self.module).__name__, record)

@@ -43,6 +43,7 @@ class Entry:
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       updated_inputs: Positions of the inputs that a call writes to.
+      unreached: Positions, among the tensors of a call, of those with a gradient that it does not hand on.
       updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
@@ -61,6 +62,7 @@ class Entry:
     ones: tuple[Any, ...] | None
     updated_inputs: list[int]
     updated_arguments: list[int]
+    unreached: frozenset[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
     fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
@@ -109,6 +111,11 @@ class Entry:
                 requires_grad[name] = role == "parameter" and tensor.requires_grad
             else:
                 raise CaptureError(f"'{target}' is no tensor of the module")
+        graph.set_requires_grad(requires_grad)
+        # What no output's gradient reaches is no part of PyTorch's graph: it may belong to an earlier step.
+        writes = any(output["role"] == "input_update" for output in graph.outputs)
+        unreached = [] if writes else _unreached(graph, requires_grad, set(index_of_user))
+        requires_grad.update(dict.fromkeys(unreached, False))
         graph.set_requires_grad(requires_grad)
         if prepared.grad_enabled and (written := graph.differentiable_input_updates()):
             raise CaptureError(
@@ -160,6 +167,7 @@ class Entry:
             ones=extents_of_one(call) if prepared.squeezes else None,
             updated_arguments=[where for kind, where in updated if kind == "user"],
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
+            unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
         )
         program = entry.program(entry.preferred)
@@ -187,7 +195,12 @@ class Entry:
 
     def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Return the inputs of the graph for a call, given the tensors of the module."""
-        return [_input(source, call, tensors, self.device) for source in self.tensors]
+        inputs = [_input(source, call, tensors, self.device) for source in self.tensors]
+        if self.unreached:
+            for i, (kind, where) in enumerate(self.tensors):
+                if kind == "user" and where in self.unreached:
+                    inputs[i] = inputs[i].detach()
+        return inputs
 
     def program(self, gradient_of: tuple[int, ...], form: Form = None) -> Program:
         """Return the program with the gradient of some outputs; made where there is none yet."""
@@ -242,6 +255,16 @@ def _input(
         return torch.empty((), dtype=torch.int64, device=device).random_()
     # PyTorch takes single values on the CPU among tensors of a device.
     return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
+
+
+def _unreached(graph: Any, requires_grad: dict[str, bool], users: set[str]) -> list[str]:
+    """Return the arguments with a gradient that no output depends on."""
+    found = []
+    for name in [n for n, wanted in requires_grad.items() if wanted and n in users]:
+        graph.set_requires_grad({n: n == name for n in requires_grad})
+        if not any(graph.differentiable_outputs()):
+            found.append(name)
+    return found
 
 
 def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:

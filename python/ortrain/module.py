@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,13 +60,20 @@ class ORTModule(nn.Module):
       >>> loss.backward()
     """
 
-    def __new__(cls, module: nn.Module, *args: Any, **kwargs: Any) -> ORTModule:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an instance of a class that joins ORTModule and the class of ``module``."""
+        wrapped = cls.__dict__.get("_ortrain_wrapped_class")
+        if wrapped is not None:  # a method of the wrapped class makes another of its kind
+            return wrapped(*args, **kwargs)
+        module = args[0] if args else kwargs.get("module")
         if not isinstance(module, nn.Module):
             raise TypeError(f"ORTModule takes a torch.nn.Module, got {type(module).__name__}")
         if isinstance(module, ORTModule):
             raise TypeError("the module is an ORTModule already")
         return object.__new__(_joined_class(cls, type(module)))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep joined classes out of registries that the wrapped class may keep of its kinds."""
 
     def __init__(self, module: nn.Module, *, max_memory: int | str | None = None) -> None:
         budget = MemoryBudget.parse(max_memory)
@@ -173,6 +182,37 @@ class ORTModule(nn.Module):
         return (again, (self.__dict__["_ortrain_module"],))
 
 
+class _Shadow:
+    """Reads what a class defines through the wrapped module, which may have its own."""
+
+    def __init__(self, wrapped: type, name: str) -> None:
+        self._wrapped, self._name = wrapped, name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return getattr(self._wrapped, self._name)
+        module = instance.__dict__["_ortrain_module"]
+        if self._name in module.__dict__:
+            return module.__dict__[self._name]
+        # Methods get the ORTModule, whose class has them from the wrapped one's.
+        value = inspect.getattr_static(self._wrapped, self._name)
+        return value.__get__(instance, owner) if hasattr(type(value), "__get__") else value
+
+
+def _shadows(wrapped: type) -> dict[str, _Shadow]:
+    """Return what makes an attribute of the module come before one of its class."""
+    own = (*vars(ORTModule), *_OWN)
+    return {
+        name: _Shadow(wrapped, name)
+        for cls in wrapped.__mro__
+        if cls not in nn.Module.__mro__
+        for name, value in vars(cls).items()
+        if not name.startswith("__")
+        and name not in own
+        and (isinstance(value, types.FunctionType) or not hasattr(type(value), "__get__"))
+    }
+
+
 @functools.cache
 def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
@@ -182,10 +222,12 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
 
     functools.update_wrapper(forward, wrapped.forward)
     namespace = {
+        **_shadows(wrapped),
         "forward": forward,
         "__module__": wrapped.__module__,
         "__qualname__": wrapped.__qualname__,
         "__doc__": wrapped.__doc__,
+        "_ortrain_wrapped_class": wrapped,
     }
     # nn.Module itself, and bases of ORTModule, would break the linearization.
     bases = (wrapper,) if wrapped is nn.Module else (wrapper, wrapped)

@@ -23,7 +23,8 @@ class ModuleStates:
 
     For one thread at a time.
 
-    Other parameters and buffers of the same kind, tied the same way, leave the state as it is.
+    Other parameters and buffers of the same kind, tied the same way, leave the state as it is, and so do attributes
+    that no forward has read.
 
     Attributes:
       module: The module.
@@ -34,6 +35,11 @@ class ModuleStates:
         self.module = module
         self.present = 0
         self._guard: Any = None  # the present state's
+        # Names of attributes that forwards read; None before the first one, where all count.
+        self._names: frozenset[str] | None = None
+        self._all_count = False
+        # Outside of the module, by owner and name.
+        self._variables: dict[tuple[int, str], tuple[Any, str]] = {}
         # Of each state, the most recently seen last.
         self._guards: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._seen = 0
@@ -57,12 +63,38 @@ class ModuleStates:
         others = [(n, guard) for n, guard in self._guards.items() if guard is not left]
         number = next((n for n, guard in reversed(others) if guard.holds()), None)
         if number is None:
-            self._seen += 1
-            number = self._seen
-            self._guards[number] = _core.ModuleGuard(list(self.module.modules()))
+            number = self._new_state()
         self._guards.move_to_end(number)
         self.present, self._guard = number, self._guards[number]
         return self._guard.tensors, True
+
+    def _new_state(self) -> int:
+        self._seen += 1
+        self._guards[self._seen] = _core.ModuleGuard(
+            list(self.module.modules()), self._names, list(self._variables.values())
+        )
+        return self._seen
+
+    def reads(self, names: frozenset[str] | None, variables: Iterable[tuple[Any, str]] = ()) -> None:
+        """Take note of what a forward has read in the present state, which may get another number.
+
+        Args:
+          names: Of attributes; None where it may have read any.
+          variables: Outside of the module, as `ReachableState` gives them; they are kept alive.
+        """
+        known = len(self._variables)
+        self._variables.update({(id(owner), name): (owner, name) for owner, name in variables})
+        self._all_count |= names is None
+        self._names = None if self._all_count else (self._names or frozenset()) | names
+        looked_at = self._guard.names
+        if self._names is None or looked_at is None:
+            enough = self._names is looked_at
+        else:
+            enough = self._names <= looked_at
+        if not enough or len(self._variables) > known:
+            del self._guards[self.present]
+            self.present = self._new_state()
+            self._guard = self._guards[self.present]
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all states, and the layers replaced since, but these and the present one."""

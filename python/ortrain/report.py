@@ -29,6 +29,7 @@ class CaptureRecord:
       pieces: Graphs that the module had been cut into after the first such call, each with a record
         of its own; 0 where all of it runs in PyTorch.
       breaks: Why it had been cut by then, and where.
+      first_call: Whether PyTorch ran one call alone, which makes what later calls find.
     """
 
     reason: str
@@ -42,6 +43,7 @@ class CaptureRecord:
     escaped_nodes: int = 0
     pieces: int = 0
     breaks: tuple[str, ...] = ()
+    first_call: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,13 +73,14 @@ class ModuleReport:
 
     @property
     def total_nodes(self) -> int:
-        """All nodes; a call signature that is no graph counts as one."""
-        return sum(record.native_nodes + record.escaped_nodes or 1 for record in self._records)
+        """All nodes; a call signature that is no graph counts as one, a first call alone as none."""
+        records = [record for record in self._records if not record.first_call]
+        return sum(record.native_nodes + record.escaped_nodes or 1 for record in records)
 
     @property
     def native_share(self) -> float:
         """Share of nodes that Ortrain runs, from 0 to 1; 0 before the first call."""
-        return self.native_nodes / self.total_nodes if self.captures else 0.0
+        return self.native_nodes / self.total_nodes if self.total_nodes else 0.0
 
     def to_html(self, title: str = "Ortrain report") -> str:
         """Return the same as a page of its own, with a picture of the share and of the stages."""

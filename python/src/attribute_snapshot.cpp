@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <string_view>
+#include <utility>
 
 namespace nb = nanobind;
 
 namespace ortrain::python {
 namespace {
 
-constexpr int kDepth = 6;  // of objects within each other; deeper ones are compared by identity
+constexpr int kDepth = 24;  // of objects within each other; deeper ones are compared by identity
 
 // What a capture bakes in.
 bool is_baked_in(PyObject* value) {
@@ -19,10 +21,8 @@ bool is_baked_in(PyObject* value) {
          type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
 }
 
-bool is_dictionary(PyObject* value) {
-  static PyObject* const ordered =
-      nb::object(nb::module_::import_("collections").attr("OrderedDict")).release().ptr();
-  return PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered;
+PyObject* imported(const char* module, const char* name) {
+  return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
 }
 
 bool is_instance(PyObject* value, PyObject* type) {
@@ -38,12 +38,126 @@ int64_t version_of(PyObject* tensor) {
   return PyLong_AsLongLong(version.ptr());
 }
 
-// The attributes of an object that is neither a class nor callable.
-nb::object attributes_of(PyObject* object) {
-  if (PyType_Check(object) || PyCallable_Check(object) != 0) return {};
-  static PyObject* const name = PyUnicode_InternFromString("__dict__");
-  nb::object found = attribute(object, name);
-  return found.is_valid() && PyDict_CheckExact(found.ptr()) ? found : nb::object();
+bool is_deque(PyObject* value) {
+  static PyObject* const deque = imported("collections", "deque");
+  return is_instance(value, deque);
+}
+
+bool is_array(PyObject* value) {
+  static PyObject* const array = imported("numpy", "ndarray");
+  return is_instance(value, array);
+}
+
+bool is_function(PyObject* value) {
+  static PyObject* const function = imported("types", "FunctionType");
+  return reinterpret_cast<PyObject*>(Py_TYPE(value)) == function;
+}
+
+bool is_method(PyObject* value) {
+  static PyObject* const method = imported("types", "MethodType");
+  return reinterpret_cast<PyObject*>(Py_TYPE(value)) == method;
+}
+
+bool is_sequence(PyObject* value) {
+  return PyTuple_Check(value) || PyList_Check(value) || is_deque(value);
+}
+
+Py_ssize_t size_of(PyObject* sequence) {
+  if (PyTuple_Check(sequence)) return PyTuple_Size(sequence);
+  if (PyList_Check(sequence)) return PyList_Size(sequence);
+  const Py_ssize_t size = PySequence_Size(sequence);
+  if (size < 0) PyErr_Clear();
+  return size;
+}
+
+// What the container holds, whatever a class of its own says; None where it cannot be read.
+nb::object item_of(PyObject* sequence, Py_ssize_t i) {
+  if (PyTuple_Check(sequence)) return nb::borrow(PyTuple_GetItem(sequence, i));
+  if (PyList_Check(sequence)) return nb::borrow(PyList_GetItem(sequence, i));
+  nb::object item = nb::steal(PySequence_GetItem(sequence, i));
+  if (item.is_valid()) return item;
+  PyErr_Clear();
+  return nb::none();
+}
+
+// Classes, modules and compiled functions are what they are called; loggers, and objects of the
+// engine in a layer that has one of its own, change with every call and say nothing about a graph.
+bool is_closed(PyObject* object) {
+  static PyObject* const logger = imported("logging", "Logger");
+  if (PyType_Check(object) || PyModule_Check(object) || PyCFunction_Check(object) ||
+      is_instance(object, logger)) {
+    return true;
+  }
+  static PyObject* const name = PyUnicode_InternFromString("__module__");
+  const nb::object home = attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), name);
+  Py_ssize_t size = 0;
+  const char* text = home.is_valid() && PyUnicode_Check(home.ptr())
+                         ? PyUnicode_AsUTF8AndSize(home.ptr(), &size)
+                         : nullptr;
+  if (text == nullptr) PyErr_Clear();
+  return text != nullptr &&
+         std::string_view(text, static_cast<size_t>(size)).starts_with("ortrain.");
+}
+
+void append_cells(PyObject* function, std::vector<nb::object>& contents) {
+  static PyObject* const closure = PyUnicode_InternFromString("__closure__");
+  static PyObject* const held = PyUnicode_InternFromString("cell_contents");
+  const nb::object cells = attribute(function, closure);
+  if (!cells.is_valid() || !PyTuple_Check(cells.ptr())) return;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(cells.ptr()); ++i) {
+    nb::object content = attribute(PyTuple_GetItem(cells.ptr(), i), held);
+    contents.push_back(content.is_valid() ? std::move(content) : nb::none());
+  }
+}
+
+void append_slots(PyObject* object, std::vector<nb::object>& contents) {
+  static PyObject* const names_of = imported("copyreg", "_slotnames");
+  const nb::object names = nb::steal(PyObject_CallFunctionObjArgs(
+      names_of, reinterpret_cast<PyObject*>(Py_TYPE(object)), nullptr));
+  if (!names.is_valid()) PyErr_Clear();
+  if (!names.is_valid() || !PyList_Check(names.ptr())) return;
+  for (Py_ssize_t i = 0; i < PyList_Size(names.ptr()); ++i) {
+    nb::object slot = attribute(object, PyList_GetItem(names.ptr(), i));
+    contents.push_back(slot.is_valid() ? std::move(slot) : nb::none());
+  }
+}
+
+// What an object holds besides items: attributes, slots, what it closes over, what it binds.
+std::vector<nb::object> contents_of(PyObject* object) {
+  static PyObject* const partial = imported("functools", "partial");
+  static PyObject* const dict = PyUnicode_InternFromString("__dict__");
+  std::vector<nb::object> contents;
+  if (is_function(object)) {
+    append_cells(object, contents);
+    return contents;
+  }
+  if (is_method(object) || is_instance(object, partial)) {
+    for (const char* name : {"__self__", "__func__", "func", "args", "keywords"}) {
+      nb::object part = attribute(object, nb::str(name).ptr());
+      if (part.is_valid()) contents.push_back(std::move(part));
+    }
+    return contents;
+  }
+  nb::object attributes = attribute(object, dict);
+  if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
+    contents.push_back(std::move(attributes));
+  }
+  append_slots(object, contents);
+  return contents;
+}
+
+// Of the bytes of an array; -1 where they cannot be read.
+int64_t checksum_of(PyObject* array) {
+  static PyObject* const crc = imported("zlib", "crc32");
+  const nb::object bytes = nb::steal(PyObject_CallMethod(array, "tobytes", nullptr));
+  const nb::object sum =
+      bytes.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
+                       : nb::object();
+  if (!sum.is_valid()) {
+    PyErr_Clear();
+    return -1;
+  }
+  return PyLong_AsLongLong(sum.ptr());
 }
 
 }  // namespace
@@ -57,6 +171,36 @@ nb::object attribute(PyObject* object, PyObject* name) {
 bool is_same_name(PyObject* a, PyObject* b) {
   if (a == b) return true;
   return PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0;
+}
+
+bool is_read(PyObject* names, PyObject* name) {
+  if (names == Py_None) return true;
+  const int found = PySet_Contains(names, name);
+  if (found < 0) PyErr_Clear();
+  return found != 0;
+}
+
+nb::object names_of(PyObject* object, PyObject* names) {
+  if (names == Py_None) return nb::none();
+  static PyObject* const order = PyUnicode_InternFromString("__mro__");
+  static PyObject* const called = PyUnicode_InternFromString("__qualname__");
+  const nb::object classes = attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), order);
+  if (!classes.is_valid()) return nb::none();
+  for (Py_ssize_t i = 0; i < PyTuple_Size(classes.ptr()); ++i) {
+    const nb::object name = attribute(PyTuple_GetItem(classes.ptr(), i), called);
+    const nb::object whole =
+        name.is_valid() ? nb::steal(PyUnicode_FromFormat("class %U", name.ptr())) : nb::object();
+    if (!whole.is_valid()) PyErr_Clear();
+    if (!whole.is_valid() || is_read(names, whole.ptr())) return nb::none();
+  }
+  return nb::borrow(names);
+}
+
+nb::object names_within(PyObject* attribute, PyObject* names) {
+  if (names == Py_None || !PyUnicode_Check(attribute)) return nb::borrow(names);
+  const nb::object whole = nb::steal(PyUnicode_FromFormat("attributes of %U", attribute));
+  if (!whole.is_valid()) PyErr_Clear();
+  return !whole.is_valid() || is_read(names, whole.ptr()) ? nb::none() : nb::borrow(names);
 }
 
 SlotTensors::SlotTensors(std::span<PyObject* const> tensors)
@@ -101,23 +245,72 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
       value_ = nb::none();  // another one may take its place, and it be let go
     }
   } else if (context.seen.count(value) != 0 || depth == kDepth ||
-             is_instance(value, context.module_type)) {
+             context.layers->count(value) != 0) {
     kind_ = Kind::identity;
-  } else if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+  } else if (is_sequence(value)) {
     kind_ = Kind::sequence;
     context.seen.insert(value);
     value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value)));
-    for (Py_ssize_t i = 0; i < PySequence_Size(value); ++i) {
-      const nb::object item = nb::steal(PySequence_GetItem(value, i));
+    for (Py_ssize_t i = 0; i < size_of(value); ++i) {
+      const nb::object item = item_of(value, i);
       parts_.emplace_back(item.ptr(), context, depth + 1);
     }
-  } else if (is_dictionary(value)) {
+    take_contents(value, context, depth);
+  } else if (PyDict_Check(value)) {
     take_dictionary(value, context, depth);
-  } else if (const nb::object attributes = attributes_of(value); attributes.is_valid()) {
-    kind_ = Kind::object;
+    take_contents(value, context, depth);
+  } else if (PyAnySet_Check(value)) {
+    kind_ = Kind::set;
+    value_ = nb::steal(PyFrozenSet_New(value));
+    if (!value_.is_valid()) nb::raise_python_error();
+  } else if (is_array(value)) {
+    kind_ = Kind::array;
+    number_ = checksum_of(value);
+  } else if (!is_closed(value)) {
     context.seen.insert(value);
-    parts_.emplace_back(attributes.ptr(), context, depth + 1);
+    take_contents(value, context, depth);
+    if (!contents_.empty()) kind_ = Kind::object;
   }
+}
+
+void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context, int depth) {
+  if (PyTuple_CheckExact(object) || PyList_CheckExact(object) || PyDict_CheckExact(object)) return;
+  // A class may have its own way from a name to an attribute, as configurations of transformers have.
+  const bool by_name = PyType_GetSlot(Py_TYPE(object), Py_tp_getattro) ==
+                       reinterpret_cast<void*>(PyObject_GenericGetAttr);
+  const nb::object names = by_name ? names_of(object, context.names) : nb::none();
+  const std::vector<nb::object> contents = contents_of(object);
+  for (const nb::object& part : contents) {
+    const bool are_attributes = PyDict_CheckExact(part.ptr()) && context.seen.count(part.ptr()) == 0;
+    contents_.push_back(are_attributes ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
+                                       : AttributeSnapshot(part.ptr(), context, depth + 1));
+  }
+}
+
+AttributeSnapshot AttributeSnapshot::of(PyObject* name, PyObject* value, SnapshotContext& context,
+                                        int depth) {
+  const nb::object names = names_within(name, context.names);
+  PyObject* const before = std::exchange(context.names, names.ptr());
+  AttributeSnapshot made(value, context, depth);
+  context.names = before;
+  return made;
+}
+
+AttributeSnapshot AttributeSnapshot::of_attributes(PyObject* dict, PyObject* names,
+                                                   SnapshotContext& context, int depth) {
+  AttributeSnapshot made(Py_None, context, depth);
+  made.kind_ = Kind::attributes;
+  made.value_ = nb::borrow(names);
+  context.seen.insert(dict);
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value) != 0) {
+    if (!is_read(names, key)) continue;
+    made.keys_.push_back(nb::borrow(key));
+    made.parts_.push_back(of(key, value, context, depth + 1));
+  }
+  return made;
 }
 
 bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
@@ -135,11 +328,18 @@ bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
       return holds_sequence(now, tensors);
     case Kind::dictionary:
       return holds_dictionary(now, tensors);
-    case Kind::object: {
-      if (now != value_.ptr()) return false;
-      const nb::object attributes = attributes_of(now);
-      return attributes.is_valid() && parts_[0].holds(attributes.ptr(), tensors);
+    case Kind::attributes:
+      return holds_attributes(now, tensors);
+    case Kind::set: {
+      if (!PyAnySet_Check(now)) return false;
+      const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
+      if (equal < 0) PyErr_Clear();
+      return equal == 1;
     }
+    case Kind::array:
+      return now == value_.ptr() && checksum_of(now) == number_;
+    case Kind::object:
+      return now == value_.ptr() && holds_contents(now, tensors);
   }
   return false;
 }
@@ -156,8 +356,10 @@ bool AttributeSnapshot::may_change_in_place() const {
 int AttributeSnapshot::traverse(visitproc visit, void* arg) const {
   Py_VISIT(value_.ptr());
   for (const nb::object& key : keys_) Py_VISIT(key.ptr());
-  for (const AttributeSnapshot& part : parts_) {
-    if (const int found = part.traverse(visit, arg)) return found;
+  for (const std::vector<AttributeSnapshot>* parts : {&parts_, &contents_}) {
+    for (const AttributeSnapshot& part : *parts) {
+      if (const int found = part.traverse(visit, arg)) return found;
+    }
   }
   return 0;
 }
@@ -193,11 +395,38 @@ bool AttributeSnapshot::holds_sequence(PyObject* now, const SlotTensors& tensors
   if (reinterpret_cast<PyObject*>(Py_TYPE(now)) != value_.ptr()) return false;
   for (size_t i = 0; i < parts_.size(); ++i) {
     // Asked for each time: reading an attribute may run code that changes the list.
-    if (PySequence_Size(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
-    const nb::object item = nb::steal(PySequence_GetItem(now, static_cast<Py_ssize_t>(i)));
+    if (size_of(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
+    const nb::object item = item_of(now, static_cast<Py_ssize_t>(i));
     if (!parts_[i].holds(item.ptr(), tensors)) return false;
   }
-  return PySequence_Size(now) == static_cast<Py_ssize_t>(parts_.size());
+  return size_of(now) == static_cast<Py_ssize_t>(parts_.size()) && holds_contents(now, tensors);
+}
+
+bool AttributeSnapshot::holds_attributes(PyObject* now, const SlotTensors& tensors) {
+  if (!PyDict_CheckExact(now)) return false;
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  size_t next = 0;
+  while (PyDict_Next(now, &position, &key, &value) != 0) {
+    if (!is_read(value_.ptr(), key)) continue;
+    if (next == keys_.size() || !is_same_name(key, keys_[next].ptr()) ||
+        !parts_[next].holds(nb::borrow(value).ptr(), tensors)) {
+      return false;
+    }
+    ++next;
+  }
+  return next == keys_.size();
+}
+
+bool AttributeSnapshot::holds_contents(PyObject* now, const SlotTensors& tensors) {
+  if (contents_.empty()) return true;
+  const std::vector<nb::object> contents = contents_of(now);
+  if (contents.size() != contents_.size()) return false;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    if (!contents_[i].holds(contents[i].ptr(), tensors)) return false;
+  }
+  return true;
 }
 
 bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tensors) {
@@ -214,7 +443,7 @@ bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tenso
       return false;
     }
   }
-  return true;
+  return holds_contents(now, tensors);
 }
 
 }  // namespace ortrain::python

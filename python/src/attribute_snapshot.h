@@ -42,21 +42,33 @@ class SlotTensors {
   std::unordered_map<PyObject*, int64_t> first_;
 };
 
+// Whether code that counts reads attributes of a name; `names` is a set, or None where all are read.
+bool is_read(PyObject* names, PyObject* name);
+
+// Those of an object: None where `names` has one of its classes as "class <name>".
+nanobind::object names_of(PyObject* object, PyObject* names);
+// Those of what an attribute holds: None where `names` has "attributes of <name>".
+nanobind::object names_within(PyObject* attribute, PyObject* names);
+
 // What snapshots of the attributes of one module share while they are taken.
 struct SnapshotContext {
-  PyObject* module_type;
   PyObject* tensor_type;
   const SlotTensors* tensors;
-  std::unordered_set<PyObject*> seen;  // objects within each other are compared once
+  const std::unordered_set<PyObject*>* layers;  // which have guards of their own
+  PyObject* names;                              // attributes that are read: `is_read`
+  std::unordered_set<PyObject*> seen;           // objects within each other are compared once
 };
 
-// An attribute as it was. Numbers, flags and names are compared by value, in lists, dictionaries
-// and plain objects too; tensors by identity and version, or by slot where they are parameters or
-// buffers; other objects by identity. Holding what it compares keeps addresses from being used
-// again.
+// An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,
+// closures and objects by what they hold; tensors by identity and version, or by slot where they
+// are parameters or buffers; what can only be replaced by identity. Holding what it compares keeps
+// addresses from being used again.
 class AttributeSnapshot {
  public:
   AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth = 0);
+  // Of the attribute `name`.
+  static AttributeSnapshot of(PyObject* name, PyObject* value, SnapshotContext& context,
+                              int depth = 0);
 
   bool holds(PyObject* now, const SlotTensors& tensors);
   // Whether the same object may stop to hold without being replaced.
@@ -64,18 +76,38 @@ class AttributeSnapshot {
   int traverse(visitproc visit, void* arg) const;
 
  private:
-  enum class Kind { identity, equal, tensor, slot_tensor, sequence, dictionary, object };
+  enum class Kind {
+    identity,
+    equal,
+    tensor,
+    slot_tensor,
+    sequence,
+    dictionary,
+    attributes,
+    set,
+    array,
+    object
+  };
 
+  // Of a dictionary of attributes, those that are read.
+  static AttributeSnapshot of_attributes(PyObject* dict, PyObject* names, SnapshotContext& context,
+                                         int depth);
   void take_dictionary(PyObject* dict, SnapshotContext& context, int depth);
+  void take_contents(PyObject* object, SnapshotContext& context, int depth);
   bool equals(PyObject* now);
+  bool holds_attributes(PyObject* now, const SlotTensors& tensors);
   bool holds_sequence(PyObject* now, const SlotTensors& tensors);
   bool holds_dictionary(PyObject* now, const SlotTensors& tensors);
+  bool holds_contents(PyObject* now, const SlotTensors& tensors);
 
-  nanobind::object value_;  // of a list, tuple or dictionary its type; none where a slot says all
+  // Of a list, tuple or dictionary its type, of a set a copy, of attributes the names that are read;
+  // none where a slot says all.
+  nanobind::object value_;
   Kind kind_ = Kind::identity;
-  int64_t number_ = -1;  // version of a tensor, or its slot
+  int64_t number_ = -1;  // version of a tensor, or its slot; checksum of an array
   std::vector<nanobind::object> keys_;
-  std::vector<AttributeSnapshot> parts_;
+  std::vector<AttributeSnapshot> parts_;     // items
+  std::vector<AttributeSnapshot> contents_;  // attributes, slots, what a function closes over
 };
 
 }  // namespace ortrain::python

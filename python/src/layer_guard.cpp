@@ -63,6 +63,18 @@ nb::object attributes_of(PyObject* layer) {
   return found;
 }
 
+// Whether the layer's attributes are those that names in code say, as they are by nn.Module.
+bool is_read_by_name(PyObject* layer) {
+  static PyObject* const object = nb::object(nb::module_::import_("builtins").attr("object")).release().ptr();
+  static PyObject* const module =
+      nb::object(nb::module_::import_("torch").attr("nn").attr("Module")).release().ptr();
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(layer));
+  static PyObject* const found = PyUnicode_InternFromString("__getattribute__");
+  static PyObject* const missing = PyUnicode_InternFromString("__getattr__");
+  return attribute(type, found).is(attribute(object, found)) &&
+         attribute(type, missing).is(attribute(module, missing));
+}
+
 bool is_table(PyObject* key, PyObject* value) {
   return PyDict_Check(value) && (is_one_of(key, kTensors) || is_one_of(key, kLayers));
 }
@@ -176,21 +188,24 @@ LayerGuard::LayerGuard(nb::handle layer, bool is_root)
 }
 
 void LayerGuard::take_attributes(SnapshotContext& context) {
+  names_ = is_read_by_name(layer_.ptr()) ? names_of(layer_.ptr(), context.names) : nb::none();
   const nb::object attributes = attributes_of(layer_.ptr());
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
-    Attribute made{Attribute::Compared::nothing, false, nb::borrow(key), {}, {}, {}, {}};
+    Attribute made{Attribute::Compared::nothing, true, false, nb::borrow(key), {}, {}, {}, {}};
     if (is_table(key, value)) {
       made.compared = Attribute::Compared::table;
       made.table = nb::borrow(value);
     } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
       if (!is_root_) made.compared = Attribute::Compared::hooks;
       made.hooks = handles_of(value);
+    } else if (!is_read(names_.ptr(), key)) {
+      made.is_read = false;
     } else if (!is_one_of(key, kIgnored)) {
       made.compared = Attribute::Compared::value;
-      made.value.emplace_back(value, context);
+      made.value.push_back(AttributeSnapshot::of(key, value, context));
     }
     made.may_change =
         made.compared == Attribute::Compared::hooks ||
@@ -208,20 +223,30 @@ bool LayerGuard::holds(const SlotTensors& tensors) {
   if (layer_.type().ptr() != class_.ptr()) return false;
   const nb::object now = attributes_of(layer_.ptr());
   if (!now.is_valid()) return attributes_.empty();
-  if (PyDict_Size(now.ptr()) != static_cast<Py_ssize_t>(attributes_.size())) return false;
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
-  for (Attribute& known : attributes_) {
-    if (PyDict_Next(now.ptr(), &position, &key, &value) == 0 ||
-        !is_same_name(key, known.name.ptr())) {
-      return false;
+  size_t next = 0;
+  const auto skip_unread = [&] {
+    while (next < attributes_.size() && !attributes_[next].is_read) ++next;
+  };
+  while (PyDict_Next(now.ptr(), &position, &key, &value) != 0) {
+    if (next < attributes_.size() && is_same_name(key, attributes_[next].name.ptr())) {
+      Attribute& known = attributes_[next++];
+      // Comparing may run code that drops it.
+      const nb::object compared = nb::borrow(value);
+      if (known.is_read && !known.holds(compared.ptr(), tensors)) return false;
+      continue;
     }
-    // Comparing may run code that drops it.
+    // Among those that nobody reads some have come or gone.
+    if (!is_read(names_.ptr(), key)) continue;
+    skip_unread();
+    if (next == attributes_.size() || !is_same_name(key, attributes_[next].name.ptr())) return false;
     const nb::object compared = nb::borrow(value);
-    if (!known.holds(compared.ptr(), tensors)) return false;
+    if (!attributes_[next++].holds(compared.ptr(), tensors)) return false;
   }
-  return true;
+  skip_unread();
+  return next == attributes_.size();
 }
 
 void LayerGuard::append_dictionaries(std::vector<nb::object>& dictionaries) const {
@@ -248,6 +273,7 @@ void LayerGuard::forget(std::vector<nb::object>& seen) {
 int LayerGuard::traverse(visitproc visit, void* arg) const {
   Py_VISIT(layer_.ptr());
   Py_VISIT(class_.ptr());
+  Py_VISIT(names_.ptr());
   for (const Table& table : tables_) {
     if (const int found = table.traverse(visit, arg)) return found;
   }

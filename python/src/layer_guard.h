@@ -45,7 +45,8 @@ class LayerGuard {
   // The hooks of the root run outside of a graph and count for nothing.
   LayerGuard(nanobind::handle layer, bool is_root);
 
-  // To be called once the tensors of all layers are known.
+  // To be called once the tensors of all layers are known. Attributes that nobody reads are not
+  // compared.
   void take_attributes(SnapshotContext& context);
 
   // Appends the tensors that the tables hold now, one per name they held; false where the names or
@@ -91,6 +92,7 @@ class LayerGuard {
     bool holds(PyObject* now, const SlotTensors& tensors);
 
     Compared compared;
+    bool is_read = true;
     bool may_change = false;  // without being replaced
     nanobind::object name, table;
     nanobind::object seen;                 // at the last comparison, where it may change
@@ -100,6 +102,7 @@ class LayerGuard {
 
   nanobind::object layer_, class_;
   bool is_root_;
+  nanobind::object names_;  // attributes that are read: `is_read`
   std::vector<Table> tables_;
   std::vector<Attribute> attributes_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -16,27 +17,68 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-// A state of a module, of all that a captured graph depends on: classes, layers, attributes, the
-// number of hooks, and of each parameter and buffer its kind and which others are the same tensor.
+// A variable outside of the module: an item of a dictionary, or an attribute of an object.
+class Variable {
+ public:
+  explicit Variable(nb::handle described)
+      : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {}
+
+  void take(SnapshotContext& context) { value_.emplace_back(now().ptr(), context); }
+
+  bool holds(const SlotTensors& tensors) { return value_[0].holds(now().ptr(), tensors); }
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(owner_.ptr());
+    Py_VISIT(name_.ptr());
+    for (const AttributeSnapshot& value : value_) {
+      if (const int found = value.traverse(visit, arg)) return found;
+    }
+    return 0;
+  }
+
+ private:
+  // The guard itself, which no variable of the user's holds, where there is none.
+  nb::object now() const {
+    nb::object value;
+    if (PyDict_Check(owner_.ptr())) {
+      value = nb::borrow(PyDict_GetItemWithError(owner_.ptr(), name_.ptr()));
+      if (!value.is_valid()) PyErr_Clear();
+    } else {
+      value = attribute(owner_.ptr(), name_.ptr());
+    }
+    return value.is_valid() ? value : owner_;
+  }
+
+  nb::object owner_, name_;
+  std::vector<AttributeSnapshot> value_;  // one
+};
+
+// A state of a module, of all that a captured graph depends on: classes, layers, attributes that are
+// read, the number of hooks, and of each parameter and buffer its kind and which others are the same tensor.
 // Which tensors they are is no part of it: where others of their kind take their place, the guard
 // takes them on.
 class ModuleGuard {
  public:
-  explicit ModuleGuard(nb::list layers) {
+  ModuleGuard(nb::list layers, nb::object names, nb::list variables) : names_(std::move(names)) {
     for (nb::handle layer : layers) layers_.emplace_back(layer, layers_.empty());
     std::vector<PyObject*> tensors;
     for (const LayerGuard& layer : layers_) layer.read_tables(tensors);
     tensors_ = SlotTensors(tensors);
     ties_ = tensors_.ties();
     const nb::module_ torch = nb::module_::import_("torch");
-    const nb::object module_type = torch.attr("nn").attr("Module");
     const nb::object tensor_type = torch.attr("Tensor");
-    SnapshotContext context{module_type.ptr(), tensor_type.ptr(), &tensors_, {}};
+    std::unordered_set<PyObject*> guarded;
+    for (nb::handle layer : layers) guarded.insert(layer.ptr());
+    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), {}};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
+    for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
   }
 
   bool holds() {
+    for (Variable& variable : variables_) {
+      if (!variable.holds(tensors_)) return false;
+    }
     if (is_untouched()) return changing_hold() && kinds_fit(tensors_);
     // Read first: comparing may run code that changes one.
     Versions versions = versions_now();
@@ -49,6 +91,7 @@ class ModuleGuard {
   }
 
   nb::handle tensors() const { return tensors_.tuple(); }
+  nb::handle names() const { return names_; }
 
   // A state that is not the present one need not keep tensors in memory.
   void release_tensors() {
@@ -68,6 +111,10 @@ class ModuleGuard {
       if (const int found = kind.traverse(visit, arg)) return found;
     }
     for (const nb::object& dictionary : versions_.dictionaries) Py_VISIT(dictionary.ptr());
+    for (const Variable& variable : variables_) {
+      if (const int found = variable.traverse(visit, arg)) return found;
+    }
+    Py_VISIT(names_.ptr());
     Py_VISIT(tensors_.tuple().ptr());
     return 0;
   }
@@ -76,6 +123,7 @@ class ModuleGuard {
     changing_.clear();
     const std::vector<LayerGuard> layers = std::exchange(layers_, {});
     const std::vector<TensorKind> kinds = std::exchange(kinds_, {});
+    const std::vector<Variable> variables = std::exchange(variables_, {});
     release_tensors();
   }
 
@@ -147,7 +195,9 @@ class ModuleGuard {
     return true;
   }
 
+  nb::object names_;  // attributes that are read, a set; None for all
   std::vector<LayerGuard> layers_;
+  std::vector<Variable> variables_;
   std::vector<LayerGuard::Changing> changing_;
   Versions versions_;
   std::vector<TensorKind> kinds_;
@@ -176,9 +226,11 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 
 void init_module_guard(nb::module_& module) {
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
-      .def(nb::init<nb::list>(), nb::arg("layers"))
+      .def(nb::init<nb::list, nb::object, nb::list>(), nb::arg("layers"),
+           nb::arg("names") = nb::none(), nb::arg("variables") = nb::list())
       .def("holds", &ModuleGuard::holds)
       .def("release_tensors", &ModuleGuard::release_tensors)
+      .def_prop_ro("names", &ModuleGuard::names)
       .def_prop_ro("tensors", &ModuleGuard::tensors);
 }
 

@@ -14,7 +14,10 @@ class CaptureError(OrtrainError, NotImplementedError):
       module: Class name of the module, or path of the layer inside it.
       reason: What stands in the way, one sentence.
       source: ``file:line: code`` of the user's line, empty where it is not known.
+      may_be_cut: Whether the module may run in pieces, rather than in PyTorch whole.
     """
+
+    may_be_cut = True
 
     def __init__(self, reason: str, *, module: str = "", source: str = "") -> None:
         self.module = module
@@ -54,6 +57,14 @@ class EverNewCallError(CaptureError):
 
 class FirstCallError(CaptureError):
     """The forward makes attributes at its first call, which later calls find there."""
+
+    may_be_cut = False  # the next call may be captured whole
+
+
+class UnseenStateError(CaptureError):
+    """The forward uses an object whose state neither a trace nor Dynamo follows."""
+
+    may_be_cut = False
 
 
 class ConversionError(OrtrainError):

@@ -40,7 +40,9 @@ from ortrain.capture.interface import (
 )
 from ortrain.capture.locations import error_source, reason_of
 from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
-from ortrain.capture.side_effects import refuse_changed_attributes, scalars
+from ortrain.capture.names_read import NamesRead
+from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.side_effects import refuse_changes, refuse_iterators
 from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
@@ -64,6 +66,7 @@ class _FlatModule(nn.Module):
         equal: Sequence[Sequence[tuple[int, int]]],
         autocast: AutocastState,
         trees: list[OutputTree],
+        read: NamesRead,
     ) -> None:
         super().__init__()
         self.m = module
@@ -75,24 +78,26 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
-            buffers = [id(b) for b in module.buffers()]
-            attributes = scalars(module)
+            before = ReachableState(module, (args, kwargs))
             try:
+                refuse_iterators(before.consumed, name)
                 switched: list[bool] = []
-                with internals.at_grad_mode_switches(
-                    lambda: switched.append(AutocastState.current() != autocast)
-                ):
-                    flat, tree = flatten_outputs(module(*args, **kwargs))
+                try:
+                    with internals.at_grad_mode_switches(
+                        lambda: switched.append(AutocastState.current() != autocast)
+                    ):
+                        with read.recording():
+                            result = module(*args, **kwargs)
+                        flat, tree = flatten_outputs(result)
+                finally:
+                    changes = before.restore()
                 if any(switched):
                     raise CaptureError(
                         "its forward turns gradients on or off inside an autocast region of its "
                         "own, which an export forgets",
                         module=name,
                     )
-                if buffers != [id(b) for b in module.buffers()]:
-                    # torch.export forgets it.
-                    raise CaptureError("its forward assigns a new tensor to a buffer", module=name)
-                refuse_changed_attributes(attributes, name)
+                refuse_changes(changes, name)
             except CaptureError:
                 raise
             except Exception as error:
@@ -190,6 +195,7 @@ def capture(
     *,
     known: Callable[[Any], bool] | None = None,
     dynamic: bool = True,
+    read: NamesRead | None = None,
 ) -> CapturedModule:
     """Capture ``module`` as it runs for the given arguments.
 
@@ -202,6 +208,7 @@ def capture(
       kwargs: Keyword arguments of that call.
       known: Tells whether an operator has a conversion; others are decomposed where possible.
       dynamic: Whether sizes may vary at all.
+      read: Takes what the forward reads.
 
     Raises:
       CaptureError: The module cannot be captured; names the module, the reason and the line.
@@ -210,11 +217,12 @@ def capture(
     signature = CallSignature(module.forward)
     call = signature.flatten(args, kwargs or {})
     name = type(module).__name__
+    read = NamesRead() if read is None else read
     try:
         if not dynamic:
-            return _capture(module, name, signature, call, known, dynamic=False)
+            return _capture(module, name, signature, call, known, read, dynamic=False)
         try:
-            return _capture(module, name, signature, call, known, dynamic=True)
+            return _capture(module, name, signature, call, known, read, dynamic=True)
         except CaptureError:
             raise
         except Exception as error:
@@ -222,7 +230,7 @@ def capture(
                 raise
             reason = reason_of(internals.unwrapped(error))
             _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
-        return _capture(module, name, signature, call, known, dynamic=False)
+        return _capture(module, name, signature, call, known, read, dynamic=False)
     except CaptureError as error:
         if error.module and error.source:
             raise
@@ -268,6 +276,7 @@ def _capture(
     signature: CallSignature,
     call: FlatCall,
     known: Callable[[Any], bool] | None,
+    read: NamesRead,
     *,
     dynamic: bool,
 ) -> CapturedModule:
@@ -279,7 +288,7 @@ def _capture(
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(range(t.dim()), auto) for t in tensors) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
-    flat = _FlatModule(module, signature, call, equal, autocast, trees)
+    flat = _FlatModule(module, signature, call, equal, autocast, trees, read)
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()

@@ -15,6 +15,7 @@ from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.export import capture
+from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import has_hooks, nothing_added, without_root_hooks
 from ortrain.capture.signature import FlatCall
@@ -32,6 +33,7 @@ def prepare(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     stages: dict[str, float],
+    read: NamesRead | None = None,
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -41,17 +43,19 @@ def prepare(
       args: Positional arguments.
       kwargs: Keyword arguments.
       stages: Takes the seconds of each stage.
+      read: Takes what the forward reads, as far as it came where an error is raised.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
     """
+    read = NamesRead() if read is None else read
     with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
-        captured = _capture(module, args, kwargs)
+        captured = _capture(module, args, kwargs, read)
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(module, args, kwargs, dynamic=False)
+            captured = _capture(module, args, kwargs, read, dynamic=False)
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:
         converted = convert(captured, _core.GraphBuilder(type(module).__name__))
@@ -69,6 +73,7 @@ def prepare(
         autocast_regions=captured.autocast_regions,
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
+        names_read=read.names(),
     )
 
 
@@ -100,7 +105,12 @@ def _has_place(target: Any) -> bool:
 
 
 def _capture(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, dynamic: bool = True
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    read: NamesRead,
+    *,
+    dynamic: bool = True,
 ) -> CapturedModule:
     return capture(
         module,
@@ -108,4 +118,5 @@ def _capture(
         kwargs,
         known=_has_place,
         dynamic=dynamic,
+        read=read,
     )

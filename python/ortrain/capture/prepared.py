@@ -52,6 +52,7 @@ class PreparedGraph:
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
+      names_read: Names of attributes that the forward may have read; None for all.
     """
 
     graph: Any
@@ -65,6 +66,7 @@ class PreparedGraph:
     autocast_regions: bool
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
+    names_read: frozenset[str] | None = None
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
@@ -85,6 +87,7 @@ class PreparedGraph:
             "grad_enabled": self.grad_enabled,
             "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
+            "names_read": None if self.names_read is None else sorted(self.names_read),
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -100,6 +103,7 @@ class PreparedGraph:
         end = 8 + int.from_bytes(data[:8], "little")
         try:
             read: Json = json.loads(data[8:end])
+            names = read["names_read"]
             guards = compile_guards(read["conditions"], read["input_names"], ())
             return PreparedGraph(
                 graph=_core.load_onnx(data[end:]),
@@ -111,6 +115,7 @@ class PreparedGraph:
                 grad_enabled=read["grad_enabled"],
                 squeezes=read["squeezes"],
                 autocast_regions=read["autocast_regions"],
+                names_read=None if names is None else frozenset(map(str, names)),
             )
         except NotStorableError:
             raise

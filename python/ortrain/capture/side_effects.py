@@ -11,10 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from ortrain.capture.errors import ChangingAttributeError, FirstCallError
+from ortrain.capture.errors import (
+    CaptureError,
+    ChangingAttributeError,
+    FirstCallError,
+    UnseenStateError,
+)
+from ortrain.capture.shallow_copies import Changes
 from ortrain.capture.torch_internals import is_fake
 
-_BAKED_IN = (bool, int, float, complex, str, type(None))
 _HOOK_TABLES = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -96,34 +101,37 @@ def _lets_gradients_flow(hook: Any) -> bool:
     ).startswith(("transformers.", "peft."))
 
 
-def scalars(module: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Return path, attributes and a copy of the numbers, flags and names of each layer."""
-    return [
-        (path, part.__dict__, {k: v for k, v in part.__dict__.items() if type(v) in _BAKED_IN})
-        for path, part in module.named_modules()
-    ]
-
-
-def refuse_changed_attributes(
-    before: list[tuple[str, dict[str, Any], dict[str, Any]]], module: str
-) -> None:
-    """Set back what differs from earlier `scalars`, and refuse it."""
-    changed: list[str] = []
-    made: list[str] = []
-    for path, attributes, values in before:
-        for name, value in values.items():
-            now = attributes.get(name)
-            if now is not value and (type(now) is not type(value) or now != value):
-                attributes[name] = value
-                (made if value is None else changed).append(
-                    f"'{path}.{name}'" if path else f"'{name}'"
-                )
-    if changed:
-        raise ChangingAttributeError(
-            f"its forward changes {', '.join(changed)}, which a graph would do only once",
+def refuse_changes(changes: Changes, module: str) -> None:
+    """Raise CaptureError where a forward does what a graph would do only once."""
+    if changes.unfollowed:
+        raise UnseenStateError(
+            f"its forward draws from, or changes, {_quoted(changes.unfollowed)}, which a graph would "
+            "do only once",
             module=module,
         )
-    if made:  # PyTorch's first call makes it; later ones find it there
-        raise FirstCallError(
-            f"its forward makes {', '.join(made)} at its first call", module=module
+    if changes.changed:
+        raise ChangingAttributeError(
+            f"its forward changes {_quoted(changes.changed)}, which a graph would do only once",
+            module=module,
         )
+    if changes.drawn:
+        raise CaptureError(
+            f"its forward draws {' and '.join(changes.drawn)}, which a graph would do only once",
+            module=module,
+        )
+    if changes.made:  # PyTorch's first call makes it; later ones find it there
+        raise FirstCallError(
+            f"its forward makes {_quoted(changes.made)} at its first call", module=module
+        )
+
+
+def refuse_iterators(names: list[str], module: str) -> None:
+    """Raise CaptureError where a trace could use up an iterator, which cannot be set back."""
+    if names:
+        raise UnseenStateError(
+            f"it holds {_quoted(names)}, of whose items a trace could take some", module=module
+        )
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(map(repr, names))

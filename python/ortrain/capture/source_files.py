@@ -51,6 +51,15 @@ def is_installed(file: str) -> bool:
     return real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)
 
 
+@functools.cache
+def is_standard(file: str) -> bool:
+    """Tell whether a file belongs to the standard library."""
+    if file.startswith("<frozen"):
+        return True
+    real = os.path.realpath(file)
+    return real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
+
+
 def _is_keyed_elsewhere(real: str) -> bool:
     """Tell whether versions in the key stand for a file: the standard library and PyTorch."""
     standard = real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)

@@ -388,3 +388,70 @@ def test_the_first_nan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="last"):
         for _ in range(2):
             step(ours, data())
+
+
+# --- classes
+
+
+class Scaled(nn.Module):
+    """A class with attributes, which objects may have otherwise."""
+
+    scale = 1.0
+    kinds: dict[str, type] = {}
+
+    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not name:
+            raise TypeError("a kind needs a name")
+        Scaled.kinds[name] = cls
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shift(self.layer(x) * self.scale)
+
+    def shift(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def larger(self) -> Scaled:
+        return type(self)(5)
+
+
+def test_attributes_of_objects_come_before_those_of_classes() -> None:
+    plain = Scaled()
+    ours = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(2, 3)
+    for change in (
+        lambda m: None,
+        lambda m: setattr(m, "scale", 3.0),
+        lambda m: setattr(m, "shift", torch.neg),
+        lambda m: setattr(m, "added", 2),
+        lambda m: delattr(m, "scale"),
+        lambda m: setattr(m, "forward", lambda x: x * 2),
+    ):
+        change(plain)
+        change(ours)
+        assert (ours.scale, getattr(ours, "added", None)) == (
+            plain.scale,
+            getattr(plain, "added", None),
+        )
+        torch.testing.assert_close(ours.shift(x), plain.shift(x))
+        torch.testing.assert_close(ours(x), plain(x))
+    ours.module.scale = 4.0
+    assert ours.scale == 4.0 and type(ours).scale == 1.0
+    Scaled.scale = 7.0
+    try:
+        del ours.module.scale
+        assert ours.scale == 7.0
+    finally:
+        Scaled.scale = 1.0
+    assert "ORTModule" not in str(Scaled.kinds) and len(Scaled.kinds) == 0
+
+
+def test_methods_that_make_more_of_their_kind_make_plain_ones() -> None:
+    assert type(ORTModule(Scaled()).larger()) is Scaled
+    layers = ORTModule(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)))
+    part = layers[:2]
+    assert type(part) is nn.Sequential and part[0] is layers.module[0]

@@ -1,0 +1,201 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Which attributes a forward may have read, by the names in the code that ran."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import dis
+import os
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import mpmath
+import sympy
+import typing_extensions
+
+from ortrain.capture.source_files import TORCH_ROOT, is_standard
+
+# Of PyTorch only layers read attributes of layers by name.
+_LAYERS = TORCH_ROOT + "nn" + os.sep
+# Under every trace, and never with a layer in hand.
+_NEVER_READ = (
+    *(os.path.dirname(os.path.realpath(m.__file__)) + os.sep for m in (sympy, mpmath)),
+    os.path.realpath(typing_extensions.__file__),
+)
+_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+# With names that are computed these may read any attribute of their first argument.
+_BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
+# And these of any object; the standard library does so for nobody else.
+_BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_SELF, _OTHER = " self", " other"  # which are no names
+_METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mentioned:
+    """What the code of a function mentions.
+
+    Attributes:
+      names: Names and texts.
+      of_self: Whether it may read any attribute of its `self`.
+      of_any: Whether it may read any attribute of other objects.
+    """
+
+    names: frozenset[str]
+    of_self: bool = False
+    of_any: bool = False
+
+
+_known: weakref.WeakKeyDictionary[types.CodeType, _Mentioned] = weakref.WeakKeyDictionary()
+
+
+class NamesRead:
+    """Collects the code that runs while `recording`."""
+
+    def __init__(self) -> None:
+        self._codes: set[types.CodeType] = set()
+        self.has_begun = False
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the code of this thread's functions; of others too, where Python cannot tell."""
+        self.has_begun = True
+        if sys.version_info >= (3, 12):
+            with self._monitoring(sys.monitoring):
+                yield
+            return
+        before = sys.getprofile()
+        add = self._codes.add
+
+        def see(frame: types.FrameType, event: str, argument: Any) -> None:
+            if event == "call":
+                add(frame.f_code)
+            if before is not None:
+                before(frame, event, argument)
+
+        sys.setprofile(see)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    @contextlib.contextmanager
+    def _monitoring(self, monitoring: Any) -> Iterator[None]:
+        free = [i for i in range(6) if monitoring.get_tool(i) is None]
+        if not free:
+            raise RuntimeError("all of sys.monitoring's tools are in use")
+        tool = free[-1]
+        event = monitoring.events.PY_START
+
+        def see(code: types.CodeType, _: int) -> Any:
+            self._codes.add(code)
+            return monitoring.DISABLE
+
+        monitoring.use_tool_id(tool, "ortrain")
+        try:
+            monitoring.register_callback(tool, event, see)
+            monitoring.restart_events()
+            monitoring.set_events(tool, event)
+            yield
+        finally:
+            monitoring.set_events(tool, 0)
+            monitoring.register_callback(tool, event, None)
+            monitoring.free_tool_id(tool)
+
+    def names(self) -> frozenset[str] | None:
+        """Return the names of attributes that may have been read; None for all there are.
+
+        ``class C`` stands for all attributes of objects of a class C, ``attributes of a`` for all those of what
+        attributes a hold.
+        """
+        found: set[str] = {"training"}
+        for code in self._codes:
+            file = code.co_filename
+            if file.startswith((_OWN_ROOT, *_NEVER_READ)) or is_standard(file):
+                continue
+            if file.startswith(TORCH_ROOT):
+                if file.startswith(_LAYERS):
+                    found.update(code.co_names)
+                continue
+            mentioned = _known.get(code)
+            if mentioned is None:
+                mentioned = _known[code] = _mentioned_in(code)
+            owner = getattr(code, "co_qualname", code.co_name).rpartition(".")[0]
+            if mentioned.of_any or (mentioned.of_self and not owner):
+                return None
+            if mentioned.of_self:
+                found.add(f"class {owner}")
+            found |= mentioned.names
+        return frozenset(found)
+
+
+def _mentioned_in(code: types.CodeType) -> _Mentioned:
+    names = frozenset({*code.co_names, *_texts(code.co_consts)})
+    of_self = of_any = False
+    within = set()
+    if not names.isdisjoint(_BY_TEXT | _BY_ANY_MEANS | _METHODS | {"copy"}):
+        steps = list(dis.get_instructions(code))
+        for i, step in enumerate(steps):
+            is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            if is_global and step.argval in _BY_TEXT:
+                owner = _owner_of_computed_name(steps[i + 1 :])
+            elif step.argval in _METHODS and "CONST" not in step.opname:
+                owner = _SELF if _is_self(steps[:i]) or "SUPER" in step.opname else _OTHER
+            elif is_global and step.argval == "copy":
+                owner = _OTHER
+            else:
+                owner = _OTHER if step.argval in _BY_ANY_MEANS else None
+            of_self |= owner == _SELF
+            of_any |= owner == _OTHER
+            if owner not in (None, _SELF, _OTHER):
+                within.add(f"attributes of {owner}")
+    return _Mentioned(names | within, of_self, of_any)
+
+
+def _owner_of_computed_name(steps: Sequence[dis.Instruction]) -> str | None:
+    """Return whose attribute a call such as getattr reads; None where a literal names it.
+
+    Args:
+      steps: What follows the loading of the function.
+
+    Returns:
+      _SELF, the name of the attribute that holds the object, or else _OTHER.
+    """
+    steps = [s for s in steps if s.opname != "PUSH_NULL"]
+    depth = 0
+    for i, step in enumerate(steps):
+        if depth == 1 and step.opname.startswith("LOAD_") and step.opname not in _ATTRIBUTES:
+            behind = steps[i + 1].opname if i + 1 < len(steps) else ""
+            if isinstance(step.argval, str) and "CONST" in step.opname and "BINARY" not in behind:
+                return None
+            if i == 1 and _is_self(steps[:1]):
+                return _SELF
+            return steps[i - 1].argval if steps[i - 1].opname == "LOAD_ATTR" else _OTHER
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs or depth > 8:
+            return _OTHER
+        depth += dis.stack_effect(step.opcode, step.arg)
+    return _OTHER
+
+
+def _is_self(steps: Sequence[dis.Instruction]) -> bool:
+    """Tell whether the last of some steps loads ``self`` or ``super()``."""
+    if not steps:
+        return False
+    if steps[-1].opname.startswith("LOAD_") and steps[-1].argval == "self":
+        return True
+    before = [s for s in steps if s.opname not in ("PRECALL", "PUSH_NULL")][-2:]
+    return [s.argval for s in before[:1]] == ["super"] and before[-1].opname.startswith("CALL")
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts(constant)

@@ -1,0 +1,267 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Everything but the values of tensors that a forward can reach and change, before and after a trace.
+
+Looked at are the attributes and tables of layers, what containers and objects hold that these lead to, the
+arguments, the generators of Python and NumPy, and what functions of the user's own share: class attributes,
+closures, globals that they name.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import random
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain.capture.shallow_copies import Attributes, CellVariable, Changes, Copy, Items, Table, Told
+from ortrain.capture.source_files import is_installed
+
+_LEAVES = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.Tensor, torch.dtype, torch.device, torch.Generator),
+    *(types.BuiltinFunctionType, types.CodeType, logging.Logger, property),
+)
+# Of objects that these packages make only layers are looked into.
+_CLOSED = ("torch.", "ortrain.", "threading", "concurrent.", "asyncio.")
+# Tables of a layer, whose names are those of the layer's attributes.
+_LAYER_TABLES = ("_parameters", "_buffers", "_modules")
+# Recurrent layers list their parameters anew where these are others, as they are in a trace.
+_LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
+_ITERATORS = ("builtins", "itertools")
+
+
+class ReachableState:
+    """What is there before a forward.
+
+    Args:
+      module: The module that runs.
+      arguments: What it is called with.
+
+    Attributes:
+      classes: Of objects that were found, and their bases.
+      variables: Of the user's own code, those that functions share: a dictionary of globals, a cell or a class, and
+        the name of the item, of the cell's content or of the attribute.
+      consumed: Iterators and generators, which a trace could use up and not set back.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Any) -> None:
+        self._seen: dict[int, Any] = {}  # by address; keeps them alive
+        self._copies: list[Copy] = []
+        self.classes: set[type] = set()
+        self.variables: list[tuple[Any, str]] = []
+        self.consumed: list[str] = []
+        self._names: set[str] = set()  # that the user's functions mention
+        self._own_modules: dict[str, types.ModuleType] = {}
+        self._pending: list[tuple[str, Any]] = [("its arguments", arguments), ("", module)]
+        self._global_generators()
+        self._walk()
+        for name, home in list(self._own_modules.items()):
+            self._globals(name, vars(home), self._names)
+        self._walk()
+
+    def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
+        """Return the variables that code with these names may read; cells belong to functions, and count."""
+        return [
+            (owner, name)
+            for owner, name in self.variables
+            if names is None or name in names or isinstance(owner, types.CellType)
+        ]
+
+    def restore(self) -> Changes:
+        """Set back what differs now, and return its names."""
+        changes = Changes()
+        for copy in self._copies:
+            copy.restore(changes)
+        return changes
+
+    def _take(self, copy: Copy) -> None:
+        self._copies.append(copy)
+        self._pending.extend(copy.held())
+
+    def _walk(self) -> None:
+        while self._pending:
+            where, value = self._pending.pop()
+            if not isinstance(value, _LEAVES) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._look_at(where, value)
+
+    def _look_at(self, where: str, value: Any) -> None:
+        if isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, nn.Module):
+            self._layer(where, value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._pending += [(where, value.__self__), (where, value.__func__)]
+        elif isinstance(value, functools.partial):
+            self._pending += [(where, value.func), (where, value.args), (where, value.keywords)]
+        elif isinstance(value, types.ModuleType):
+            if _is_own(value):
+                self._own_modules[value.__name__] = value
+        elif isinstance(value, dict):
+            self._take(Table(where, value))
+            self._object(where, value)
+        elif isinstance(value, (list, collections.deque, set)):
+            self._take(Items(where, value))
+            self._object(where, value)
+        elif isinstance(value, (tuple, frozenset)):
+            self._pending += [(where, item) for item in value]
+        elif isinstance(value, weakref.ref):
+            self._pending.append((where, value()))
+        elif not self._generator_or_array(where, value):
+            self._object(where, value)
+
+    def _layer(self, where: str, layer: nn.Module) -> None:
+        self._class(type(layer))
+        attributes = layer.__dict__
+        if isinstance(layer, nn.RNNBase):
+            attributes = {k: v for k, v in attributes.items() if k not in _LISTS_OF_PARAMETERS}
+        table = Table(where, layer.__dict__, None if attributes is layer.__dict__ else attributes)
+        self._copies.append(table)
+        for (name, value), key in zip(table.held(), attributes, strict=True):
+            self._pending.append((where if key in _LAYER_TABLES else name, value))
+
+    def _object(self, where: str, value: Any) -> None:
+        kind = type(value)
+        if kind.__module__.startswith(_CLOSED):
+            return
+        self._class(kind)
+        slots = [name for cls in kind.__mro__ for name in _slots(cls)]
+        if slots:
+            self._take(Table(where, Attributes(value, lambda: slots)))
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict:
+            self._take(Table(where, attributes))
+
+    # --- what is in no attribute
+
+    def _global_generators(self) -> None:
+        name = "Python's random numbers"
+        self._take(Told(name, random.getstate, random.setstate, "drawn"))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            get, put = numpy.random.get_state, numpy.random.set_state
+            self._take(Told("NumPy's random numbers", get, put, "drawn"))
+
+    def _generator_or_array(self, where: str, value: Any) -> bool:
+        """Take an object whose state is in no attribute; False for others."""
+        numpy = sys.modules.get("numpy")
+        if isinstance(value, random.Random):
+            self._take(Told(where, value.getstate, value.setstate, "unfollowed"))
+        elif type(value).__module__ in _ITERATORS and hasattr(value, "__next__"):
+            self._iterator(where, value)
+        elif numpy is None:
+            return False
+        elif isinstance(value, numpy.random.Generator):
+            bits = value.bit_generator
+            write = functools.partial(setattr, bits, "state")
+            self._take(Told(where, lambda: bits.state, write, "unfollowed"))
+        elif isinstance(value, numpy.random.RandomState):
+            self._take(Told(where, value.get_state, value.set_state, "unfollowed"))
+        elif isinstance(value, numpy.ndarray):
+            self._take(Told(where, value.copy, functools.partial(numpy.copyto, value)))
+        else:
+            return False
+        return True
+
+    def _iterator(self, where: str, value: Any) -> None:
+        """Take one whose place can be told and set; others may not be run by a trace."""
+        place = getattr(value, "__reduce__", tuple)() if hasattr(value, "__setstate__") else ()
+        if len(place) == 3 and isinstance(place[2], int):
+            self._take(Told(where, lambda: value.__reduce__()[2:], lambda b: value.__setstate__(*b)))
+        elif place[:1] != (iter,):  # one that has come to its end stays there
+            self.consumed.append(where)
+
+    # --- the user's own code
+
+    def _class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if base in self.classes:
+                continue
+            self.classes.add(base)
+            if not _is_own(sys.modules.get(base.__module__)):
+                continue
+            self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
+            self.variables += [(base, variable) for variable in _state(base)]
+            for name, value in base.__dict__.items():
+                if name == "__call__" or not name.startswith("__"):
+                    self._pending += [(name, f) for f in _functions_of(value)]
+
+    def _function(self, function: types.FunctionType) -> None:
+        if (function.__module__ or "").startswith(_CLOSED):
+            return
+        name, code = function.__qualname__, function.__code__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                self._take(Table(name, CellVariable(cell, variable)))
+                self.variables.append((cell, "cell_contents"))
+        self._pending += [(name, v) for v in function.__defaults__ or ()]
+        self._pending += [(name, v) for v in (function.__kwdefaults__ or {}).values()]
+        self._pending.append((name, getattr(function, "__wrapped__", None)))
+        if not is_installed(code.co_filename):
+            names = {n for part in _codes(code) for n in part.co_names}
+            self._names |= names
+            self._globals(function.__module__ or "", function.__globals__, names)
+            for imported in names - function.__globals__.keys():  # in the function
+                if _is_own(sys.modules.get(imported)):
+                    self._own_modules[imported] = sys.modules[imported]
+
+    def _globals(self, where: str, variables: dict[str, Any], names: set[str]) -> None:
+        shared = sorted(names & variables.keys())
+        self._take(Table(where, variables, shared))
+        self.variables += [(variables, name) for name in shared]
+
+
+def _is_own(module: types.ModuleType | None) -> bool:
+    """Tell whether a module is the user's own code."""
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_installed(file) and not module.__name__.startswith(_CLOSED)
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    private = [f"_{cls.__name__.lstrip('_')}{n}" if _is_private(n) else n for n in names]
+    return [n for n in private if n not in ("__dict__", "__weakref__")]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
+
+
+def _state(cls: type) -> Iterator[str]:
+    """Return the names of a class's variables, functions aside."""
+    descriptors = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    for name, value in list(cls.__dict__.items()):
+        if not (name.startswith("__") or _functions_of(value) or isinstance(value, descriptors)):
+            yield name
+
+
+def _functions_of(value: Any) -> list[types.FunctionType]:
+    """Return the functions behind an entry of a class."""
+    found = [value]
+    if isinstance(value, (staticmethod, classmethod)):
+        found = [value.__func__]
+    elif isinstance(value, property):
+        found = [value.fget, value.fset]
+    elif isinstance(value, functools.cached_property):
+        found = [value.func]
+    return [f for f in found if isinstance(f, types.FunctionType)]
+
+
+def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,225 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Shallow copies of what Python objects hold, which tell what has changed and set it back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+_BY_VALUE = (bool, int, float, complex, str, bytes)
+_MISSING = object()
+
+
+@dataclasses.dataclass(slots=True)
+class Changes:
+    """Names of what has changed.
+
+    Attributes:
+      changed: What was there, and is another or gone.
+      made: What was absent or None before.
+      drawn: Generators of random numbers of Python and NumPy that were drawn from.
+      unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques.
+    """
+
+    changed: list[str] = dataclasses.field(default_factory=list)
+    made: list[str] = dataclasses.field(default_factory=list)
+    drawn: list[str] = dataclasses.field(default_factory=list)
+    unfollowed: list[str] = dataclasses.field(default_factory=list)
+
+
+class Copy(Protocol):
+    """What one object held when this was made."""
+
+    def held(self) -> Iterable[tuple[str, Any]]:
+        """Return the objects that it held, with their names."""
+
+    def restore(self, changes: Changes) -> None:
+        """Set the object back, adding the names of what differed."""
+
+
+class Table:
+    """Of names and what they stand for: attributes, items of a dictionary, globals, a cell.
+
+    Args:
+      where: What names begin with; "" for none.
+      table: The mapping.
+      names: Those that count; None for all there are, now and later.
+    """
+
+    def __init__(self, where: str, table: Any, names: Iterable[Any] | None = None) -> None:
+        self._where = where
+        self._table = table
+        self._names = None if names is None else list(names)
+        self._before = self._read()
+
+    def _read(self) -> dict[Any, Any]:
+        if self._names is None:
+            return dict(self._table)
+        return {n: self._table[n] for n in self._names if n in self._table}
+
+    def _name(self, key: Any) -> str:
+        return f"{self._where}.{key}" if self._where else str(key)
+
+    def held(self) -> Iterable[tuple[str, Any]]:
+        """Return what the names stood for."""
+        return [(self._name(key), value) for key, value in self._before.items()]
+
+    def restore(self, changes: Changes) -> None:
+        """Set the table back, in its order too."""
+        before, now = self._before, self._read()
+        keys = list(before)
+        if keys == list(now) and all(is_same(before[k], now[k]) for k in keys):
+            return
+        for key in dict.fromkeys([*before, *now]):
+            old = before.get(key, _MISSING)
+            if is_same(old, now.get(key, _MISSING)):
+                continue
+            made = old is _MISSING or old is None
+            (changes.made if made else changes.changed).append(self._name(key))
+            if old is _MISSING:
+                del self._table[key]
+            else:
+                self._table[key] = old
+        if self._names is None and list(self._table) != keys:
+            self._table.clear()
+            self._table.update(before)
+
+
+class Items:
+    """Of a list, deque or set."""
+
+    def __init__(self, where: str, owner: Any) -> None:
+        self._where = where
+        self._owner = owner
+        self._before = list(owner)
+
+    def held(self) -> Iterable[tuple[str, Any]]:
+        """Return the items."""
+        return [(f"{self._where}[{i}]", value) for i, value in enumerate(self._before)]
+
+    def restore(self, changes: Changes) -> None:
+        """Put the items back where they differ."""
+        now = list(self._owner)
+        if len(now) == len(self._before) and all(map(is_same, self._before, now)):
+            return
+        unfollowed = isinstance(self._owner, collections.deque)  # Dynamo forgets what falls out
+        (changes.unfollowed if unfollowed else changes.changed).append(self._where)
+        self._owner.clear()
+        add = self._owner.update if isinstance(self._owner, set) else self._owner.extend
+        add(self._before)
+
+
+class Told:
+    """What functions say of an object, such as the state of a generator, or a digest of an array.
+
+    Args:
+      where: Its name.
+      read: Returns what is compared: tuples, dictionaries, arrays, plain values.
+      write: Sets it back.
+      kind: The list of `Changes` that its name goes to.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        read: Callable[[], Any],
+        write: Callable[[Any], object],
+        kind: str = "changed",
+    ) -> None:
+        self._where, self._read, self._write, self._kind = where, read, write, kind
+        self._before = read()
+
+    def held(self) -> Iterable[tuple[str, Any]]:
+        """Return nothing: what the object holds is compared with it."""
+        return ()
+
+    def restore(self, changes: Changes) -> None:
+        """Set the object back where it says something else."""
+        if _is_equal(self._before, self._read()):
+            return
+        getattr(changes, self._kind).append(self._where)
+        self._write(self._before)
+
+
+class Attributes(Mapping):
+    """Attributes of an object that has no dictionary to write to, as one.
+
+    Args:
+      owner: The object, or a class.
+      names: Returns the names that count.
+    """
+
+    def __init__(self, owner: Any, names: Callable[[], Iterable[str]]) -> None:
+        self._owner, self._names = owner, names
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(self._owner, type):  # not what a base or a descriptor gives
+            return self._owner.__dict__[name]
+        value = getattr(self._owner, name, _MISSING)
+        if value is _MISSING:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names() if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._owner, name)
+
+
+class CellVariable(Mapping):
+    """The variable in a cell of a closure, as a dictionary of at most one item."""
+
+    def __init__(self, cell: types.CellType, name: str) -> None:
+        self._cell, self._name = cell, name
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:  # it is empty
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self._name] if self._name in self else [])
+
+    def __len__(self) -> int:
+        return int(self._name in self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cell.cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cell.cell_contents
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Tell whether two values are one object, or equal plain values of one type."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) in _BY_VALUE:
+        return a == b or (a != a and b != b)
+    return type(a) is types.MethodType and a == b  # made anew at each access
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_is_equal, a, b))
+    if isinstance(a, dict):
+        return (
+            isinstance(b, dict) and a.keys() == b.keys() and all(_is_equal(a[k], b[k]) for k in a)
+        )
+    if hasattr(a, "tobytes"):
+        return a.tobytes() == b.tobytes()
+    return bool(a == b)
