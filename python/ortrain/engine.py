@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from ortrain import _core, logs, progress
 from ortrain.capture.cache import CacheSlot
+from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
@@ -49,6 +51,13 @@ _MOST_DECLINED = 256
 _ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 # Kind of the call, number of the module's state, modes of PyTorch.
 _Key = tuple[Hashable, int, Hashable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Unsure:
+    """A call for which a graph holds if the forward goes the way that it went at its first call."""
+
+    entry: Entry
 
 
 class Cut(Protocol):
@@ -149,6 +158,8 @@ class Engine:
                 key = self._key(call)
                 entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
                 tensors = self._look_at_module()  # tracing may have made some
+        if isinstance(entry, _Unsure):
+            return self._run_and_compare(entry.entry, call, args, kwargs)
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call):
@@ -240,9 +251,11 @@ class Engine:
 
     def _make_entry(
         self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Entry | Refused:
+    ) -> Entry | Refused | _Unsure:
         reason = "first call"
         if self._captured_once:
+            if (made := self._of_first_call(key, call)) is not None:
+                return _Unsure(made)
             others = self._entries.get(key)
             if others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
@@ -269,7 +282,8 @@ class Engine:
             tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
         self._count_miss(key)
-        self._keep(call, entry)
+        # What its forward made changes the state, and a graph is of the state before.
+        self._keep(key if entry.captured.path is not None else self._key(call), entry)
         self.records.append(entry.record)
         return entry
 
@@ -306,8 +320,33 @@ class Engine:
         self._state_misses += key[1] != self._captured_state
         self._captured_state = self._states.present
 
-    def _keep(self, call: FlatCall, entry: Entry | Refused) -> None:
-        self._entries.setdefault(self._key(call), []).append(entry)
+    def _of_first_call(self, key: _Key, call: FlatCall) -> Entry | None:
+        """Return the graph of a first call, which made attributes, that may hold for this one."""
+        if is_strict() or self.budget is not None:  # which run nothing in PyTorch
+            return None
+        for (kind, _, modes), entries in self._entries.items():
+            if (kind, modes) == (key[0], key[2]):
+                for entry in entries:
+                    if isinstance(entry, Entry) and entry.captured.path and entry.fits(call):
+                        return entry
+        return None
+
+    def _run_and_compare(
+        self, entry: Entry, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run a call in PyTorch; where it goes the way of the first one, that one's graph holds from now on."""
+        path = CallPath()
+        with path:
+            result = self.module.forward(*args, **kwargs)
+        with self._lock:
+            first, entry.captured.path = entry.captured.path, None
+            self._look_at_module()
+            if first is not None and path.follows(first):
+                self._keep(self._key(call), entry)
+        return result
+
+    def _keep(self, key: _Key, entry: Entry | Refused) -> None:
+        self._entries.setdefault(key, []).append(entry)
         while sum(map(len, self._entries.values())) > self.max_graphs:
             oldest = next(iter(self._entries))
             self._entries[oldest].pop(0)
@@ -367,7 +406,7 @@ class Engine:
         refused.shown = True
         if not isinstance(refused.error, (EverNewCallError, FirstCallError)):  # may be captured yet
             with self._lock:
-                self._keep(call, refused)
+                self._keep(self._key(call), refused)
         return result
 
     def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

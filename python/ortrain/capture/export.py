@@ -22,6 +22,7 @@ from ortrain.capture.autocast_regions import (
     has_autocast_region,
     recurrent_layers_in_one_dtype,
 )
+from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
@@ -43,6 +44,7 @@ from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_write
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.side_effects import refuse_changes, refuse_iterators
+from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
@@ -67,6 +69,7 @@ class _FlatModule(nn.Module):
         autocast: AutocastState,
         trees: list[OutputTree],
         read: NamesRead,
+        made: list[MadePlain],
     ) -> None:
         super().__init__()
         self.m = module
@@ -86,7 +89,8 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
-                        with read.recording():
+                        path = CallPath() if read.records_path else None
+                        with read.recording(), path or contextlib.nullcontext():
                             result = module(*args, **kwargs)
                         flat, tree = flatten_outputs(result)
                 finally:
@@ -98,6 +102,8 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name)
+                made[:] = changes.made_plain
+                read.path = (path or CallPath()) if made else None
             except CaptureError:
                 raise
             except Exception as error:
@@ -222,7 +228,13 @@ def capture(
         if not dynamic:
             return _capture(module, name, signature, call, known, read, dynamic=False)
         try:
-            return _capture(module, name, signature, call, known, read, dynamic=True)
+            try:
+                return _capture(module, name, signature, call, known, read, dynamic=True)
+            except Exception as error:
+                if not internals.met_function_mode(error):
+                    raise
+                read.records_path = False
+                return _capture(module, name, signature, call, known, read, dynamic=True)
         except CaptureError:
             raise
         except Exception as error:
@@ -288,13 +300,16 @@ def _capture(
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(range(t.dim()), auto) for t in tensors) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
-    flat = _FlatModule(module, signature, call, equal, autocast, trees, read)
+    made: list[MadePlain] = []
+    flat = _FlatModule(module, signature, call, equal, autocast, trees, read, made)
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
         with internals.recurrent_layers_whole(as_called=True):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
+        for each in made:  # as PyTorch's first call would have left it
+            each.make()
 
         start = time.perf_counter()
         conditions = internals.guards_code(program)

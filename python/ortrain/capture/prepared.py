@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ortrain import _core
+from ortrain.capture.call_path import CallPath
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
 from ortrain.capture.signature import (
@@ -36,7 +37,7 @@ class NotStorableError(Exception):
     """A result of the module holds something that has no form as bytes."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class PreparedGraph:
     """A graph before autodiff, with what the engine needs to call it.
 
@@ -53,6 +54,7 @@ class PreparedGraph:
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
       names_read: Names of attributes that the forward may have read; None for all.
+      path: What the forward called, where it made attributes that later calls find; None for others.
     """
 
     graph: Any
@@ -67,6 +69,7 @@ class PreparedGraph:
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     names_read: frozenset[str] | None = None
+    path: CallPath | None = None
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.

@@ -191,6 +191,8 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own(sys.modules.get(base.__module__)):
                 continue
+            if issubclass(base, torch.autograd.Function):  # which runs with each call
+                continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
             for name, value in base.__dict__.items():

@@ -6,12 +6,30 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
+
 _BY_VALUE = (bool, int, float, complex, str, bytes)
 _MISSING = object()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadePlain:
+    """A value that a forward put into a table."""
+
+    name: str
+    table: Any
+    key: Any
+    value: Any
+
+    def make(self) -> None:
+        """Put it there again."""
+        self.table[self.key] = self.value
 
 
 @dataclasses.dataclass(slots=True)
@@ -20,13 +38,16 @@ class Changes:
 
     Attributes:
       changed: What was there, and is another or gone.
-      made: What was absent or None before.
+      made: What was absent or None before, and holds tensors or layers.
+      made_plain: What was absent or None before, and is a number, a name, a function: a call that makes it again
+        needs nothing of the trace.
       drawn: Generators of random numbers of Python and NumPy that were drawn from.
       unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques.
     """
 
     changed: list[str] = dataclasses.field(default_factory=list)
     made: list[str] = dataclasses.field(default_factory=list)
+    made_plain: list[MadePlain] = dataclasses.field(default_factory=list)
     drawn: list[str] = dataclasses.field(default_factory=list)
     unfollowed: list[str] = dataclasses.field(default_factory=list)
 
@@ -78,8 +99,13 @@ class Table:
             old = before.get(key, _MISSING)
             if is_same(old, now.get(key, _MISSING)):
                 continue
-            made = old is _MISSING or old is None
-            (changes.made if made else changes.changed).append(self._name(key))
+            name, new = self._name(key), now.get(key, _MISSING)
+            if old is not _MISSING and old is not None:
+                changes.changed.append(name)
+            elif is_plain(new):
+                changes.made_plain.append(MadePlain(name, self._table, key, new))
+            else:
+                changes.made.append(name)
             if old is _MISSING:
                 del self._table[key]
             else:
@@ -211,6 +237,20 @@ def is_same(a: Any, b: Any) -> bool:
     if type(a) in _BY_VALUE:
         return a == b or (a != a and b != b)
     return type(a) is types.MethodType and a == b  # made anew at each access
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value holds nothing that a trace has made."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_plain, value))
+    if isinstance(value, functools.partial):
+        return all(map(is_plain, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, types.FunctionType):
+        cells = value.__closure__ or ()
+        return not any(isinstance(c.cell_contents, torch.Tensor) for c in cells)
+    return value is None or isinstance(
+        value, (*_BY_VALUE, enum.Enum, type, torch.dtype, torch.device, types.BuiltinFunctionType)
+    )
 
 
 def _is_equal(a: Any, b: Any) -> bool:

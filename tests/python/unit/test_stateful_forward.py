@@ -417,7 +417,7 @@ def changes_of(module: nn.Module, change: Callable[[], None]) -> tuple[list[str]
     changes = state.restore()
     again = state.restore()
     assert not again.changed and not again.made and not again.drawn
-    return changes.changed, changes.made
+    return changes.changed, [*changes.made, *(each.name for each in changes.made_plain)]
 
 
 def test_everything_reached_is_set_back_and_named() -> None:
