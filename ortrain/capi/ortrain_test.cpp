@@ -118,6 +118,9 @@ TEST_F(CInterface, SchedulesTheRate) {
     rates.push_back(trainer.learning_rate());
   }
   EXPECT_THAT(rates, ElementsAre(0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0));
+  trainer.register_linear_lr_scheduler(0, 6, 0.0);
+  EXPECT_EQ(trainer.learning_rate(), 0.0);
+  EXPECT_THROW(trainer.register_linear_lr_scheduler(0, 6, -1.0), Error);
 }
 
 TEST_F(CInterface, KeepsCheckpoints) {
