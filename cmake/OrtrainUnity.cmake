@@ -4,6 +4,12 @@
 # ortrain_unity(<target> <size> <file>...): compile about <size> files of a target as one, which reads their headers
 # once; unity_groups.py says which. In development builds only: in a wheel each file stands by itself.
 option(ORTRAIN_UNITY "Compile several files as one" ${ORTRAIN_DEV})
+if(ORTRAIN_UNITY)
+  # A name in a header may part a file from its group.
+  file(GLOB_RECURSE ortrain_headers ortrain/*.h python/src/*.h)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    ${ortrain_headers} cmake/unity_groups.py)
+endif()
 
 function(ortrain_unity target size)
   if(NOT ORTRAIN_UNITY)
@@ -16,10 +22,7 @@ function(ortrain_unity target size)
       list(APPEND files "${file}")
     endif()
   endforeach()
-  # A name in a file, or in a header, may part it from its group.
-  file(GLOB_RECURSE headers ortrain/*.h python/src/*.h)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-    ${files} ${headers} cmake/unity_groups.py)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files})
   execute_process(
     COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/unity_groups.py" ${size} ${files}
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"

@@ -23,9 +23,9 @@ from pathlib import Path
 from coverage_map import CoverageMap
 from rich.console import Console
 from rich.table import Table
-from run_tests import MAP, ROOT
+from run_tests import MAP, ROOT, worker_options
 
-# Patterns of files, relative to the root.
+# Patterns of files, relative to the root; a file is of the first layer that names it.
 LAYERS = {
     "base": "ortrain/base/*.*",
     "ir": "ortrain/ir/*.*",
@@ -36,8 +36,8 @@ LAYERS = {
     "training": "ortrain/training/*.*",
     "cpu": "ortrain/cpu/**/*.*",
     "gpu": "ortrain/gpu/*.*",
-    "rules of operators": "ortrain/ops/*/*.cpp",
     "kernels, CPU": "ortrain/ops/*/*_cpu.cpp",
+    "rules of operators": "ortrain/ops/*/*.cpp",
     "kernels, GPU": "ortrain/ops/*/*.cu",
     "extensions": "ortrain/extension/*.*",
     "C interface": "ortrain/capi/*.*",
@@ -49,8 +49,6 @@ LAYERS = {
     "Hugging Face, distributed, tools": "python/ortrain/[hdt]*/*.py",
 }
 _SOURCES = {".cpp", ".h", ".cu", ".cuh", ".py"}
-# Those that are no layer's, and those that another pattern names.
-_NOT_THERE = {"rules of operators": re.compile(r"_cpu\.|_test\.|_cases\.")}
 _TESTS = re.compile(r"_test\.|_cases\.|_test_")
 # Kind, what is looked for, what stands in its place.
 _CPP = [
@@ -124,14 +122,20 @@ def errors_in(layer: str, file: str, text: str, lines: set[int]) -> list[Error]:
     return found
 
 
+def files_of(layer: str) -> list[Path]:
+    """Return the files of a layer, sorted."""
+    names = list(LAYERS)
+    earlier = {p for name in names[: names.index(layer)] for p in ROOT.glob(LAYERS[name])}
+    return sorted(set(ROOT.glob(LAYERS[layer])) - earlier)
+
+
 def draw(known: CoverageMap, seed: int, layer: str) -> list[Error]:
     """Return errors in one layer in the order in which they are to be planted: each kind in its turn."""
     generator = random.Random(f"{seed} {layer}")
     kinds: dict[str, list[Error]] = {kind: [] for kind in ("sign", "bound", "index", "guard")}
-    for path in sorted(ROOT.glob(LAYERS[layer])):
+    for path in files_of(layer):
         file = str(path.relative_to(ROOT))
-        left_out = _NOT_THERE.get(layer, _TESTS)
-        if path.suffix not in _SOURCES or left_out.search(path.name) or file not in known.texts:
+        if path.suffix not in _SOURCES or _TESTS.search(path.name) or file not in known.texts:
             continue
         text = path.read_text("utf-8")
         if text != known.texts[file]:
@@ -201,7 +205,7 @@ class Copy:
             chosen = self.folder / "build" / "chosen.txt"
             chosen.write_text("\n".join(names) + "\n")
             command = [self._python, "-m", "pytest", "-x", "-q", f"@{chosen}"]
-            command += ["--numprocesses=2", "--dist=loadgroup", "--no-loadscope-reorder"]
+            command += worker_options(os.cpu_count() or 1)
             if not self._passes(command, seconds):
                 return "Python"
         return ""

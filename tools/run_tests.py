@@ -107,6 +107,11 @@ def cpp_tests(
     return commands
 
 
+def worker_options(jobs: int) -> list[str]:
+    """Return options of pytest for so many worker processes."""
+    return [f"--numprocesses={jobs}", "--dist=loadgroup", "--no-loadscope-reorder"]
+
+
 def python_tests(
     jobs: int, *, quick: bool = False, everything: bool = False, tests: str = str(TESTS)
 ) -> dict[Path, list[str]]:
@@ -115,7 +120,7 @@ def python_tests(
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", tests]
     if jobs > 1:
         command = ["env", "OMP_WAIT_POLICY=passive", *command]  # workers share the cores
-        command += [f"--numprocesses={jobs}", "--dist=loadgroup", "--no-loadscope-reorder"]
+        command += worker_options(jobs)
     command += ["-m", "not slow"] if quick else []
     return {report: [*command, *(["--everything"] if everything else [])]}
 

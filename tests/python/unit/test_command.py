@@ -197,8 +197,10 @@ def test_bench_counts_the_steps_of_the_first_optimizer(tmp_path):
 
 @pytest.mark.slow
 def test_bench_shows_what_a_failing_script_said(script):
-    told = run("bench", script, "--", "--fail-at", 3)
-    assert told.exit_code == 1 and "broken at 3" in told.output and "it fails as" in told.output
+    with pytest.raises(BenchError, match="(?s)it fails as .*RuntimeError: broken at 3"):
+        compare(script, ["--fail-at", "3"])
+    told = run("bench", script, "--", "--fail-at", 0)
+    assert told.exit_code == 1 and "broken at 0" in told.output
 
 
 @pytest.mark.slow
