@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import nn
 
 from ortrain import _core, logs, progress
 from ortrain.capture.cache import CacheSlot
-from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
@@ -28,8 +26,8 @@ from ortrain.capture.errors import (
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.names_read import NamesRead
-from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
+from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
@@ -51,13 +49,6 @@ _MOST_DECLINED = 256
 _ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 # Kind of the call, number of the module's state, modes of PyTorch.
 _Key = tuple[Hashable, int, Hashable]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Unsure:
-    """A call for which a graph holds if the forward goes the way that it went at its first call."""
-
-    entry: Entry
 
 
 class Cut(Protocol):
@@ -158,8 +149,6 @@ class Engine:
                 key = self._key(call)
                 entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
                 tensors = self._look_at_module()  # tracing may have made some
-        if isinstance(entry, _Unsure):
-            return self._run_and_compare(entry.entry, call, args, kwargs)
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call):
@@ -251,11 +240,9 @@ class Engine:
 
     def _make_entry(
         self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Entry | Refused | _Unsure:
+    ) -> Entry | Refused:
         reason = "first call"
         if self._captured_once:
-            if (made := self._of_first_call(key, call)) is not None:
-                return _Unsure(made)
             others = self._entries.get(key)
             if others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
@@ -282,8 +269,7 @@ class Engine:
             tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
         self._count_miss(key)
-        # What its forward made changes the state, and a graph is of the state before.
-        self._keep(key if entry.captured.path is not None else self._key(call), entry)
+        self._keep(self._key(call), entry)
         self.records.append(entry.record)
         return entry
 
@@ -320,31 +306,6 @@ class Engine:
         self._state_misses += key[1] != self._captured_state
         self._captured_state = self._states.present
 
-    def _of_first_call(self, key: _Key, call: FlatCall) -> Entry | None:
-        """Return the graph of a first call, which made attributes, that may hold for this one."""
-        if is_strict() or self.budget is not None:  # which run nothing in PyTorch
-            return None
-        for (kind, _, modes), entries in self._entries.items():
-            if (kind, modes) == (key[0], key[2]):
-                for entry in entries:
-                    if isinstance(entry, Entry) and entry.captured.path and entry.fits(call):
-                        return entry
-        return None
-
-    def _run_and_compare(
-        self, entry: Entry, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Run a call in PyTorch; where it goes the way of the first one, that one's graph holds from now on."""
-        path = CallPath()
-        with path:
-            result = self.module.forward(*args, **kwargs)
-        with self._lock:
-            first, entry.captured.path = entry.captured.path, None
-            self._look_at_module()
-            if first is not None and path.follows(first):
-                self._keep(self._key(call), entry)
-        return result
-
     def _keep(self, key: _Key, entry: Entry | Refused) -> None:
         self._entries.setdefault(key, []).append(entry)
         while sum(map(len, self._entries.values())) > self.max_graphs:
@@ -360,7 +321,9 @@ class Engine:
         self._states.reads(names, ReachableState(self.module, ()).variables_named(names))
         now = self._states.present
         if now != before:
-            kept = ((k if k[1] != before else (k[0], now, k[2]), v) for k, v in self._entries.items())
+            kept = (
+                (k if k[1] != before else (k[0], now, k[2]), v) for k, v in self._entries.items()
+            )
             self._entries = collections.OrderedDict(kept)
 
     def _capture(

@@ -75,7 +75,9 @@ class ModuleStates:
         )
         return self._seen
 
-    def reads(self, names: frozenset[str] | None, variables: Iterable[tuple[Any, str]] = ()) -> None:
+    def reads(
+        self, names: frozenset[str] | None, variables: Iterable[tuple[Any, str]] = ()
+    ) -> None:
         """Take note of what a forward has read in the present state, which may get another number.
 
         Args:

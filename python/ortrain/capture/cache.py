@@ -140,6 +140,8 @@ class CacheSlot:
             return
         try:
             assignments = _assignments(self._attributes, _attributes(self._module))
+            if len(assignments) < prepared.num_made:
+                raise NotStorableError("the forward assigns to objects that are no layers")
             sources = source_files.loaded_files()
             graph = prepared.to_bytes()
         except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:

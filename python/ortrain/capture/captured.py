@@ -129,6 +129,7 @@ class CapturedModule:
       grad_enabled: Grad mode at the capture.
       dynamic: False where the sizes of the sample are baked in.
       seconds: Wall time per stage.
+      num_made: How many plain attributes the forward made.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
@@ -148,6 +149,7 @@ class CapturedModule:
     grad_enabled: bool
     dynamic: bool
     seconds: dict[str, float]
+    num_made: int = 0
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
@@ -22,7 +23,6 @@ from ortrain.capture.autocast_regions import (
     has_autocast_region,
     recurrent_layers_in_one_dtype,
 )
-from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
@@ -40,11 +40,16 @@ from ortrain.capture.interface import (
     user_values,
 )
 from ortrain.capture.locations import error_source, reason_of
-from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.names_read import NamesRead
+from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.side_effects import refuse_changes, refuse_iterators
 from ortrain.capture.shallow_copies import MadePlain
+from ortrain.capture.side_effects import (
+    first_call_error,
+    refuse_changes,
+    refuse_iterators,
+    refuse_other_ways,
+)
 from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
@@ -70,6 +75,7 @@ class _FlatModule(nn.Module):
         trees: list[OutputTree],
         read: NamesRead,
         made: list[MadePlain],
+        functions: FunctionCalls,
     ) -> None:
         super().__init__()
         self.m = module
@@ -89,8 +95,7 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
-                        path = CallPath() if read.records_path else None
-                        with read.recording(), path or contextlib.nullcontext():
+                        with read.recording():
                             result = module(*args, **kwargs)
                         flat, tree = flatten_outputs(result)
                 finally:
@@ -103,7 +108,11 @@ class _FlatModule(nn.Module):
                     )
                 refuse_changes(changes, name)
                 made[:] = changes.made_plain
-                read.path = (path or CallPath()) if made else None
+                if made and not functions.calls:
+                    with disable_proxy_modes_tracing():
+                        refuse_other_ways(lambda: module(*args, **kwargs), before, made, name)
+                elif made:
+                    raise first_call_error(made, name)
             except CaptureError:
                 raise
             except Exception as error:
@@ -228,13 +237,7 @@ def capture(
         if not dynamic:
             return _capture(module, name, signature, call, known, read, dynamic=False)
         try:
-            try:
-                return _capture(module, name, signature, call, known, read, dynamic=True)
-            except Exception as error:
-                if not internals.met_function_mode(error):
-                    raise
-                read.records_path = False
-                return _capture(module, name, signature, call, known, read, dynamic=True)
+            return _capture(module, name, signature, call, known, read, dynamic=True)
         except CaptureError:
             raise
         except Exception as error:
@@ -301,7 +304,7 @@ def _capture(
     shapes = tuple(dict.fromkeys(range(t.dim()), auto) for t in tensors) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     made: list[MadePlain] = []
-    flat = _FlatModule(module, signature, call, equal, autocast, trees, read, made)
+    flat = _FlatModule(module, signature, call, equal, autocast, trees, read, made, functions)
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
@@ -353,6 +356,7 @@ def _capture(
         grad_enabled=torch.is_grad_enabled(),
         dynamic=dynamic,
         seconds=seconds,
+        num_made=len(made),
     )
     seconds["guards"] = time.perf_counter() - start
     return captured

@@ -18,7 +18,6 @@ import mpmath
 import sympy
 import typing_extensions
 
-from ortrain.capture.call_path import CallPath
 from ortrain.capture.source_files import TORCH_ROOT, is_standard
 
 # Of PyTorch only layers read attributes of layers by name.
@@ -62,9 +61,6 @@ class NamesRead:
     def __init__(self) -> None:
         self._codes: set[types.CodeType] = set()
         self.has_begun = False
-        # What the forward called, where it made attributes, and a later call may go another way.
-        self.path: CallPath | None = None
-        self.records_path = True
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -74,7 +74,7 @@ def prepare(
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
         names_read=read.names(),
-        path=read.path,
+        num_made=captured.num_made,
     )
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ortrain import _core
-from ortrain.capture.call_path import CallPath
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
 from ortrain.capture.signature import (
@@ -54,7 +53,7 @@ class PreparedGraph:
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
       names_read: Names of attributes that the forward may have read; None for all.
-      path: What the forward called, where it made attributes that later calls find; None for others.
+      num_made: How many plain attributes the forward made, which are there now.
     """
 
     graph: Any
@@ -69,7 +68,7 @@ class PreparedGraph:
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     names_read: frozenset[str] | None = None
-    path: CallPath | None = None
+    num_made: int = 0
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.

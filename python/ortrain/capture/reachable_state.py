@@ -22,7 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.shallow_copies import Attributes, CellVariable, Changes, Copy, Items, Table, Told
+from ortrain.capture.shallow_copies import (
+    Attributes,
+    CellVariable,
+    Changes,
+    Copy,
+    Items,
+    Table,
+    Told,
+)
 from ortrain.capture.source_files import is_installed
 
 _LEAVES = (
@@ -54,6 +62,7 @@ class ReachableState:
     """
 
     def __init__(self, module: nn.Module, arguments: Any) -> None:
+        self._of = module, arguments
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
@@ -67,6 +76,10 @@ class ReachableState:
         for name, home in list(self._own_modules.items()):
             self._globals(name, vars(home), self._names)
         self._walk()
+
+    def again(self) -> ReachableState:
+        """Return what is there now."""
+        return ReachableState(*self._of)
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -178,7 +191,9 @@ class ReachableState:
         """Take one whose place can be told and set; others may not be run by a trace."""
         place = getattr(value, "__reduce__", tuple)() if hasattr(value, "__setstate__") else ()
         if len(place) == 3 and isinstance(place[2], int):
-            self._take(Told(where, lambda: value.__reduce__()[2:], lambda b: value.__setstate__(*b)))
+            self._take(
+                Told(where, lambda: value.__reduce__()[2:], lambda b: value.__setstate__(*b))
+            )
         elif place[:1] != (iter,):  # one that has come to its end stays there
             self.consumed.append(where)
 

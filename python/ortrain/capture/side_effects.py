@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
+from ortrain.capture.call_path import CallPath
 from ortrain.capture.errors import (
     CaptureError,
     ChangingAttributeError,
     FirstCallError,
     UnseenStateError,
 )
-from ortrain.capture.shallow_copies import Changes
+from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.shallow_copies import Changes, MadePlain
+from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake
 
 _HOOK_TABLES = (
@@ -72,10 +75,7 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
                 del table[name]
                 added.append(name)
     if added:
-        raise FirstCallError(
-            f"its forward makes {', '.join(map(repr, added))} at its first call",
-            module=type(module).__name__,
-        )
+        raise _first_call_error(added, type(module).__name__)
 
 
 def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
@@ -120,9 +120,44 @@ def refuse_changes(changes: Changes, module: str) -> None:
             module=module,
         )
     if changes.made:  # PyTorch's first call makes it; later ones find it there
-        raise FirstCallError(
-            f"its forward makes {_quoted(changes.made)} at its first call", module=module
-        )
+        raise _first_call_error(changes.made, module)
+
+
+def refuse_other_ways(
+    run: Callable[[], Any], before: ReachableState, made: Sequence[MadePlain], module: str
+) -> None:
+    """Raise FirstCallError where a forward that finds what its first call made computes something else.
+
+    Args:
+      run: Runs the forward on tensors without contents.
+      before: What was there before its first call, and is there again.
+      made: What its first call made.
+      module: The name of the module.
+    """
+    first, later = CallPath(), CallPath()
+    with first:
+        flat, tree = flatten_outputs(run())
+        first.end(flat)
+    before.restore()
+    for each in made:
+        each.make()
+    between = before.again()
+    with later:
+        flat, later_tree = flatten_outputs(run())
+        later.end(flat)
+    same = later.steps == first.steps and later_tree == tree and between.restore() == Changes()
+    before.restore()
+    if not same:
+        raise first_call_error(made, module)
+
+
+def first_call_error(made: Iterable[MadePlain], module: str) -> FirstCallError:
+    """Return the error that says what a first call made."""
+    return _first_call_error([each.name for each in made], module)
+
+
+def _first_call_error(names: list[str], module: str) -> FirstCallError:
+    return FirstCallError(f"its forward makes {_quoted(names)} at its first call", module=module)
 
 
 def refuse_iterators(names: list[str], module: str) -> None:

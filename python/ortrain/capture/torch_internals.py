@@ -350,17 +350,6 @@ class QuietError(Exception):
             super().__setattr__(name, value)
 
 
-def met_function_mode(error: BaseException | None) -> bool:
-    """Tell whether Dynamo, which branches and loops over tensors start, could not go on in a mode of ours."""
-    from torch._dynamo.exc import UncapturedHigherOrderOpError, Unsupported
-
-    while error is not None:
-        if isinstance(error, (UncapturedHigherOrderOpError, Unsupported)):
-            return True
-        error = error.__cause__
-    return False
-
-
 def unwrapped(error: BaseException) -> BaseException:
     """Return the error that a QuietError carries, any other as it is."""
     while isinstance(error, QuietError) and error.__cause__ is not None:

@@ -315,7 +315,9 @@ def follow(model: Base, steps: int = 5) -> list[Any]:
         if aux is not None and aux.requires_grad:
             loss = loss + aux
         loss.backward()
-        seen_here.append((loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        seen_here.append(
+            (loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None])
+        )
         optimizer.step()
         optimizer.zero_grad()
     seen_here.append((random.random(), float(np.random.rand()), torch.rand(()).item()))
@@ -439,7 +441,10 @@ def test_everything_reached_is_set_back_and_named() -> None:
     assert changes_of(model, lambda: setattr(model, "other", 3)) == ([], ["other"])
     assert not hasattr(model, "other")
     assert changes_of(model, lambda: setattr(model.layer, "bias", None)) == (["layer.bias"], [])
-    assert changes_of(model, lambda: setattr(InContainers, "more", 3)) == ([], ["InContainers.more"])
+    assert changes_of(model, lambda: setattr(InContainers, "more", 3)) == (
+        [],
+        ["InContainers.more"],
+    )
     assert not hasattr(InContainers, "more")
     assert changes_of(model, lambda: seen.append(1)) == ([], [])  # its forward does not name it
     seen.clear()
