@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from ortrain.capture.errors import (
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.names_read import NamesRead
-from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
+from ortrain.capture.prepare import prepare, refuse_hooks, refuse_modes
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
@@ -119,7 +119,7 @@ class Engine:
         if self._changes_attributes and not is_strict():
             return self._run_module(args, kwargs)
         try:
-            refuse_transforms()
+            refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
                 self._forward = module.forward
                 self._signature = CallSignature(self._forward)
@@ -128,9 +128,11 @@ class Engine:
             if is_strict():
                 raise
             self._refuse_outside(error)
-            result = self._run_module(args, kwargs)
+            whole = not error.may_be_cut
+            run = self._run_forward if whole else self._run_module
+            result = run(args, kwargs)
             if not any(record.fallback == str(error) for record in self.records):
-                self._fall_back(error, "")
+                self._fall_back(error, "", whole=whole)
             return result
         if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
             return module.forward(*args, **kwargs)
@@ -315,10 +317,13 @@ class Engine:
                 del self._entries[oldest]
         self._states.keep(state for _, state, _ in self._entries)
 
-    def _note_reads(self, names: frozenset[str] | None) -> None:
+    def _note_reads(
+        self, names: frozenset[str] | None, outside: Iterable[torch.Tensor] = ()
+    ) -> None:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
-        self._states.reads(names, ReachableState(self.module, ()).variables_named(names))
+        variables = ReachableState(self.module, ()).variables_named(names)
+        self._states.reads(names, variables, outside)
         now = self._states.present
         if now != before:
             kept = (
@@ -339,11 +344,11 @@ class Engine:
         slot = CacheSlot(self.module, call)
         prepared = slot.load(stages)
         if prepared is None:
-            prepared = prepare(self.module, call, args, kwargs, stages, read)
+            prepared = prepare(self.module, call, args, kwargs, stages, read, keeps_outside=False)
             slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
-        self._note_reads(prepared.names_read)
+        self._note_reads(prepared.names_read, prepared.outside.values())
         return Entry.of(prepared, call, self._states, reason, stages, self.budget)
 
     # --- running in PyTorch

@@ -33,7 +33,8 @@ class Entry:
 
     Attributes:
       captured: The graph as it was captured and converted.
-      tensors: Where each input comes from: ("user", index), ("module", position), ("seed", None).
+      tensors: Where each input comes from: ("user", index), ("module", position), ("outside", tensor),
+        ("seed", None).
       differentiable: Whether each user output has a gradient.
       updates: (position among the outputs, "module" | "user", where) of what is written in place.
       programs: By the form and the outputs that get a gradient.
@@ -109,6 +110,9 @@ class Entry:
                 sources.append(("module", positions[target]))
                 tensor = tensors[positions[target]]
                 requires_grad[name] = role == "parameter" and tensor.requires_grad
+            elif target in prepared.outside:
+                sources.append(("outside", prepared.outside[target]))
+                requires_grad[name] = False
             else:
                 raise CaptureError(f"'{target}' is no tensor of the module")
         graph.set_requires_grad(requires_grad)
@@ -251,6 +255,8 @@ def _input(
         tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
     elif kind == "module":
         tensor = tensors[where]
+    elif kind == "outside":
+        tensor = where
     else:
         return torch.empty((), dtype=torch.int64, device=device).random_()
     # PyTorch takes single values on the CPU among tensors of a device.

@@ -40,6 +40,8 @@ class ModuleStates:
         self._all_count = False
         # Outside of the module, by owner and name.
         self._variables: dict[tuple[int, str], tuple[Any, str]] = {}
+        # Inputs of graphs that are in no table of a layer, by address.
+        self._outside: dict[int, torch.Tensor] = {}
         # Of each state, the most recently seen last.
         self._guards: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._seen = 0
@@ -71,20 +73,28 @@ class ModuleStates:
     def _new_state(self) -> int:
         self._seen += 1
         self._guards[self._seen] = _core.ModuleGuard(
-            list(self.module.modules()), self._names, list(self._variables.values())
+            list(self.module.modules()),
+            self._names,
+            list(self._variables.values()),
+            list(self._outside.values()),
         )
         return self._seen
 
     def reads(
-        self, names: frozenset[str] | None, variables: Iterable[tuple[Any, str]] = ()
+        self,
+        names: frozenset[str] | None,
+        variables: Iterable[tuple[Any, str]] = (),
+        outside: Iterable[torch.Tensor] = (),
     ) -> None:
         """Take note of what a forward has read in the present state, which may get another number.
 
         Args:
           names: Of attributes; None where it may have read any.
           variables: Outside of the module, as `ReachableState` gives them; they are kept alive.
+          outside: Tensors that a graph takes as inputs wherever they are held: of those the kind counts.
         """
-        known = len(self._variables)
+        known = len(self._variables) + len(self._outside)
+        self._outside.update({id(tensor): tensor for tensor in outside})
         self._variables.update({(id(owner), name): (owner, name) for owner, name in variables})
         self._all_count |= names is None
         self._names = None if self._all_count else (self._names or frozenset()) | names
@@ -93,7 +103,7 @@ class ModuleStates:
             enough = self._names is looked_at
         else:
             enough = self._names <= looked_at
-        if not enough or len(self._variables) > known:
+        if not enough or len(self._variables) + len(self._outside) > known:
             del self._guards[self.present]
             self.present = self._new_state()
             self._guard = self._guards[self.present]

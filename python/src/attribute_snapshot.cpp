@@ -236,6 +236,8 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     : value_(nb::borrow(value)) {
   if (is_baked_in(value)) {
     kind_ = Kind::equal;
+  } else if (context.inputs->count(value) != 0) {
+    kind_ = Kind::identity;
   } else if (is_instance(value, context.tensor_type)) {
     number_ = context.tensors->slot_of(value);
     kind_ = number_ < 0 ? Kind::tensor : Kind::slot_tensor;

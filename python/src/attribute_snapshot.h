@@ -56,6 +56,8 @@ struct SnapshotContext {
   const SlotTensors* tensors;
   const std::unordered_set<PyObject*>* layers;  // which have guards of their own
   PyObject* names;                              // attributes that are read: `is_read`
+  // Inputs of graphs, of which the kind is compared by whoever made this.
+  const std::unordered_set<PyObject*>* inputs;
   std::unordered_set<PyObject*> seen;           // objects within each other are compared once
 };
 

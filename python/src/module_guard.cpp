@@ -59,7 +59,8 @@ class Variable {
 // takes them on.
 class ModuleGuard {
  public:
-  ModuleGuard(nb::list layers, nb::object names, nb::list variables) : names_(std::move(names)) {
+  ModuleGuard(nb::list layers, nb::object names, nb::list variables, nb::list inputs)
+      : names_(std::move(names)), inputs_(std::move(inputs)) {
     for (nb::handle layer : layers) layers_.emplace_back(layer, layers_.empty());
     std::vector<PyObject*> tensors;
     for (const LayerGuard& layer : layers_) layer.read_tables(tensors);
@@ -69,7 +70,12 @@ class ModuleGuard {
     const nb::object tensor_type = torch.attr("Tensor");
     std::unordered_set<PyObject*> guarded;
     for (nb::handle layer : layers) guarded.insert(layer.ptr());
-    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), {}};
+    std::unordered_set<PyObject*> given;
+    for (nb::handle input : inputs_) {
+      given.insert(input.ptr());
+      input_kinds_.emplace_back(input.ptr());
+    }
+    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given, {}};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
@@ -78,6 +84,9 @@ class ModuleGuard {
   bool holds() {
     for (Variable& variable : variables_) {
       if (!variable.holds(tensors_)) return false;
+    }
+    for (size_t i = 0; i < input_kinds_.size(); ++i) {
+      if (!input_kinds_[i].fits(nb::object(inputs_[i]).ptr())) return false;
     }
     if (is_untouched()) return changing_hold() && kinds_fit(tensors_);
     // Read first: comparing may run code that changes one.
@@ -107,9 +116,12 @@ class ModuleGuard {
     for (const LayerGuard& layer : layers_) {
       if (const int found = layer.traverse(visit, arg)) return found;
     }
-    for (const TensorKind& kind : kinds_) {
-      if (const int found = kind.traverse(visit, arg)) return found;
+    for (const std::vector<TensorKind>* kinds : {&kinds_, &input_kinds_}) {
+      for (const TensorKind& kind : *kinds) {
+        if (const int found = kind.traverse(visit, arg)) return found;
+      }
     }
+    Py_VISIT(inputs_.ptr());
     for (const nb::object& dictionary : versions_.dictionaries) Py_VISIT(dictionary.ptr());
     for (const Variable& variable : variables_) {
       if (const int found = variable.traverse(visit, arg)) return found;
@@ -124,6 +136,8 @@ class ModuleGuard {
     const std::vector<LayerGuard> layers = std::exchange(layers_, {});
     const std::vector<TensorKind> kinds = std::exchange(kinds_, {});
     const std::vector<Variable> variables = std::exchange(variables_, {});
+    const std::vector<TensorKind> input_kinds = std::exchange(input_kinds_, {});
+    const nb::object inputs = std::exchange(inputs_, nb::list());
     release_tensors();
   }
 
@@ -196,6 +210,8 @@ class ModuleGuard {
   }
 
   nb::object names_;  // attributes that are read, a set; None for all
+  nb::list inputs_;   // tensors outside of the tables, of which only the kind counts
+  std::vector<TensorKind> input_kinds_;
   std::vector<LayerGuard> layers_;
   std::vector<Variable> variables_;
   std::vector<LayerGuard::Changing> changing_;
@@ -226,8 +242,9 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 
 void init_module_guard(nb::module_& module) {
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
-      .def(nb::init<nb::list, nb::object, nb::list>(), nb::arg("layers"),
-           nb::arg("names") = nb::none(), nb::arg("variables") = nb::list())
+      .def(nb::init<nb::list, nb::object, nb::list, nb::list>(), nb::arg("layers"),
+           nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
+           nb::arg("inputs") = nb::list())
       .def("holds", &ModuleGuard::holds)
       .def("release_tensors", &ModuleGuard::release_tensors)
       .def_prop_ro("names", &ModuleGuard::names)

@@ -28,6 +28,7 @@ class Role(enum.Enum):
     PARAMETER = "parameter"
     BUFFER = "buffer"
     CONSTANT = "constant"
+    OUTSIDE = "outside"
     USER = "user"
 
 
@@ -119,7 +120,8 @@ class CapturedModule:
       graph_module: The graph; parameters, buffers and constants are placeholders.
       placeholders: Inputs of the graph, in order.
       outputs: Outputs of the graph, in order.
-      constants: Tensors of the placeholders with role CONSTANT, by FX node name.
+      constants: Tensors of the placeholders with role CONSTANT or OUTSIDE, by FX node name. Those of OUTSIDE were
+        there before the forward, in no table of a layer, and have other contents at other calls.
       input_names: Names of the flat user inputs.
       output_tree: Rebuilds the module's result from the user outputs.
       guards: Whether the graph holds for inputs of given sizes.

@@ -67,5 +67,17 @@ class UnseenStateError(CaptureError):
     may_be_cut = False
 
 
+class ForeignModeError(CaptureError):
+    """The call is made under a mode of PyTorch that sees, or changes, what operators do."""
+
+    may_be_cut = False
+
+
+class CollectiveError(CaptureError):
+    """The forward talks to other processes, in an order that all of them keep."""
+
+    may_be_cut = False
+
+
 class ConversionError(OrtrainError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""

@@ -47,6 +47,7 @@ from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.side_effects import (
     first_call_error,
     refuse_changes,
+    refuse_collectives,
     refuse_iterators,
     refuse_other_ways,
 )
@@ -57,6 +58,7 @@ from ortrain.capture.signature import (
     flatten_outputs,
     without_cache,
 )
+from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
 
 _log = logs.get_logger("ortrain.capture")
@@ -87,7 +89,7 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
-            before = ReachableState(module, (args, kwargs))
+            before = self.reached = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
                 switched: list[bool] = []
@@ -95,7 +97,7 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
-                        with read.recording():
+                        with read.recording(), methods_refused():
                             result = module(*args, **kwargs)
                         flat, tree = flatten_outputs(result)
                 finally:
@@ -107,6 +109,11 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name)
+                if read.mentions("grad_fn"):
+                    raise CaptureError(
+                        "its forward looks at the history of a tensor (grad_fn), of which a graph has none",
+                        module=name,
+                    )
                 made[:] = changes.made_plain
                 if made and not functions.calls:
                     with disable_proxy_modes_tracing():
@@ -317,6 +324,7 @@ def _capture(
         start = time.perf_counter()
         conditions = internals.guards_code(program)
         autocast_regions = has_autocast_region(program)
+        refuse_collectives(program, name)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
@@ -326,7 +334,7 @@ def _capture(
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    placeholders, constants = placeholders_of(program, module, call)
+    placeholders, constants = placeholders_of(program, module, call, flat.reached.tensor_at)
     values = user_values(program)
     static = [
         (index, axis, size)

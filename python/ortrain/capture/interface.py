@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import sympy
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ortrain.capture import torch_internals as internals
@@ -17,6 +17,9 @@ from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards
 from ortrain.capture.locations import own_name
 from ortrain.capture.signature import FlatCall, OutputTree
+
+# What stays of ways to look into a tensor.
+_READS = ("aten.resolve_conj.default", "aten.resolve_neg.default", "aten.item.default")
 
 
 def user_values(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
@@ -35,13 +38,17 @@ def _canonical_names(named: Iterator[tuple[str, torch.Tensor]]) -> dict[str, str
 
 
 def placeholders_of(
-    program: torch.export.ExportedProgram, module: nn.Module, call: FlatCall
+    program: torch.export.ExportedProgram,
+    module: nn.Module,
+    call: FlatCall,
+    original: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[Placeholder], dict[str, torch.Tensor]]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     canonical = _canonical_names(iter((*parameters.items(), *buffers.items())))
     placeholders: list[Placeholder] = []
     constants: dict[str, torch.Tensor] = {}
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     users = 0
     for spec in program.graph_signature.input_specs:
         node, target = spec.arg.name, own_name(spec.target or "")
@@ -67,13 +74,26 @@ def placeholders_of(
                 raise CaptureError(
                     f"tensor '{target}' requires a gradient but is no registered parameter of the module"
                 )
-            constants[node] = constant
-            placeholders.append(Placeholder(node, Role.CONSTANT, target, False))
+            if _is_made(nodes[node], constant):
+                constants[node] = constant
+                placeholders.append(Placeholder(node, Role.CONSTANT, target, False))
+                continue
+            if any(str(user.target) in _READS for user in nodes[node].users):
+                raise CaptureError(f"its forward reads values of the tensor '{target}'")
+            constants[node] = original(constant)
+            name = f"outside.{len(constants)}"
+            placeholders.append(Placeholder(node, Role.OUTSIDE, name, False))
         else:
             raise CaptureError(
                 f"an input of kind {spec.kind.name} ({spec.target}) enters the graph"
             )
     return placeholders, constants
+
+
+def _is_made(node: fx.Node, constant: torch.Tensor) -> bool:
+    """Tell whether the forward itself makes a constant, of numbers; one of an array lies in the array's memory."""
+    is_fresh = all(str(user.target).startswith("aten.lift_fresh") for user in node.users)
+    return is_fresh and (constant.numel() == 0 or constant.untyped_storage().resizable())
 
 
 def outputs_of(

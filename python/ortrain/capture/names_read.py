@@ -27,7 +27,7 @@ _NEVER_READ = (
     *(os.path.dirname(os.path.realpath(m.__file__)) + os.sep for m in (sympy, mpmath)),
     os.path.realpath(typing_extensions.__file__),
 )
-_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+_CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 # With names that are computed these may read any attribute of their first argument.
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
@@ -108,6 +108,13 @@ class NamesRead:
             monitoring.register_callback(tool, event, None)
             monitoring.free_tool_id(tool)
 
+    def mentions(self, name: str) -> bool:
+        """Tell whether code that ran, PyTorch's aside, has a name."""
+        return any(
+            name in code.co_names and not code.co_filename.startswith((TORCH_ROOT, _CAPTURE))
+            for code in self._codes
+        )
+
     def names(self) -> frozenset[str] | None:
         """Return the names of attributes that may have been read; None for all there are.
 
@@ -117,7 +124,7 @@ class NamesRead:
         found: set[str] = {"training"}
         for code in self._codes:
             file = code.co_filename
-            if file.startswith((_OWN_ROOT, *_NEVER_READ)) or is_standard(file):
+            if file.startswith((_CAPTURE, *_NEVER_READ)) or is_standard(file):
                 continue
             if file.startswith(TORCH_ROOT):
                 if file.startswith(_LAYERS):

@@ -13,7 +13,7 @@ from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, ForeignModeError
 from ortrain.capture.export import capture
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
@@ -24,6 +24,7 @@ from ortrain.capture.torch_internals import (
     has_global_module_hooks,
     is_escapable,
     is_transforming,
+    mode_around,
 )
 
 
@@ -34,6 +35,8 @@ def prepare(
     kwargs: Mapping[str, Any],
     stages: dict[str, float],
     read: NamesRead | None = None,
+    *,
+    keeps_outside: bool = True,
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -44,6 +47,7 @@ def prepare(
       kwargs: Keyword arguments.
       stages: Takes the seconds of each stage.
       read: Takes what the forward reads, as far as it came where an error is raised.
+      keeps_outside: Whether tensors outside of the module stay what they are at this moment.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
@@ -58,7 +62,9 @@ def prepare(
             captured = _capture(module, args, kwargs, read, dynamic=False)
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:
-        converted = convert(captured, _core.GraphBuilder(type(module).__name__))
+        converted = convert(
+            captured, _core.GraphBuilder(type(module).__name__), keeps_outside=keeps_outside
+        )
         converted.graph.run_passes("simplify")
     stages["convert"] = timing.seconds
     return PreparedGraph(
@@ -75,6 +81,7 @@ def prepare(
         escaped_calls=converted.escaped_calls,
         names_read=read.names(),
         num_made=captured.num_made,
+        outside=converted.outside,
     )
 
 
@@ -87,10 +94,16 @@ def refuse_hooks(module: nn.Module) -> None:
         raise CaptureError("hooks for all modules are registered, which a graph would lose")
 
 
-def refuse_transforms() -> None:
-    """Raise CaptureError inside of a transform of torch.func, whose tensors hold other tensors."""
+def refuse_modes() -> None:
+    """Raise CaptureError where PyTorch does more with a call than to compute its values.
+
+    Inside of a transform of torch.func tensors hold other tensors, in forward-mode differentiation they have
+    tangents; a mode sees each operator.
+    """
     if is_transforming():
         raise CaptureError("it is called inside of a transform of torch.func")
+    if (name := mode_around()) is not None:
+        raise ForeignModeError(f"it is called inside of {name}, which a graph would not obey")
 
 
 def extents_of_one(call: FlatCall) -> tuple[Any, ...]:

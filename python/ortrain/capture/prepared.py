@@ -54,6 +54,7 @@ class PreparedGraph:
       escaped_calls: Their functions, which must live as long as the graph.
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
+      outside: By the name of an input of the graph, a tensor in no table of a layer.
     """
 
     graph: Any
@@ -69,6 +70,7 @@ class PreparedGraph:
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     names_read: frozenset[str] | None = None
     num_made: int = 0
+    outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
@@ -79,6 +81,8 @@ class PreparedGraph:
         """
         if self.escapes:
             raise NotStorableError("operators that run in PyTorch")
+        if self.outside:
+            raise NotStorableError("tensors outside of the module")
         description = {
             "user_inputs": self.user_inputs,
             "aten_nodes": self.aten_nodes,

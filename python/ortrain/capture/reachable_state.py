@@ -32,6 +32,7 @@ from ortrain.capture.shallow_copies import (
     Told,
 )
 from ortrain.capture.source_files import is_installed
+from ortrain.capture.torch_internals import is_fake
 
 _LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None)),
@@ -68,6 +69,7 @@ class ReachableState:
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
         self.consumed: list[str] = []
+        self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
         self._own_modules: dict[str, types.ModuleType] = {}
         self._pending: list[tuple[str, Any]] = [("its arguments", arguments), ("", module)]
@@ -76,6 +78,11 @@ class ReachableState:
         for name, home in list(self._own_modules.items()):
             self._globals(name, vars(home), self._names)
         self._walk()
+
+    def tensor_at(self, alias: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that was found with the memory, shape and dtype of another; itself where none was."""
+        place = _place(alias)
+        return alias if place is None else self._tensors.get(place, alias)
 
     def again(self) -> ReachableState:
         """Return what is there now."""
@@ -103,6 +110,10 @@ class ReachableState:
     def _walk(self) -> None:
         while self._pending:
             where, value = self._pending.pop()
+            if isinstance(value, torch.Tensor):
+                place = _place(value)
+                if place is not None:
+                    self._tensors.setdefault(place, value)
             if not isinstance(value, _LEAVES) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look_at(where, value)
@@ -238,6 +249,15 @@ class ReachableState:
         shared = sorted(names & variables.keys())
         self._take(Table(where, variables, shared))
         self.variables += [(variables, name) for name in shared]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return where a tensor's elements lie, and how; None where it has none that can be told."""
+    if is_fake(tensor) or type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        return None
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _is_own(module: types.ModuleType | None) -> bool:

@@ -9,20 +9,24 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from ortrain.capture.call_path import CallPath
 from ortrain.capture.errors import (
     CaptureError,
     ChangingAttributeError,
+    CollectiveError,
     FirstCallError,
     UnseenStateError,
 )
+from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake
 
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 _HOOK_TABLES = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -166,6 +170,22 @@ def refuse_iterators(names: list[str], module: str) -> None:
         raise UnseenStateError(
             f"it holds {_quoted(names)}, of whose items a trace could take some", module=module
         )
+
+
+def refuse_collectives(program: torch.export.ExportedProgram, module: str) -> None:
+    """Raise CollectiveError where a forward calls torch.distributed.
+
+    The engine runs operators by their operands, and a collective is waited for by none of them.
+    """
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            target = node.target
+            if isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES:
+                raise CollectiveError(
+                    f"its forward calls a collective, {target}",
+                    module=module,
+                    source=node_source(node),
+                )
 
 
 def _quoted(names: list[str]) -> str:

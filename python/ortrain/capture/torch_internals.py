@@ -20,10 +20,12 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -69,6 +71,18 @@ def has_global_module_hooks() -> bool:
 def is_transforming() -> bool:
     """Tell whether a transform of torch.func (vmap, grad, jvp, ...) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def mode_around() -> str | None:
+    """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad.dual_level"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return type(_get_current_dispatch_mode()).__qualname__
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    # A default device is a mode, of what is made without tensors.
+    found = (type(mode).__qualname__ for mode in modes if not isinstance(mode, DeviceContext))
+    return next(found, None)
 
 
 def is_fake(value: object) -> bool:

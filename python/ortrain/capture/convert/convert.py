@@ -66,6 +66,7 @@ class Converted:
     user_inputs: list[tuple[str, int]]
     parameters: list[str]
     buffers: list[str]
+    outside: dict[str, torch.Tensor]
     has_seed: bool
     user_outputs: list[str]
     nodes: int
@@ -74,8 +75,16 @@ class Converted:
     seconds: float
 
 
-def convert(captured: CapturedModule, builder: GraphBuilder) -> Converted:
+def convert(
+    captured: CapturedModule, builder: GraphBuilder, *, keeps_outside: bool = True
+) -> Converted:
     """Build the graph of a captured module.
+
+    Args:
+      captured: The module.
+      builder: Makes the graph.
+      keeps_outside: Whether tensors outside of the module stay what they are at this moment; else they are inputs
+        of the graph.
 
     Only inputs that an output depends on become inputs of the graph, so an unused parameter gets
     no gradient, as in PyTorch.
@@ -84,11 +93,15 @@ def convert(captured: CapturedModule, builder: GraphBuilder) -> Converted:
       UnsupportedOperatorError: An operator, or a form of it, has no conversion.
       ConversionError: A conversion disagrees with PyTorch about a dtype or a shape.
     """
-    return _Conversion(captured, builder).run()
+    return _Conversion(captured, builder, keeps_outside=keeps_outside).run()
 
 
 class _Conversion:
-    def __init__(self, captured: CapturedModule, builder: GraphBuilder) -> None:
+    def __init__(
+        self, captured: CapturedModule, builder: GraphBuilder, *, keeps_outside: bool
+    ) -> None:
+        self._keeps_outside = keeps_outside
+        self._outside: dict[str, torch.Tensor] = {}
         self._captured = captured
         self._builder = builder
         self._e = Emitter(builder)
@@ -118,7 +131,8 @@ class _Conversion:
             graph=self._builder.finish(),
             user_inputs=self._user_inputs,
             parameters=list(self._parameters),
-            buffers=list(self._buffers),
+            buffers=[name for name in self._buffers if name not in self._outside],
+            outside=self._outside,
             has_seed=self._e.has_seed,
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
@@ -179,7 +193,9 @@ class _Conversion:
         value = node.meta["val"]
         shape = tuple(internals.size_expression(s) for s in value.shape)
         self._e.path = self._e.source = ""
-        if placeholder.role is Role.CONSTANT:
+        if placeholder.role is Role.CONSTANT or (
+            placeholder.role is Role.OUTSIDE and self._keeps_outside
+        ):
             tensor = self._captured.constants[node.name].detach()
             self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape)
             return
@@ -190,13 +206,16 @@ class _Conversion:
             self._define_sizes(made, shape)
         else:
             held = self._parameters if placeholder.role is Role.PARAMETER else self._buffers
+            if placeholder.role is Role.OUTSIDE:
+                self._outside[name] = self._captured.constants[node.name]
             if name not in held:
                 held[name] = self._input(placeholder, value.dtype, shape)
             made = held[name]
         self._env[node] = Tensor(made, value.dtype, shape)
 
     def _input(self, placeholder: Placeholder, dtype: torch.dtype, shape: Sequence[Size]) -> Value:
-        name, role = placeholder.name, placeholder.role.value
+        name = placeholder.name
+        role = "buffer" if placeholder.role is Role.OUTSIDE else placeholder.role.value
         dims: list[int | str] = []
         for axis, size in enumerate(shape):
             if isinstance(size, int) or size in self._captured.ones:

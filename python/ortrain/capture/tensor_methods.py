@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Methods of tensors that do what no graph holds, refused while a forward is traced.
+
+The parameters and arguments of a trace have no contents, and PyTorch tells who asks for them. Other tensors have
+theirs, and what Python reads there a graph would keep for ever. Hooks set in a forward would stay with the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.source_files import TORCH_ROOT
+from ortrain.capture.torch_internals import is_fake
+
+_READS = (
+    *("item", "tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "is_nonzero"),
+    *("__bool__", "__int__", "__float__", "__complex__", "__index__"),
+)
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+
+
+def _refuse_read(tensor: torch.Tensor, name: str) -> None:
+    # PyTorch's own code reads constants of the trace.
+    if not is_fake(tensor) and not sys._getframe(2).f_code.co_filename.startswith(TORCH_ROOT):
+        raise CaptureError(
+            f"its forward reads values of a tensor ({name}) that is no argument and no parameter"
+        )
+
+
+def _refuse_hook(tensor: torch.Tensor, name: str) -> None:
+    raise CaptureError(f"its forward calls {name} of a tensor, which a graph would lose")
+
+
+@contextlib.contextmanager
+def methods_refused() -> Iterator[None]:
+    """Raise CaptureError where this thread reads values of tensors that have some, or sets hooks."""
+    thread = threading.get_ident()
+
+    def checked(name: str, check: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                check(tensor, name)
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    own = {name: torch.Tensor.__dict__.get(name) for name in (*_READS, *_HOOKS)}
+    for name in own:
+        setattr(torch.Tensor, name, checked(name, _refuse_read if name in _READS else _refuse_hook))
+    try:
+        yield
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, method)
