@@ -97,7 +97,7 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
-                        with read.recording(), methods_refused():
+                        with read.recording(), methods_refused(), read.fakes.recording():
                             result = module(*args, **kwargs)
                         flat, tree = flatten_outputs(result)
                 finally:

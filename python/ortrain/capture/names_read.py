@@ -19,6 +19,7 @@ import sympy
 import typing_extensions
 
 from ortrain.capture.source_files import TORCH_ROOT, is_standard
+from ortrain.capture.surviving_fakes import FakesMade
 
 # Of PyTorch only layers read attributes of layers by name.
 _LAYERS = TORCH_ROOT + "nn" + os.sep
@@ -61,6 +62,7 @@ class NamesRead:
     def __init__(self) -> None:
         self._codes: set[types.CodeType] = set()
         self.has_begun = False
+        self.fakes = FakesMade()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule
 from ortrain.capture.convert import convert
 from ortrain.capture.convert.registry import conversion
-from ortrain.capture.errors import CaptureError, ForeignModeError
+from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError
 from ortrain.capture.export import capture
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
@@ -53,6 +53,26 @@ def prepare(
       CaptureError: The module cannot be captured or converted.
     """
     read = NamesRead() if read is None else read
+    kept: list[str] = []
+    with read.fakes.taken_back(kept):
+        prepared = _prepare(module, call, args, kwargs, stages, read, keeps_outside=keeps_outside)
+    if kept:
+        raise FirstCallError(
+            f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
+        )
+    return prepared
+
+
+def _prepare(
+    module: nn.Module,
+    call: FlatCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stages: dict[str, float],
+    read: NamesRead,
+    *,
+    keeps_outside: bool,
+) -> PreparedGraph:
     with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
         captured = _capture(module, args, kwargs, read)
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
