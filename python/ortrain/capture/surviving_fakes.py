@@ -12,7 +12,6 @@ import contextlib
 import functools
 import gc
 import threading
-import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +20,6 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 _LruCache = type(functools.lru_cache(lambda: None))
-# Hold an object while code runs.
-_PASSING = (types.FrameType, type(iter([])))
 
 
 class FakesMade:
@@ -51,37 +48,31 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
-        had_frozen = gc.get_freeze_count() > 0
-        gc.freeze()  # what is there before is told apart by that
+        before = gc.get_objects()  # kept, so that no address is used again
         try:
             yield
         finally:
-            recent = gc.get_objects()
-            gc.unfreeze()
-            if had_frozen:
-                gc.freeze()
-            found += self._take_back(recent)
+            found += self._take_back(before)
 
-    def _take_back(self, recent: list[Any]) -> list[str]:
+    def _take_back(self, before: list[Any]) -> list[str]:
         alive = {id(t): t for t in (made() for made in self._made) if t is not None}
-        for value in recent if alive else ():
+        for value in gc.get_objects() if alive else ():
             if type(value) is fx.Node:
                 for held in (value.meta.get(key) for key in ("val", "example_value")):
                     for tensor in held if isinstance(held, (list, tuple)) else [held]:
                         alive.pop(id(tensor), None)
         if not alive:
             return []
-        young = set(map(id, recent))
-        recent.clear()
-        return _taken_out(list(alive.values()), young, {id(alive)})
+        old = set(map(id, before))
+        return _taken_out(list(alive.values()), old, {id(alive), id(before)})
 
 
-def _taken_out(values: list[Any], young: set[int], ours: set[int]) -> list[str]:
+def _taken_out(values: list[Any], old: set[int], ours: set[int]) -> list[str]:
     """Take values out of the tables that hold them and are held by what is older; return what these are.
 
     Args:
       values: Objects.
-      young: Addresses of what has been made since.
+      old: Addresses of what was there before.
       ours: Addresses of what counts for nothing.
     """
     found = []
@@ -92,17 +83,10 @@ def _taken_out(values: list[Any], young: set[int], ours: set[int]) -> list[str]:
         if id(holder) in ours:
             continue
         if isinstance(holder, tuple):
-            found += _taken_out([holder], young, ours)
-        elif id(holder) not in young or _is_held_by_older(holder, young, ours):
+            found += _taken_out([holder], old, ours)
+        elif id(holder) in old or any(id(h) in old - ours for h in gc.get_referrers(holder)):
             found += [name for name in [_take_out(values, holder)] if name]
     return found
-
-
-def _is_held_by_older(value: Any, young: set[int], ours: set[int]) -> bool:
-    found = gc.get_referrers(value)
-    return any(
-        id(holder) not in young | ours and not isinstance(holder, _PASSING) for holder in found
-    )
 
 
 def _take_out(values: list[Any], holder: Any) -> str:
