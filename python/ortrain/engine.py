@@ -167,7 +167,7 @@ class Engine:
                 entry.refused_plans.add(str(error))
                 self._fall_back(error, "shapes that no kernel takes", whole=True)
             return module.forward(*args, **kwargs)
-        return entry.captured.output_tree.rebuild(outputs)
+        return entry.results(call, tensors, outputs)
 
     @property
     def piece_records(self) -> list[CaptureRecord]:
@@ -344,7 +344,7 @@ class Engine:
         slot = CacheSlot(self.module, call)
         prepared = slot.load(stages)
         if prepared is None:
-            prepared = prepare(self.module, call, args, kwargs, stages, read, keeps_outside=False)
+            prepared = prepare(self.module, call, args, kwargs, stages, read, standalone=False)
             slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()

@@ -49,6 +49,7 @@ class Entry:
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
       budget: What the plans of its programs may take; None for any memory.
+      places: Of parameters and buffers that are results, their positions among the module's tensors.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -68,6 +69,7 @@ class Entry:
     fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
     budget: MemoryBudget | None = None
+    places: dict[str, int] = dataclasses.field(default_factory=dict)
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -173,6 +175,7 @@ class Entry:
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
+            places=positions if prepared.views is not None else {},
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(
@@ -205,6 +208,28 @@ class Entry:
                 if kind == "user" and where in self.unreached:
                     inputs[i] = inputs[i].detach()
         return inputs
+
+    def results(
+        self,
+        call: FlatCall,
+        tensors: Sequence[torch.Tensor | None],
+        outputs: Sequence[torch.Tensor],
+    ) -> Any:
+        """Return what the module would, given what the graph gave."""
+        views = self.captured.views
+        if views is not None:
+
+            def value_of(kind: str, where: Any) -> Any:
+                if kind == "output":
+                    return outputs[where]
+                if kind == "user":
+                    return call.tensors[where]
+                if kind == "outside":
+                    return self.captured.outside[where]
+                return tensors[self.places[where]]
+
+            outputs = views(call.tensors, value_of)
+        return self.captured.output_tree.rebuild(outputs)
 
     def program(self, gradient_of: tuple[int, ...], form: Form = None) -> Program:
         """Return the program with the gradient of some outputs; made where there is none yet."""

@@ -16,6 +16,7 @@ from ortrain import devices
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
+from ortrain.capture.result_views import ResultViews
 from ortrain.capture.signature import OutputTree
 
 # Asking for devices would start the driver, which processes made by fork do not survive.
@@ -58,6 +59,7 @@ class OutputRole(enum.Enum):
     USER = "user"
     BUFFER_UPDATE = "buffer_update"
     INPUT_UPDATE = "input_update"
+    NONE = "none"  # of what is made behind the graph
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class CapturedModule:
       dynamic: False where the sizes of the sample are baked in.
       seconds: Wall time per stage.
       num_made: How many plain attributes the forward made.
+      views: How results are made of the outputs, where these are not the results.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
@@ -152,6 +155,7 @@ class CapturedModule:
     dynamic: bool
     seconds: dict[str, float]
     num_made: int = 0
+    views: ResultViews | None = None
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False

@@ -43,7 +43,9 @@ from ortrain.capture.locations import error_source, reason_of
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.result_views import ResultViews
 from ortrain.capture.shallow_copies import MadePlain
+from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
     first_call_error,
     refuse_changes,
@@ -218,6 +220,7 @@ def capture(
     known: Callable[[Any], bool] | None = None,
     dynamic: bool = True,
     read: NamesRead | None = None,
+    standalone: bool = True,
 ) -> CapturedModule:
     """Capture ``module`` as it runs for the given arguments.
 
@@ -231,6 +234,7 @@ def capture(
       known: Tells whether an operator has a conversion; others are decomposed where possible.
       dynamic: Whether sizes may vary at all.
       read: Takes what the forward reads.
+      standalone: Whether the graph gives all results by itself, copies of those that share memory.
 
     Raises:
       CaptureError: The module cannot be captured; names the module, the reason and the line.
@@ -242,9 +246,13 @@ def capture(
     read = NamesRead() if read is None else read
     try:
         if not dynamic:
-            return _capture(module, name, signature, call, known, read, dynamic=False)
+            return _capture(
+                module, name, signature, call, known, read, dynamic=False, standalone=standalone
+            )
         try:
-            return _capture(module, name, signature, call, known, read, dynamic=True)
+            return _capture(
+                module, name, signature, call, known, read, dynamic=True, standalone=standalone
+            )
         except CaptureError:
             raise
         except Exception as error:
@@ -252,7 +260,9 @@ def capture(
                 raise
             reason = reason_of(internals.unwrapped(error))
             _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
-        return _capture(module, name, signature, call, known, read, dynamic=False)
+        return _capture(
+            module, name, signature, call, known, read, dynamic=False, standalone=standalone
+        )
     except CaptureError as error:
         if error.module and error.source:
             raise
@@ -301,6 +311,7 @@ def _capture(
     read: NamesRead,
     *,
     dynamic: bool,
+    standalone: bool,
 ) -> CapturedModule:
     seconds: dict[str, float] = {}
     autocast = AutocastState.current()
@@ -328,6 +339,8 @@ def _capture(
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
+        inputs = placeholders_of(program, module, call, flat.reached.tensor_at)[0]
+        views = None if standalone else take_views_out(program, inputs)
         with internals.recurrent_layers_whole():
             program, added = _functional(program, known, autocast, autocast_regions)
         conditions += added
@@ -350,7 +363,7 @@ def _capture(
         module_name=name,
         graph_module=program.graph_module,
         placeholders=placeholders,
-        outputs=outputs_of(program, trees[-1], call),
+        outputs=outputs_of(program, trees[-1], call, views),
         constants=constants,
         input_names=list(call.names),
         output_tree=trees[-1],
@@ -365,6 +378,7 @@ def _capture(
         dynamic=dynamic,
         seconds=seconds,
         num_made=len(made),
+        views=None if views is None else ResultViews(views, dimensions_of(values)),
     )
     seconds["guards"] = time.perf_counter() - start
     return captured

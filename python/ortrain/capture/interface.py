@@ -16,6 +16,7 @@ from ortrain.capture.captured import Dimension, Output, OutputRole, Placeholder,
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards
 from ortrain.capture.locations import own_name
+from ortrain.capture.result_views import ResultView
 from ortrain.capture.signature import FlatCall, OutputTree
 
 # What stays of ways to look into a tensor.
@@ -97,9 +98,16 @@ def _is_made(node: fx.Node, constant: torch.Tensor) -> bool:
 
 
 def outputs_of(
-    program: torch.export.ExportedProgram, tree: OutputTree, call: FlatCall
+    program: torch.export.ExportedProgram,
+    tree: OutputTree,
+    call: FlatCall,
+    views: Sequence[ResultView] | None = None,
 ) -> list[Output]:
     outputs: list[Output] = []
+    given = set(range(len(tree.paths)))
+    if views is not None:  # the first result of each output stands for it
+        sources = [view.source for view in views]
+        given = {i for i, s in enumerate(sources) if s[0] == "output" and s not in sources[:i]}
     users = 0
     taken: set[str] = set()
     input_nodes = [
@@ -115,7 +123,8 @@ def outputs_of(
             while name in taken:
                 name += "_"
             taken.add(name)
-            outputs.append(Output(node, OutputRole.USER, name))
+            role = OutputRole.USER if users - 1 in given else OutputRole.NONE
+            outputs.append(Output(node, role, name))
         elif spec.kind is OutputKind.BUFFER_MUTATION:
             target = own_name(spec.target or "")
             outputs.append(Output(node, OutputRole.BUFFER_UPDATE, f"{target}.update", target))

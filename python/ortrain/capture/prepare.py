@@ -36,7 +36,7 @@ def prepare(
     stages: dict[str, float],
     read: NamesRead | None = None,
     *,
-    keeps_outside: bool = True,
+    standalone: bool = True,
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -47,7 +47,8 @@ def prepare(
       kwargs: Keyword arguments.
       stages: Takes the seconds of each stage.
       read: Takes what the forward reads, as far as it came where an error is raised.
-      keeps_outside: Whether tensors outside of the module stay what they are at this moment.
+      standalone: Whether the graph stands for the forward by itself: tensors outside of the module stay what they
+        are at this moment, and results that share memory are copies.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
@@ -55,7 +56,7 @@ def prepare(
     read = NamesRead() if read is None else read
     kept: list[str] = []
     with read.fakes.taken_back(kept):
-        prepared = _prepare(module, call, args, kwargs, stages, read, keeps_outside=keeps_outside)
+        prepared = _prepare(module, call, args, kwargs, stages, read, standalone=standalone)
     if kept:
         raise FirstCallError(
             f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -71,19 +72,19 @@ def _prepare(
     stages: dict[str, float],
     read: NamesRead,
     *,
-    keeps_outside: bool,
+    standalone: bool,
 ) -> PreparedGraph:
     with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
-        captured = _capture(module, args, kwargs, read)
+        captured = _capture(module, args, kwargs, read, standalone=standalone)
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(module, args, kwargs, read, dynamic=False)
+            captured = _capture(module, args, kwargs, read, dynamic=False, standalone=standalone)
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:
         converted = convert(
-            captured, _core.GraphBuilder(type(module).__name__), keeps_outside=keeps_outside
+            captured, _core.GraphBuilder(type(module).__name__), keeps_outside=standalone
         )
         converted.graph.run_passes("simplify")
     stages["convert"] = timing.seconds
@@ -102,6 +103,7 @@ def _prepare(
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,
+        views=captured.views,
     )
 
 
@@ -145,6 +147,7 @@ def _capture(
     read: NamesRead,
     *,
     dynamic: bool = True,
+    standalone: bool,
 ) -> CapturedModule:
     return capture(
         module,
@@ -153,4 +156,5 @@ def _capture(
         known=_has_place,
         dynamic=dynamic,
         read=read,
+        standalone=standalone,
     )

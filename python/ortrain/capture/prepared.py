@@ -18,6 +18,7 @@ import torch
 from ortrain import _core
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
+from ortrain.capture.result_views import ResultViews
 from ortrain.capture.signature import (
     Builder,
     Constant,
@@ -54,6 +55,7 @@ class PreparedGraph:
       escaped_calls: Their functions, which must live as long as the graph.
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
+      views: How results are made of the user outputs, where these are not the results.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
     """
 
@@ -71,6 +73,7 @@ class PreparedGraph:
     names_read: frozenset[str] | None = None
     num_made: int = 0
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    views: ResultViews | None = None
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
@@ -83,6 +86,8 @@ class PreparedGraph:
             raise NotStorableError("operators that run in PyTorch")
         if self.outside:
             raise NotStorableError("tensors outside of the module")
+        if self.views is not None:
+            raise NotStorableError("results that share memory")
         description = {
             "user_inputs": self.user_inputs,
             "aten_nodes": self.aten_nodes,

@@ -146,7 +146,11 @@ class _Conversion:
         origins = self._size_origins(graph)
         output = next(n for n in graph.nodes if n.op == "output")
         needed: set[fx.Node] = set()
-        pending = list(output.all_input_nodes)
+        pending = [
+            argument
+            for described, argument in zip(self._captured.outputs, output.args[0], strict=True)
+            if described.role is not OutputRole.NONE
+        ]
         while pending:
             node = pending.pop()
             if node in needed:
@@ -361,7 +365,11 @@ class _Conversion:
             if n.op == "placeholder" and isinstance(self._env[n], Tensor)
         }
         taken: set[int] = set()
-        pairs = zip(self._captured.outputs, node.args[0], strict=True)
+        pairs = [
+            pair
+            for pair in zip(self._captured.outputs, node.args[0], strict=True)
+            if pair[0].role is not OutputRole.NONE
+        ]
         # What the user sees comes first, then updates.
         for output, argument in sorted(pairs, key=lambda p: p[0].role is not OutputRole.USER):
             value = self._env[argument].value
