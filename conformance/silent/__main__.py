@@ -114,7 +114,7 @@ def _plain(outcome: Outcome) -> dict[str, object]:
         for way, found in outcome.judged.items()
     }
     program = outcome.program
-    return {"name": program.name, "origin": program.origin, "eager": outcome.eager, **judged}
+    return {"name": program.name, "origin": program.origin, **judged}
 
 
 if __name__ == "__main__":

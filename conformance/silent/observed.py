@@ -34,6 +34,29 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class Raised:
+    """What a block raised that may; "" if nothing."""
+
+    said: str
+
+
+NOT_RAISED = Raised("")
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Where two programs' records differ first.
+
+    Attributes:
+      text: How, "" if they do not.
+      refused: Whether it is an exception where the other has none.
+    """
+
+    text: str = ""
+    refused: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """What became of one program in one way.
 
@@ -92,8 +115,6 @@ def difference(expected: Any, found: Any, *, layout: bool) -> str:
         return _tensor_difference(expected, found, layout)
     if type(expected) is not type(found):
         return f"{_short(found)} for {_short(expected)}"
-    if isinstance(expected, tuple) and expected[:1] == ("note",):
-        return ""  # what an error said may differ
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return f"{len(found)} parts for {len(expected)}"
@@ -111,15 +132,22 @@ def difference(expected: Any, found: Any, *, layout: bool) -> str:
 
 def first_difference(
     expected: Sequence[tuple[str, Any]], found: Sequence[tuple[str, Any]], *, layout: bool
-) -> str:
-    """Return where two programs' records differ first, over the length of the shorter; "" nowhere."""
+) -> Difference:
+    """Return where two programs' records differ first, over the length of the shorter."""
     for (label, a), (other, b) in zip(expected, found, strict=False):
+        raises, refuses = (isinstance(x, Raised) and bool(x.said) for x in (a, b))
+        if raises and refuses:
+            continue  # what an exception says may differ
+        if refuses:
+            return Difference(f"{other}: {b.said}", refused=True)
+        if raises:
+            return Difference(f"{label}: went on where PyTorch raises {a.said}")
         if label != other:
-            return f"{other} where PyTorch has {label}"
+            return Difference(f"{other} where PyTorch has {label}")
         said = difference(a, b, layout=layout)
         if said:
-            return f"{label}: {said}"
-    return ""
+            return Difference(f"{label}: {said}")
+    return Difference()
 
 
 def _tensor_difference(expected: Tensor, found: Tensor, layout: bool) -> str:

@@ -25,13 +25,26 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from conformance.silent.observed import observe
+from conformance.silent.observed import NOT_RAISED, Raised, observe
 
 SEED = 1234
 OWN = "own"
 TOPICS = (
     "attributes",
     "outside_tensors",
+    "containers",
+    "control",
+    "random_draws",
+    "aliases",
+    "in_place",
+    "layout",
+    "autograd",
+    "functions",
+    "hooks",
+    "modes",
+    "arithmetic",
+    "indexing",
+    "layers",
 )
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -139,10 +152,11 @@ class Session:
         try:
             yield
         except Exception as error:
-            self.see(f"{label} raises", True)
-            self.seen.append((f"{len(self.seen)} {label} error", ("note", repr(error)[:200])))
+            self.seen.append(
+                (f"{len(self.seen)} {label}", Raised(f"{type(error).__name__}: {error}"))
+            )
         else:
-            self.see(f"{label} raises", False)
+            self.seen.append((f"{len(self.seen)} {label}", NOT_RAISED))
 
     def call(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call the model; record outputs and buffers."""

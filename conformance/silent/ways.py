@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from conformance.silent.observed import Run, first_difference
+from conformance.silent.observed import Raised, Run, first_difference
 from conformance.silent.program import Program
 
 START_SECONDS = 120.0
@@ -55,12 +55,10 @@ class Outcome:
 
     Attributes:
       program: The program.
-      eager: What PyTorch alone raised, "" if nothing.
       judged: By way.
     """
 
     program: Program
-    eager: str
     judged: dict[str, Judged]
 
 
@@ -79,7 +77,7 @@ def run(
       seconds: The time limit of one program.
 
     Raises:
-      RuntimeError: PyTorch alone crashed or took too long on a program.
+      RuntimeError: A program raises, crashes or takes too long in PyTorch alone.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -87,25 +85,27 @@ def run(
     outcomes = []
     for program in chosen:
         eager = runs["eager"][program.name]
-        if eager.how:
-            raise RuntimeError(f"{program.name} in PyTorch alone: {eager.how}")
+        if eager.how or eager.error:
+            raise RuntimeError(f"{program.name} in PyTorch alone: {eager.how} {eager.error}")
         judged = {way: _judge(program, eager, runs[way][program.name]) for way in ways}
-        outcomes.append(Outcome(program, eager.error, judged))
+        outcomes.append(Outcome(program, judged))
     return outcomes
 
 
 def _judge(program: Program, eager: Run, found: Run) -> Judged:
     if not found.seen and found.how in ("crashed", "took too long"):
         return Judged(Verdict.error, f"{found.how}: {found.error}")
-    said = first_difference(eager.seen, found.seen, layout=program.layout)
-    if said:
-        return Judged(Verdict.wrong, said, found.how, found.why)
-    if len(found.seen) < len(eager.seen) or (found.error and not eager.error):
+    first = first_difference(eager.seen, found.seen, layout=program.layout)
+    if first.text:
+        verdict = Verdict.error if first.refused else Verdict.wrong
+        return Judged(verdict, first.text, found.how, found.why)
+    if found.error:
         return Judged(Verdict.error, found.error, found.how, found.why)
-    if eager.error and not found.error or len(found.seen) > len(eager.seen):
-        return Judged(Verdict.wrong, f"went on where PyTorch raises {eager.error}", found.how)
-    if eager.error:
-        return Judged(Verdict.raised, found.error, found.how, found.why)
+    if len(found.seen) != len(eager.seen):
+        return Judged(Verdict.wrong, f"shows {len(found.seen)} values for {len(eager.seen)}")
+    raised = [x.said for _, x in eager.seen if isinstance(x, Raised) and x.said]
+    if raised:
+        return Judged(Verdict.raised, raised[0], found.how, found.why)
     return Judged(Verdict.right, "", found.how, found.why)
 
 
