@@ -70,7 +70,7 @@ def count_line(outcomes: Sequence[Outcome], ways: Sequence[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.silent", description=__doc__)
     parser.add_argument("--ways", default=",".join(WAYS), help="default: eager,compile,ortrain")
-    parser.add_argument("--only", action="append", default=[], help="name or topic contains this")
+    parser.add_argument("--only", action="append", default=[], help="a topic, or part of a name")
     parser.add_argument("--limit", type=float, default=PROGRAM_SECONDS, help="seconds a program")
     parser.add_argument("--list", action="store_true", help="print what there is, run nothing")
     parser.add_argument("--json", type=Path, help="write all results there")

@@ -45,6 +45,9 @@ TOPICS = (
     "arithmetic",
     "indexing",
     "layers",
+    "questions",
+    "training",
+    "refusals",
 )
 
 Wrap = Callable[[nn.Module], nn.Module]
@@ -98,11 +101,14 @@ def program(
 
 
 def programs(names: Sequence[str] = ()) -> list[Program]:
-    """Return all programs, or those whose name or topic contains one of ``names``."""
+    """Return all programs, or those of the topics and with the parts of names in ``names``."""
     for topic in TOPICS:
         importlib.import_module(f"conformance.silent.{topic}")
-    chosen = [p for p in _programs.values() if not names or any(n in p.name for n in names)]
-    return chosen or [p for p in _programs.values() if p.topic in names]
+    return [
+        p
+        for p in _programs.values()
+        if not names or any(n == p.topic or (n in p.name and n not in TOPICS) for n in names)
+    ]
 
 
 def cotangent(output: torch.Tensor) -> torch.Tensor:
