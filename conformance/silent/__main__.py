@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conformance.silent.program import programs
-from conformance.silent.ways import PROGRAM_SECONDS, Judged, Outcome, Verdict, run
+from conformance.silent.ways import PROGRAM_SECONDS, Judged, Outcome, Verdict, describe, run
 from conformance.silent.worker import WAYS
 
 WIDTH = 150
@@ -44,17 +44,6 @@ def print_table(console: Console, outcomes: Sequence[Outcome], ways: Sequence[st
 def _cell(judged: Judged) -> str:
     style = _STYLES.get(judged.verdict)
     return f"[{style}]{judged.verdict.value}[/]" if style else judged.verdict.value
-
-
-def print_details(console: Console, outcomes: Sequence[Outcome], *, every: bool) -> None:
-    """Print what differs or was raised; with ``every`` also why programs did not run natively."""
-    for outcome in outcomes:
-        for way, judged in outcome.judged.items():
-            bad = judged.verdict in _STYLES
-            if bad or every:
-                detail = " ".join((judged.detail or judged.why).split())[:400]
-                text = f"{outcome.program.name} ({way}): {judged.verdict.value}: {detail}"
-                console.print(text, markup=False, highlight=False)
 
 
 def count_line(outcomes: Sequence[Outcome], ways: Sequence[str]) -> str:
@@ -96,7 +85,8 @@ def main() -> int:
             options.limit,
         )
     print_table(console, outcomes, ways)
-    print_details(console, outcomes, every=bool(options.only))
+    for text in describe(outcomes, every=bool(options.only)):
+        console.print(text, markup=False, highlight=False)
     if options.json:
         options.json.write_text(json.dumps([_plain(o) for o in outcomes], indent=1))
     console.print(count_line(outcomes, ways), highlight=False)

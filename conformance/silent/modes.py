@@ -147,7 +147,7 @@ def training_mode_switches(s: Session) -> None:
     s.train(model, s.leaf(6, 4))
 
 
-@program()
+@program(coarse=torch.bfloat16)
 def autocast_switches(s: Session) -> None:
     """The same call with and without autocast, and with a part of forward outside of it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Relative and absolute; what is not here must be equal.
+# Relative, and absolute to 1 or a tensor's largest value; what is not here must be equal.
 _TOLERANCES = {
     torch.float64: (1e-9, 1e-10),
     torch.complex128: (1e-9, 1e-10),
@@ -103,23 +103,36 @@ def observe(value: Any) -> Any:
     raise TypeError(f"a program shows a {type(value).__name__}, which cannot be compared")
 
 
-def difference(expected: Any, found: Any, *, layout: bool) -> str:
-    """Return how ``found`` differs from ``expected``, "" if it does not.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How values are compared.
 
-    Args:
-      expected: A record of `observe`.
-      found: Another.
-      layout: Whether strides count.
+    Attributes:
+      layout: Whether strides of tensors count.
+      coarse: The dtype that float32 results come from, where it is a smaller one.
     """
+
+    layout: bool = False
+    coarse: torch.dtype | None = None
+
+    def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return how far values may differ, relatively and absolutely."""
+        if self.coarse is not None and dtype is torch.float32:
+            dtype = self.coarse
+        return _TOLERANCES.get(dtype, (0.0, 0.0))
+
+
+def difference(expected: Any, found: Any, how: Comparison) -> str:
+    """Return how ``found`` differs from ``expected``, both of `observe`; "" if it does not."""
     if isinstance(expected, Tensor) and isinstance(found, Tensor):
-        return _tensor_difference(expected, found, layout)
+        return _tensor_difference(expected, found, how)
     if type(expected) is not type(found):
         return f"{_short(found)} for {_short(expected)}"
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(found):
             return f"{len(found)} parts for {len(expected)}"
         for position, (a, b) in enumerate(zip(expected, found, strict=True)):
-            said = difference(a, b, layout=layout)
+            said = difference(a, b, how)
             if said:
                 return said if isinstance(expected, tuple) else f"[{position}]: {said}"
         return ""
@@ -131,7 +144,7 @@ def difference(expected: Any, found: Any, *, layout: bool) -> str:
 
 
 def first_difference(
-    expected: Sequence[tuple[str, Any]], found: Sequence[tuple[str, Any]], *, layout: bool
+    expected: Sequence[tuple[str, Any]], found: Sequence[tuple[str, Any]], how: Comparison
 ) -> Difference:
     """Return where two programs' records differ first, over the length of the shorter."""
     for (label, a), (other, b) in zip(expected, found, strict=False):
@@ -144,25 +157,27 @@ def first_difference(
             return Difference(f"{label}: went on where PyTorch raises {a.said}")
         if label != other:
             return Difference(f"{other} where PyTorch has {label}")
-        said = difference(a, b, layout=layout)
+        said = difference(a, b, how)
         if said:
             return Difference(f"{label}: {said}")
     return Difference()
 
 
-def _tensor_difference(expected: Tensor, found: Tensor, layout: bool) -> str:
+def _tensor_difference(expected: Tensor, found: Tensor, how: Comparison) -> str:
     a, b = expected.values, found.values
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"{b.dtype} {tuple(b.shape)} for {a.dtype} {tuple(a.shape)}".replace("torch.", "")
     if expected.requires_grad != found.requires_grad:
         return f"requires_grad {found.requires_grad} for {expected.requires_grad}"
-    rtol, atol = _TOLERANCES.get(a.dtype, (0.0, 0.0))
+    rtol, atol = how.tolerances(a.dtype)
+    if atol:
+        atol *= max(1.0, float(a[a.isfinite()].abs().max())) if bool(a.isfinite().any()) else 1.0
     close = torch.isclose(b, a, rtol=rtol, atol=atol, equal_nan=True)
     if not bool(close.all()):
         at = tuple((~close).nonzero()[0].tolist()) if a.dim() else ()
         count = int((~close).sum())
         return f"{count} of {a.numel()} values, {b[at].item():.6g} for {a[at].item():.6g} at {at}"
-    if layout and expected.strides != found.strides and a.numel():
+    if how.layout and expected.strides != found.strides and a.numel():
         return f"strides {found.strides} for {expected.strides}"
     return ""
 

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from conformance.silent.observed import NOT_RAISED, Raised, observe
+from conformance.silent.observed import NOT_RAISED, Comparison, Raised, observe
 
 SEED = 1234
 OWN = "own"
@@ -50,6 +50,8 @@ TOPICS = (
     "refusals",
 )
 
+MODULES = tuple(f"conformance.silent.{topic}" for topic in TOPICS)
+
 Wrap = Callable[[nn.Module], nn.Module]
 
 
@@ -64,7 +66,7 @@ class Program:
       year: When that issue was opened; 0 where there is none.
       what: One line of what may go wrong.
       body: The function.
-      layout: Whether strides of tensors count.
+      comparison: How what it shows is compared.
     """
 
     name: str
@@ -73,14 +75,18 @@ class Program:
     year: int
     what: str
     body: Callable[[Session], None]
-    layout: bool
+    comparison: Comparison
 
 
 _programs: dict[str, Program] = {}
 
 
 def program(
-    origin: str = OWN, year: int = 0, *, layout: bool = False
+    origin: str = OWN,
+    year: int = 0,
+    *,
+    layout: bool = False,
+    coarse: torch.dtype | None = None,
 ) -> Callable[[Callable[[Session], None]], Callable[[Session], None]]:
     """Register the function below as a program.
 
@@ -88,26 +94,29 @@ def program(
       origin: The public issue whose class of error it rebuilds, or "own".
       year: When that issue was opened.
       layout: Whether strides of tensors count.
+      coarse: The dtype that float32 results come from, where it is a smaller one.
     """
 
     def register(body: Callable[[Session], None]) -> Callable[[Session], None]:
         name, topic = body.__name__, body.__module__.rpartition(".")[2]
         assert name not in _programs, f"two programs are named {name}"
         what = (inspect.getdoc(body) or "").splitlines()[0]
-        _programs[name] = Program(name, topic, origin, year, what, body, layout)
+        comparison = Comparison(layout, coarse)
+        _programs[name] = Program(name, topic, origin, year, what, body, comparison)
         return body
 
     return register
 
 
-def programs(names: Sequence[str] = ()) -> list[Program]:
-    """Return all programs, or those of the topics and with the parts of names in ``names``."""
-    for topic in TOPICS:
-        importlib.import_module(f"conformance.silent.{topic}")
+def programs(names: Sequence[str] = (), modules: Sequence[str] = MODULES) -> list[Program]:
+    """Return the programs of ``modules``; with ``names`` those of these topics and parts of names."""
+    for module in modules:
+        importlib.import_module(module)
     return [
         p
         for p in _programs.values()
-        if not names or any(n == p.topic or (n in p.name and n not in TOPICS) for n in names)
+        if p.body.__module__ in modules
+        and (not names or any(n == p.topic or (n in p.name and n not in TOPICS) for n in names))
     ]
 
 
@@ -223,7 +232,7 @@ class Session:
         return self.values(*shape, dtype=dtype).requires_grad_()
 
 
-def run(chosen: Program, wrap: Wrap) -> tuple[Session, BaseException | None]:
+def run(chosen: Program, wrap: Wrap) -> tuple[Session, Exception | None]:
     """Run a program; return its session and what it raised."""
     session = Session(wrap)
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from conformance.silent.observed import Raised, Run, first_difference
@@ -92,10 +92,19 @@ def run(
     return outcomes
 
 
+def describe(outcomes: Sequence[Outcome], *, every: bool) -> Iterator[str]:
+    """Yield what differs or was raised; with ``every`` also why programs did not run natively."""
+    for outcome in outcomes:
+        for way, judged in outcome.judged.items():
+            if every or judged.verdict in (Verdict.wrong, Verdict.error):
+                detail = " ".join((judged.detail or judged.why).split())[:400]
+                yield f"{outcome.program.name} ({way}): {judged.verdict.value}: {detail}"
+
+
 def _judge(program: Program, eager: Run, found: Run) -> Judged:
     if not found.seen and found.how in ("crashed", "took too long"):
         return Judged(Verdict.error, f"{found.how}: {found.error}")
-    first = first_difference(eager.seen, found.seen, layout=program.layout)
+    first = first_difference(eager.seen, found.seen, program.comparison)
     if first.text:
         verdict = Verdict.error if first.refused else Verdict.wrong
         return Judged(verdict, first.text, found.how, found.why)
@@ -117,30 +126,33 @@ def _run_way(
     seconds: float,
 ) -> dict[str, Run]:
     """Run all programs in one way, in as many processes as that takes."""
-    left = [program.name for program in chosen]
+    left = list(chosen)
     runs: dict[str, Run] = {}
     while left:
-        ended, hit, why = _run_process(way, left, folder, told, seconds)
+        ended, hit, (how, said) = _run_process(way, left, folder, told, seconds)
         for name in ended:
             with open(folder / f"{name}.{way}", "rb") as file:
                 runs[name] = pickle.load(file)
         if hit:
-            runs[hit] = Run([], why[1], why[0])
+            runs[hit] = Run([], said, how)
             told(way, hit)
-        left = [name for name in left if name not in runs]
+        left = [program for program in left if program.name not in runs]
     return runs
 
 
 def _run_process(
     way: str,
-    names: Sequence[str],
+    chosen: Sequence[Program],
     folder: Path,
     told: Callable[[str, str], None],
     seconds: float,
 ) -> tuple[list[str], str, tuple[str, str]]:
     """Return the programs that ended, the one that ended the process, and why."""
     repository = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "conformance.silent.worker", way, str(folder), *names]
+    command = [sys.executable, "-m", "conformance.silent.worker", way, str(folder)]
+    modules = dict.fromkeys(program.body.__module__ for program in chosen)
+    command += [f"--module={module}" for module in modules]
+    command += [program.name for program in chosen]
     path = os.pathsep.join(filter(None, [str(repository), os.environ.get("PYTHONPATH")]))
     with open(folder / f"stderr.{way}", "w+") as errors:
         process = subprocess.Popen(
@@ -168,13 +180,13 @@ def _run_process(
         except queue.Empty:
             process.kill()
             process.wait()
-            return ended, current or names[len(ended)], ("took too long", f"{limit:.0f} s")
+            return ended, current or chosen[len(ended)].name, ("took too long", f"{limit:.0f} s")
         status = process.wait()
         if status == 0:
             return ended, "", ("", "")
         errors.seek(0)
         said = errors.read().strip().splitlines()[-1:] or [""]
-        return ended, current or names[len(ended)], ("crashed", f"status {status}: {said[0]}")
+        return ended, current or chosen[len(ended)].name, ("crashed", f"status {status}: {said[0]}")
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from conformance.silent.observed import Run
-from conformance.silent.program import Wrap, plain, programs, run
+from conformance.silent.program import MODULES, Wrap, plain, programs, run
 
 WAYS = ("eager", "compile", "ortrain")
 
@@ -60,11 +60,12 @@ def main() -> int:
     )
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--module", action="append", help="with programs; default: all here")
     parser.add_argument("names", nargs="+", help="of programs, whole")
     options = parser.parse_args()
     torch.set_num_threads(1)
     wrap = _wrap_of(options.way)
-    known = {p.name: p for p in programs()}
+    known = {p.name: p for p in programs(modules=options.module or MODULES)}
     for name in options.names:
         print(f"begin {name}", flush=True)
         if options.way == "compile":
