@@ -24,6 +24,7 @@ from conformance.silent.ways import PROGRAM_SECONDS, Judged, Outcome, Verdict, d
 from conformance.silent.worker import WAYS
 
 WIDTH = 150
+_DEFAULT = "eager,compile,ortrain"
 _STYLES = {Verdict.wrong: "red", Verdict.error: "yellow"}
 
 
@@ -48,9 +49,14 @@ def _cell(judged: Judged) -> str:
 
 def count_line(outcomes: Sequence[Outcome], ways: Sequence[str]) -> str:
     """Return how many programs each way has silently wrong."""
-    names = {"ortrain": "Ortrain", "compile": f"torch.compile {torch.__version__.split('+')[0]}"}
+    version = torch.__version__.partition("+")[0]
+    names = {
+        "ortrain": "Ortrain",
+        "compile": f"torch.compile {version}",
+        "again": f"PyTorch {version} again",
+    }
     parts = []
-    for way in sorted(ways, reverse=True):
+    for way in sorted(ways, key=list(names).index):
         wrong = sum(o.judged[way].verdict is Verdict.wrong for o in outcomes)
         parts.append(f"{names[way]}: {wrong} of {len(outcomes)} silently wrong")
     return "; ".join(parts)
@@ -58,7 +64,7 @@ def count_line(outcomes: Sequence[Outcome], ways: Sequence[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.silent", description=__doc__)
-    parser.add_argument("--ways", default=",".join(WAYS), help="default: eager,compile,ortrain")
+    parser.add_argument("--ways", default=_DEFAULT, help=f"{','.join(WAYS)}; default: {_DEFAULT}")
     parser.add_argument("--only", action="append", default=[], help="a topic, or part of a name")
     parser.add_argument("--limit", type=float, default=PROGRAM_SECONDS, help="seconds a program")
     parser.add_argument("--list", action="store_true", help="print what there is, run nothing")

@@ -182,20 +182,22 @@ def dtype_of_the_module_changes(s: Session) -> None:
 
 
 @program()
-def deterministic_switch_and_default_device(s: Session) -> None:
-    """Switches of PyTorch that forward itself asks for change between calls."""
+def switches_of_pytorch(s: Session) -> None:
+    """Switches of PyTorch that forward asks for, and the rounding of products, change."""
 
     class Net(Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.linear(x)
             if torch.are_deterministic_algorithms_enabled():
                 y = y * 2
-            return y + 1 if torch.is_autocast_enabled("cpu") else y
+            return y + 1 if torch.get_float32_matmul_precision() == "high" else y
 
     model = s.wrap(Net())
     try:
-        for switched in (False, False, True, False):
-            torch.use_deterministic_algorithms(switched)
+        for switched, products in ((0, "highest"), (0, "highest"), (1, "highest"), (0, "high")):
+            torch.use_deterministic_algorithms(bool(switched))
+            torch.set_float32_matmul_precision(products)
             s.train(model, s.leaf(3, 4))
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")

@@ -109,7 +109,7 @@ class Comparison:
 
     Attributes:
       layout: Whether strides of tensors count.
-      coarse: The dtype that float32 results come from, where it is a smaller one.
+      coarse: The least exact dtype that results come from, whatever theirs is.
     """
 
     layout: bool = False
@@ -117,9 +117,8 @@ class Comparison:
 
     def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
         """Return how far values may differ, relatively and absolutely."""
-        if self.coarse is not None and dtype is torch.float32:
-            dtype = self.coarse
-        return _TOLERANCES.get(dtype, (0.0, 0.0))
+        own = _TOLERANCES.get(dtype, (0.0, 0.0))
+        return max(own, _TOLERANCES[self.coarse]) if self.coarse and own[0] else own
 
 
 def difference(expected: Any, found: Any, how: Comparison) -> str:

@@ -33,6 +33,7 @@ TOPICS = (
     "attributes",
     "outside_tensors",
     "containers",
+    "hidden_state",
     "control",
     "random_draws",
     "aliases",
@@ -94,7 +95,7 @@ def program(
       origin: The public issue whose class of error it rebuilds, or "own".
       year: When that issue was opened.
       layout: Whether strides of tensors count.
-      coarse: The dtype that float32 results come from, where it is a smaller one.
+      coarse: The least exact dtype that results come from, whatever theirs is.
     """
 
     def register(body: Callable[[Session], None]) -> Callable[[Session], None]:

@@ -19,7 +19,8 @@ from torch import nn
 from conformance.silent.observed import Run
 from conformance.silent.program import MODULES, Wrap, plain, programs, run
 
-WAYS = ("eager", "compile", "ortrain")
+# "again" is PyTorch alone once more: what differs there is no program.
+WAYS = ("eager", "compile", "ortrain", "again")
 
 
 def _wrap_of(way: str) -> Wrap:
