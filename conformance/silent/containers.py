@@ -13,15 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from conformance.silent.parts import Linear
 from conformance.silent.program import Session, program
-
-
-class Linear(nn.Module):
-    """One layer, for the programs below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
 
 
 def _train(s: Session, net: nn.Module, change: Callable[[int], Any], steps: int = 5) -> None:

@@ -12,15 +12,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from conformance.silent.parts import Linear
 from conformance.silent.program import Session, program
 
 
-class Linear(nn.Module):
-    """One layer and a sum, for the programs below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
+class Residual(Linear):
+    """One layer and a sum."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output plus its input, through tanh."""
@@ -70,7 +67,7 @@ class Counts(TorchDispatchMode):
 def function_mode_around_the_call(s: Session) -> None:
     """A TorchFunctionMode changes a function, in the first calls, then not, then again."""
     for first in (True, False):
-        model = s.wrap(Linear())
+        model = s.wrap(Residual())
         for active in (first, first, not first, first):
             if active:
                 with DoubledTanh():
@@ -83,7 +80,7 @@ def function_mode_around_the_call(s: Session) -> None:
 def dispatch_mode_around_the_call(s: Session) -> None:
     """A TorchDispatchMode replaces an operator, before and after calls without it."""
     for first in (True, False):
-        model = s.wrap(Linear())
+        model = s.wrap(Residual())
         for active in (first, first, not first, first):
             x = s.leaf(3, 4)
             if active:
@@ -99,7 +96,7 @@ def dispatch_mode_around_the_call(s: Session) -> None:
 @program("pytorch#115653", 2023)
 def dispatch_mode_counts(s: Session) -> None:
     """A mode that counts matrix products must see those of the module."""
-    model = s.wrap(Linear())
+    model = s.wrap(Residual())
     for _ in range(3):
         with Counts() as counts:
             model(s.values(3, 4))

@@ -11,18 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from conformance.silent.parts import Linear
 from conformance.silent.program import Session, program, twin
 
 _SCALE = torch.ones(4)
 _TABLE: dict[str, torch.Tensor] = {}
-
-
-class Linear(nn.Module):
-    """One layer, for the programs below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
 
 
 @program()

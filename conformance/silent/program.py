@@ -34,6 +34,7 @@ TOPICS = (
     "outside_tensors",
     "containers",
     "hidden_state",
+    "held_values",
     "control",
     "random_draws",
     "aliases",

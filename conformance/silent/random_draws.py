@@ -14,15 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from conformance.silent.parts import Linear
 from conformance.silent.program import Session, program
-
-
-class Linear(nn.Module):
-    """One layer, for the programs below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
 
 
 def _steps(s: Session, net: nn.Module, steps: int = 5) -> None:
