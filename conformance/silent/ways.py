@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import pickle
 import queue
 import subprocess
 import sys
@@ -16,7 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from conformance.silent.observed import Raised, Run, first_difference
+import torch
+
+from conformance.silent.observed import Raised, Run, Tensor, first_difference
 from conformance.silent.program import Program
 
 START_SECONDS = 120.0
@@ -130,9 +131,9 @@ def _run_way(
     runs: dict[str, Run] = {}
     while left:
         ended, hit, (how, said) = _run_process(way, left, folder, told, seconds)
-        for name in ended:
-            with open(folder / f"{name}.{way}", "rb") as file:
-                runs[name] = pickle.load(file)
+        with torch.serialization.safe_globals([Run, Raised, Tensor]):
+            for name in ended:
+                runs[name] = torch.load(folder / f"{name}.{way}", weights_only=True)
         if hit:
             runs[hit] = Run([], said, how)
             told(way, hit)

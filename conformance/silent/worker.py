@@ -9,7 +9,6 @@ which one a crash or a time limit hit.
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
 from pathlib import Path
 
@@ -75,8 +74,7 @@ def main() -> int:
         said = "" if error is None else f"{type(error).__name__}: {error}"
         how, why = _how(session.wrapped) if options.way == "ortrain" else ("", "")
         made = Run(session.seen, said, how, why)
-        with open(options.folder / f"{name}.{options.way}", "wb") as file:
-            pickle.dump(made, file)
+        torch.save(made, options.folder / f"{name}.{options.way}")
         print(f"end {name}", flush=True)
     return 0
 
