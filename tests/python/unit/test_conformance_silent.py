@@ -193,11 +193,6 @@ PROBES = """
             time.sleep(600)
 
     @program()
-    def fails(s):
-        "Raises."
-        raise ValueError("a defect")
-
-    @program()
     def last(s):
         "Equal."
         s.see("value", 1)
@@ -230,14 +225,15 @@ def test_a_crash_costs_one_program(probes: dict[str, Program]) -> None:
     assert sorted(told) == sorted((way, p.name) for way in ("eager", "ortrain") for p in chosen)
 
 
-def test_a_hang_ends_at_the_limit(probes: dict[str, Program]) -> None:
+def test_a_hang_ends_at_the_limit(probes: dict[str, Program], tmp_path: Path) -> None:
     chosen = [probes[name] for name in ("hangs", "last")]
-    outcomes = ways.run(chosen, ["ortrain"], seconds=3)
-    hung, last = (o.judged["ortrain"] for o in outcomes)
-    assert (hung.verdict, hung.detail) == (Verdict.error, "took too long: 3 s")
-    assert last.verdict is Verdict.right
+    runs = ways._run_way("ortrain", chosen, tmp_path, lambda way, name: None, 3)
+    assert runs["hangs"] == Run([], "3 s", "took too long")
+    assert runs["last"].seen == [("0 value", 1)]
 
 
-def test_a_program_that_fails_in_pytorch_is_no_program(probes: dict[str, Program]) -> None:
-    with pytest.raises(RuntimeError, match="fails in PyTorch alone:  ValueError: a defect"):
-        ways.run([probes["fails"]], ["ortrain"])
+def test_a_program_that_fails_in_pytorch_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Program("a", "topic", OWN, 0, "what", lambda s: None, EXACT)
+    monkeypatch.setattr(ways, "_run_way", lambda *args: {"a": Run([], "ValueError: a defect")})
+    with pytest.raises(RuntimeError, match="a in PyTorch alone:  ValueError: a defect"):
+        ways.run([case], ["ortrain"])
