@@ -23,7 +23,7 @@ from conformance.silent.program import programs
 from conformance.silent.ways import PROGRAM_SECONDS, Judged, Outcome, Verdict, describe, run
 from conformance.silent.worker import WAYS
 
-WIDTH = 150
+WIDTH = 165
 _DEFAULT = "eager,compile,ortrain"
 _STYLES = {Verdict.wrong: "red", Verdict.error: "yellow"}
 
