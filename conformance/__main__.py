@@ -23,6 +23,8 @@ from rich.table import Table
 from conformance import accelerate_tests, architectures, guards, onnx_nodes, opinfo, random_programs
 from conformance.onnx_nodes import NodeOutcome
 from conformance.opinfo import Outcome
+from conformance.silent import ways as silent_ways
+from conformance.silent.program import programs as silent_programs
 
 OPERATORS_BAR = 0.6
 ARCHITECTURES_BAR = 30
@@ -158,6 +160,23 @@ def _programs(request: Request) -> Suite:
     return [Line("Random programs equal to eager", figure, "all", True)], []
 
 
+def _silent(request: Request) -> Suite:
+    chosen = silent_programs(request.names)
+    with request.console.status("programs on which capture may be silently wrong"):
+        outcomes = silent_ways.run(chosen, ["ortrain"])
+    for text in silent_ways.describe(outcomes, every=bool(request.names)):
+        request.console.print(text, markup=False, highlight=False)
+    counts = collections.Counter(o.judged["ortrain"].verdict for o in outcomes)
+    wrong, errors = counts[silent_ways.Verdict.wrong], counts[silent_ways.Verdict.error]
+    of = f"of {len(outcomes)}"
+    lines = [
+        Line("Changing state, aliases, draws: silently wrong", f"{wrong} {of}", "0", wrong == 0),
+        Line("Changing state, aliases, draws: errors", f"{errors} {of}", "", True),
+    ]
+    found = [(o.program.name, o.judged["ortrain"]) for o in outcomes]
+    return lines, [[name, judged.verdict.name, judged.detail] for name, judged in found]
+
+
 def _guards(request: Request) -> Suite:
     with request.console.status("guards"):
         microseconds = guards.check_microseconds()
@@ -184,6 +203,7 @@ SUITES: dict[str, Callable[[Request], Suite]] = {
     "onnx": _onnx,
     "architectures": _architectures,
     "programs": _programs,
+    "silent": _silent,
     "guards": _guards,
     "accelerate": _accelerate,
 }
