@@ -41,12 +41,17 @@ from ortrain.capture.interface import (
 )
 from ortrain.capture.locations import error_source, reason_of
 from ortrain.capture.names_read import NamesRead
-from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
+from ortrain.capture.no_grad_regions import (
+    detach_no_grad_regions,
+    refuse_regions_with_gradients,
+    refuse_writes_through_detach,
+)
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
+    containers_kept,
     first_call_error,
     refuse_changes,
     refuse_collectives,
@@ -188,6 +193,7 @@ def _alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    tracks = torch.is_grad_enabled()  # leaving inference mode turns it on
     with (
         _alone(),
         warnings.catch_warnings(),
@@ -197,7 +203,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.quiet_logs(),
         no_traces_kept(),
         torch.inference_mode(False),
-        torch.set_grad_enabled(torch.is_grad_enabled()),
+        torch.set_grad_enabled(tracks),
     ):
         warnings.filterwarnings("ignore", module=r"torch(\.|$)")
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -326,7 +332,7 @@ def _capture(
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
-        with internals.recurrent_layers_whole(as_called=True):
+        with internals.recurrent_layers_whole(as_called=True), containers_kept(module):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
         for each in made:  # as PyTorch's first call would have left it
@@ -339,6 +345,8 @@ def _capture(
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)
+        else:
+            refuse_regions_with_gradients(program)
         inputs = placeholders_of(program, module, call, flat.reached.tensor_at)[0]
         views = None if standalone else take_views_out(program, inputs)
         with internals.recurrent_layers_whole():

@@ -63,6 +63,20 @@ def refuse_writes_through_detach(program: torch.export.ExportedProgram) -> None:
                 )
 
 
+def refuse_regions_with_gradients(program: torch.export.ExportedProgram) -> None:
+    """Refuse regions under enable_grad in a forward that runs without gradients: a graph has one mode."""
+    for graph_module in program.graph_module.modules():
+        for node in (
+            graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ()
+        ):
+            if node.target is internals.no_grad_region() and node.args[0] is True:
+                raise CaptureError(
+                    "it turns gradients on where the caller has turned them off",
+                    module=module_path(node),
+                    source=node_source(node),
+                )
+
+
 def _detach_outputs(body: torch.fx.GraphModule) -> None:
     graph = body.graph
     output = next(n for n in graph.nodes if n.op == "output")

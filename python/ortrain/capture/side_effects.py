@@ -27,6 +27,7 @@ from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_CONTAINERS = (list, tuple, dict, set, collections.deque)
 _HOOK_TABLES = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -80,6 +81,22 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
                 added.append(name)
     if added:
         raise _first_call_error(added, type(module).__name__)
+
+
+@contextlib.contextmanager
+def containers_kept(module: nn.Module) -> Iterator[None]:
+    """Leave the layers' containers where they are: an export puts copies in the place of those that it compares."""
+    held = [
+        (part.__dict__, {n: v for n, v in part.__dict__.items() if isinstance(v, _CONTAINERS)})
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for attributes, before in held:
+            for name, container in before.items():
+                if attributes.get(name) is not container:
+                    attributes[name] = container
 
 
 def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
