@@ -65,7 +65,7 @@ def tensor_in_a_closure(s: Session) -> None:
     s.train(model, s.leaf(3, 4))
     scale = torch.full((4,), 0.25)
     s.train(model, s.leaf(3, 4))
-    scale = torch.full((4,), 0.25, dtype=torch.float64)
+    scale = torch.full((4,), 2, dtype=torch.int64)
     s.train(model, s.leaf(3, 4))
 
 

@@ -43,9 +43,25 @@ bool is_deque(PyObject* value) {
   return is_instance(value, deque);
 }
 
-bool is_array(PyObject* value) {
-  static PyObject* const array = imported("numpy", "ndarray");
-  return is_instance(value, array);
+// Arrays, and whatever else lies in memory that others may write to.
+bool is_buffer(PyObject* value) {
+  return PyObject_CheckBuffer(value) != 0 && !PyBytes_CheckExact(value);
+}
+
+bool is_weak_reference(PyObject* value) {
+  static PyObject* const reference = imported("weakref", "ReferenceType");
+  return is_instance(value, reference);
+}
+
+// Of a mapping that is no dictionary but shows one: a proxy, a view.
+bool shows_items(PyObject* value) {
+  static PyObject* const proxy = imported("types", "MappingProxyType");
+  return is_instance(value, proxy) || PyDictViewSet_Check(value) || PyDictValues_Check(value);
+}
+
+bool is_context_variable(PyObject* value) {
+  static PyObject* const variable = imported("contextvars", "ContextVar");
+  return is_instance(value, variable);
 }
 
 bool is_function(PyObject* value) {
@@ -122,13 +138,47 @@ void append_slots(PyObject* object, std::vector<nb::object>& contents) {
   }
 }
 
-// What an object holds besides items: attributes, slots, what it closes over, what it binds.
+void append_result(PyObject* called, PyObject* argument, std::vector<nb::object>& contents) {
+  nb::object made = nb::steal(PyObject_CallFunctionObjArgs(called, argument, nullptr));
+  if (!made.is_valid()) PyErr_Clear();
+  contents.push_back(made.is_valid() ? std::move(made) : nb::none());
+}
+
+// What an object holds besides items: its class, attributes, slots, what it closes over, what it
+// binds, what it shows or refers to.
 std::vector<nb::object> contents_of(PyObject* object) {
   static PyObject* const partial = imported("functools", "partial");
   static PyObject* const dict = PyUnicode_InternFromString("__dict__");
+  static PyObject* const list = imported("builtins", "list");
+  static PyObject* const get = PyUnicode_InternFromString("get");
+  static PyObject* const items = PyUnicode_InternFromString("items");
   std::vector<nb::object> contents;
   if (is_function(object)) {
     append_cells(object, contents);
+    for (const char* name : {"__code__", "__defaults__", "__kwdefaults__", "__dict__"}) {
+      nb::object part = attribute(object, nb::str(name).ptr());
+      if (part.is_valid()) contents.push_back(std::move(part));
+    }
+    return contents;
+  }
+  if (is_weak_reference(object)) {
+    nb::object referent = nb::steal(PyObject_CallFunctionObjArgs(object, nullptr));
+    if (!referent.is_valid()) PyErr_Clear();
+    contents.push_back(referent.is_valid() ? std::move(referent) : nb::none());
+    return contents;
+  }
+  if (is_context_variable(object)) {
+    const nb::object method = attribute(object, get);
+    if (method.is_valid()) append_result(method.ptr(), Py_None, contents);
+    return contents;
+  }
+  if (shows_items(object)) {
+    const nb::object method = attribute(object, items);
+    const nb::object shown =
+        method.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
+                          : nb::borrow(object);
+    if (!shown.is_valid()) PyErr_Clear();
+    if (shown.is_valid()) append_result(list, shown.ptr(), contents);
     return contents;
   }
   if (is_method(object) || is_instance(object, partial)) {
@@ -143,13 +193,37 @@ std::vector<nb::object> contents_of(PyObject* object) {
     contents.push_back(std::move(attributes));
   }
   append_slots(object, contents);
+  // One that holds nothing is what it is, whatever becomes of its class.
+  if (!contents.empty()) contents.push_back(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object))));
   return contents;
 }
 
-// Of the bytes of an array; -1 where they cannot be read.
-int64_t checksum_of(PyObject* array) {
+// Whether a module of Python code is of the standard library; the builtins read no attributes.
+bool is_standard(PyObject* module_name) {
+  static PyObject* const names = imported("sys", "stdlib_module_names");
+  if (!PyUnicode_Check(module_name)) return false;
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(module_name, &size);
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::string_view whole(text, static_cast<size_t>(size));
+  const std::string_view top = whole.substr(0, whole.find('.'));
+  // Their code calls methods, but reads no attributes of its own making.
+  for (const char* other : {"builtins", "types", "abc", "typing", "enum", "contextlib"}) {
+    if (top == other) return false;
+  }
+  if (whole == "collections.abc") return false;
+  const int found = PySet_Contains(names, nb::str(top.data(), top.size()).ptr());
+  if (found < 0) PyErr_Clear();
+  return found == 1;
+}
+
+// Of the bytes of a buffer; -1 where they cannot be read.
+int64_t checksum_of(PyObject* buffer) {
   static PyObject* const crc = imported("zlib", "crc32");
-  const nb::object bytes = nb::steal(PyObject_CallMethod(array, "tobytes", nullptr));
+  const nb::object bytes = nb::steal(PyBytes_FromObject(buffer));
   const nb::object sum =
       bytes.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
                        : nb::object();
@@ -184,10 +258,15 @@ nb::object names_of(PyObject* object, PyObject* names) {
   if (names == Py_None) return nb::none();
   static PyObject* const order = PyUnicode_InternFromString("__mro__");
   static PyObject* const called = PyUnicode_InternFromString("__qualname__");
+  static PyObject* const home = PyUnicode_InternFromString("__module__");
   const nb::object classes = attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), order);
   if (!classes.is_valid()) return nb::none();
   for (Py_ssize_t i = 0; i < PyTuple_Size(classes.ptr()); ++i) {
-    const nb::object name = attribute(PyTuple_GetItem(classes.ptr(), i), called);
+    PyObject* const type = PyTuple_GetItem(classes.ptr(), i);
+    // Nobody has looked at what the standard library's own code reads.
+    const nb::object module = attribute(type, home);
+    if (module.is_valid() && is_standard(module.ptr())) return nb::none();
+    const nb::object name = attribute(type, called);
     const nb::object whole =
         name.is_valid() ? nb::steal(PyUnicode_FromFormat("class %U", name.ptr())) : nb::object();
     if (!whole.is_valid()) PyErr_Clear();
@@ -265,7 +344,7 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     kind_ = Kind::set;
     value_ = nb::steal(PyFrozenSet_New(value));
     if (!value_.is_valid()) nb::raise_python_error();
-  } else if (is_array(value)) {
+  } else if (is_buffer(value)) {
     kind_ = Kind::array;
     number_ = checksum_of(value);
   } else if (!is_closed(value)) {
@@ -282,8 +361,12 @@ void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context
                        reinterpret_cast<void*>(PyObject_GenericGetAttr);
   const nb::object names = by_name ? names_of(object, context.names) : nb::none();
   const std::vector<nb::object> contents = contents_of(object);
+  static PyObject* const dict = PyUnicode_InternFromString("__dict__");
+  const nb::object attributes = attribute(object, dict);
+  context.made.insert(context.made.end(), contents.begin(), contents.end());
   for (const nb::object& part : contents) {
-    const bool are_attributes = PyDict_CheckExact(part.ptr()) && context.seen.count(part.ptr()) == 0;
+    const bool are_attributes = part.is(attributes) && PyDict_CheckExact(part.ptr()) &&
+                                context.seen.count(part.ptr()) == 0;
     contents_.push_back(are_attributes ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
                                        : AttributeSnapshot(part.ptr(), context, depth + 1));
   }

@@ -59,6 +59,7 @@ struct SnapshotContext {
   // Inputs of graphs, of which the kind is compared by whoever made this.
   const std::unordered_set<PyObject*>* inputs;
   std::unordered_set<PyObject*> seen;           // objects within each other are compared once
+  std::vector<nanobind::object> made;           // for the snapshots, so that no address is used again
 };
 
 // An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,

@@ -75,7 +75,7 @@ class ModuleGuard {
       given.insert(input.ptr());
       input_kinds_.emplace_back(input.ptr());
     }
-    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given, {}};
+    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given, {}, {}};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);

@@ -347,7 +347,7 @@ def _capture(
             refuse_writes_through_detach(program)
         else:
             refuse_regions_with_gradients(program)
-        inputs = placeholders_of(program, module, call, flat.reached.tensor_at)[0]
+        inputs = placeholders_of(program, module, call, flat.reached)[0]
         views = None if standalone else take_views_out(program, inputs)
         with internals.recurrent_layers_whole():
             program, added = _functional(program, known, autocast, autocast_regions)
@@ -355,7 +355,7 @@ def _capture(
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    placeholders, constants = placeholders_of(program, module, call, flat.reached.tensor_at)
+    placeholders, constants = placeholders_of(program, module, call, flat.reached)
     values = user_values(program)
     static = [
         (index, axis, size)

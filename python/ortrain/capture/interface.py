@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import sympy
 import torch
@@ -16,6 +16,7 @@ from ortrain.capture.captured import Dimension, Output, OutputRole, Placeholder,
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards
 from ortrain.capture.locations import own_name
+from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.result_views import ResultView
 from ortrain.capture.signature import FlatCall, OutputTree
 
@@ -42,7 +43,7 @@ def placeholders_of(
     program: torch.export.ExportedProgram,
     module: nn.Module,
     call: FlatCall,
-    original: Callable[[torch.Tensor], torch.Tensor],
+    reached: ReachableState,
 ) -> tuple[list[Placeholder], dict[str, torch.Tensor]]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -75,13 +76,16 @@ def placeholders_of(
                 raise CaptureError(
                     f"tensor '{target}' requires a gradient but is no registered parameter of the module"
                 )
-            if _is_made(nodes[node], constant):
+            if _is_made(nodes[node], constant) or reached.has_array_at(constant):
                 constants[node] = constant
                 placeholders.append(Placeholder(node, Role.CONSTANT, target, False))
                 continue
             if any(str(user.target) in _READS for user in nodes[node].users):
                 raise CaptureError(f"its forward reads values of the tensor '{target}'")
-            constants[node] = original(constant)
+            tensor = reached.tensor_at(constant)
+            if tensor is None:
+                raise CaptureError("it uses a tensor that neither the module nor its code leads to")
+            constants[node] = tensor
             name = f"outside.{len(constants)}"
             placeholders.append(Placeholder(node, Role.OUTSIDE, name, False))
         else:

@@ -10,6 +10,7 @@ closures, globals that they name.
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import logging
 import random
@@ -26,6 +27,7 @@ from ortrain.capture.shallow_copies import (
     Attributes,
     CellVariable,
     Changes,
+    Contents,
     Copy,
     Items,
     Table,
@@ -45,6 +47,7 @@ _CLOSED = ("torch.", "ortrain.", "threading", "concurrent.", "asyncio.")
 _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _ITERATORS = ("builtins", "itertools")
 
 
@@ -69,6 +72,7 @@ class ReachableState:
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
         self.consumed: list[str] = []
+        self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
         self._own_modules: dict[str, types.ModuleType] = {}
@@ -79,10 +83,16 @@ class ReachableState:
             self._globals(name, vars(home), self._names)
         self._walk()
 
-    def tensor_at(self, alias: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that was found with the memory, shape and dtype of another; itself where none was."""
+    def tensor_at(self, alias: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensor that was found with the memory, shape and dtype of another; None where none was."""
         place = _place(alias)
-        return alias if place is None else self._tensors.get(place, alias)
+        if place is None:
+            return alias if alias.numel() == 0 else None
+        return self._tensors.get(place)
+
+    def has_array_at(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor lies in the memory of an array that was found."""
+        return tensor.data_ptr() in self._arrays
 
     def again(self) -> ReachableState:
         """Return what is there now."""
@@ -112,8 +122,10 @@ class ReachableState:
             where, value = self._pending.pop()
             if isinstance(value, torch.Tensor):
                 place = _place(value)
-                if place is not None:
-                    self._tensors.setdefault(place, value)
+                if place is not None and place not in self._tensors:
+                    self._tensors[place] = value
+                    if not value.is_inference():
+                        self._copies.append(Contents(where, value))
             if not isinstance(value, _LEAVES) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look_at(where, value)
@@ -142,6 +154,11 @@ class ReachableState:
             self._pending += [(where, item) for item in value]
         elif isinstance(value, weakref.ref):
             self._pending.append((where, value()))
+        elif isinstance(value, contextvars.ContextVar):
+            self._pending.append((where, value.get(None)))
+        elif isinstance(value, (types.MappingProxyType, *_VIEWS)):
+            shown = value.items() if isinstance(value, types.MappingProxyType) else value
+            self._pending += [(where, item) for item in shown]
         elif not self._generator_or_array(where, value):
             self._object(where, value)
 
@@ -193,6 +210,7 @@ class ReachableState:
         elif isinstance(value, numpy.random.RandomState):
             self._take(Told(where, value.get_state, value.set_state, "unfollowed"))
         elif isinstance(value, numpy.ndarray):
+            self._arrays.add(value.ctypes.data)
             self._take(Told(where, value.copy, functools.partial(numpy.copyto, value)))
         else:
             return False

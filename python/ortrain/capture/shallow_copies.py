@@ -16,6 +16,8 @@ import torch
 
 _BY_VALUE = (bool, int, float, complex, str, bytes)
 _MISSING = object()
+# Of a tensor that is copied before a trace.
+_MOST_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,6 +171,41 @@ class Told:
             return
         getattr(changes, self._kind).append(self._where)
         self._write(self._before)
+
+
+class Contents:
+    """Of a tensor that a trace finds with its contents, and writes to in earnest.
+
+    Args:
+      where: Its name.
+      tensor: The tensor.
+    """
+
+    def __init__(self, where: str, tensor: torch.Tensor) -> None:
+        self._where, self._tensor = where, tensor
+        self._version = tensor._version
+        self._before = tensor.detach().clone() if tensor.numel() <= _MOST_ELEMENTS else None
+
+    def held(self) -> Iterable[tuple[str, Any]]:
+        """Return nothing."""
+        return ()
+
+    def restore(self, changes: Changes) -> None:
+        """Copy back what was there.
+
+        Raises:
+          RuntimeError: Nobody has kept it.
+        """
+        if self._tensor._version == self._version:
+            return
+        if self._before is None:
+            raise RuntimeError(
+                f"tracing has written to '{self._where}', a large tensor that is no buffer: register it"
+            )
+        changes.unfollowed.append(self._where)
+        with torch.no_grad():
+            self._tensor.copy_(self._before)
+        self._version = self._tensor._version
 
 
 class Attributes(Mapping):
