@@ -25,6 +25,7 @@ from ortrain.row_selection import RowSelection
 
 # Sizes of calls that are remembered to fit a graph or not.
 _MOST_SIZES = 256
+_NO_SEED = torch.zeros((), dtype=torch.int64)
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,6 +49,7 @@ class Entry:
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
       budget: What the plans of its programs may take; None for any memory.
+      seed_at: Position of the engine's seed among the inputs; None where there is none.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -67,6 +69,7 @@ class Entry:
     fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
     budget: MemoryBudget | None = None
+    seed_at: int | None = None
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -169,6 +172,7 @@ class Entry:
             updated_inputs=[i for i, source in enumerate(sources) if source in updated],
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
+            seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(
@@ -194,7 +198,10 @@ class Entry:
         return holds
 
     def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Return the inputs of the graph for a call, given the tensors of the module."""
+        """Return the inputs of the graph for a call, given the tensors of the module.
+
+        Where the seed stands, there is a tensor that ``execute`` replaces.
+        """
         inputs = [_input(source, call, tensors, self.device) for source in self.tensors]
         if self.unreached:
             for i, (kind, where) in enumerate(self.tensors):
@@ -252,7 +259,7 @@ def _input(
     elif kind == "module":
         tensor = tensors[where]
     else:
-        return torch.empty((), dtype=torch.int64, device=device).random_()
+        return _NO_SEED
     # PyTorch takes single values on the CPU among tensors of a device.
     return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from ortrain import _core, devices, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
+from ortrain.random_numbers import GeneratorStates, draw_seed
 
 
 @functools.cache
@@ -41,6 +43,31 @@ def execute(
     Raises:
       UnsupportedError: No kernel takes the shapes.
     """
+    draws, seed_at = entry.captured.draws, entry.seed_at
+    if not draws and seed_at is None:
+        return _execute(entry, inputs, targets, on_run, None)
+    before = GeneratorStates(entry.device)
+    if seed_at is not None:
+        inputs[seed_at] = draw_seed(entry.device)
+        if draws:  # PyTorch's draws are those of a module without the engine's
+            before.restore()
+    try:
+        outputs = _execute(entry, inputs, targets, on_run, before if draws else None)
+    except _core.UnsupportedError:  # PyTorch runs the call instead
+        before.restore()
+        raise
+    if draws and seed_at is not None:
+        draw_seed(entry.device)  # the next forward has another one
+    return outputs
+
+
+def _execute(
+    entry: Entry,
+    inputs: list[torch.Tensor],
+    targets: list[torch.Tensor],
+    on_run: Callable[[Any], None],
+    generators: GeneratorStates | None,
+) -> list[torch.Tensor]:
     devices.follow_tf32(entry.device)
     form: Form = None
     selected = entry.rows.select(inputs) if entry.rows is not None else None
@@ -59,7 +86,7 @@ def execute(
         on_run(run)
         entry.apply_updates(targets, outputs)
         return list(outputs[: entry.num_user_outputs])
-    step = _Pass(entry, program, inputs)
+    step = _Pass(entry, program, inputs, generators)
     outputs = step.forward()
     on_run(step.run)
     entry.apply_updates(targets, outputs)
@@ -84,10 +111,17 @@ class _Pass:
       entry: The captured graph.
       program: The form of it that runs.
       inputs: Its inputs.
+      generators: What the forward's draws in PyTorch start from; None where there are none.
     """
 
-    def __init__(self, entry: Entry, program: Program, inputs: Sequence[torch.Tensor]) -> None:
-        self.entry, self.program = entry, program
+    def __init__(
+        self,
+        entry: Entry,
+        program: Program,
+        inputs: Sequence[torch.Tensor],
+        generators: GeneratorStates | None,
+    ) -> None:
+        self.entry, self.program, self.generators = entry, program, generators
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         self.inputs = [t.detach() for t in inputs]
         for position in entry.updated_inputs:  # backward may run the forward again
@@ -143,7 +177,8 @@ class _Pass:
             _check_output_versions(self, results)
         if not run.can_run_backward or run.in_backward:
             _check_versions(self, range(len(self.inputs)))
-            run.forward(self.inputs)
+            with self.generators.replayed() if self.generators else contextlib.nullcontext():
+                run.forward(self.inputs)
         self._made.clear()
         self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]

@@ -42,6 +42,7 @@ from ortrain.capture.interface import (
 from ortrain.capture.locations import error_source, reason_of
 from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.names_read import NamesRead
+from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.side_effects import refuse_changes, refuse_iterators
 from ortrain.capture.shallow_copies import MadePlain
@@ -175,6 +176,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         warnings.catch_warnings(),
         without_cache(module),
         internals.autograd_functions_by(functions.apply),
+        dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
         internals.quiet_logs(),
         no_traces_kept(),

@@ -25,6 +25,7 @@ from ortrain.capture.torch_internals import (
     is_escapable,
     is_transforming,
 )
+from ortrain.random_numbers import DropoutSource, untouched_generator
 
 
 def prepare(
@@ -34,6 +35,7 @@ def prepare(
     kwargs: Mapping[str, Any],
     stages: dict[str, float],
     read: NamesRead | None = None,
+    dropout: DropoutSource = DropoutSource.ENGINE,
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -44,21 +46,31 @@ def prepare(
       kwargs: Keyword arguments.
       stages: Takes the seconds of each stage.
       read: Takes what the forward reads, as far as it came where an error is raised.
+      dropout: Who draws the masks of dropout.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
     """
     read = NamesRead() if read is None else read
-    with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
+    with (
+        progress.stage("capture") as timing,
+        untouched_generator() as touched,
+        without_root_hooks(module),
+        nothing_added(module),
+    ):
         captured = _capture(module, args, kwargs, read)
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
             captured = _capture(module, args, kwargs, read, dynamic=False)
+    if any(touched):
+        raise CaptureError(
+            "its forward seeds or sets PyTorch's generator, which a graph would lose"
+        )
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:
-        converted = convert(captured, _core.GraphBuilder(type(module).__name__))
+        converted = convert(captured, _core.GraphBuilder(type(module).__name__), dropout)
         converted.graph.run_passes("simplify")
     stages["convert"] = timing.seconds
     return PreparedGraph(

@@ -71,6 +71,11 @@ class PreparedGraph:
     names_read: frozenset[str] | None = None
     path: CallPath | None = None
 
+    @property
+    def draws(self) -> bool:
+        """Whether a run of it may draw from PyTorch's generators, the engine's seed aside."""
+        return any(call.draws for call in self.escaped_calls)
+
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
 

@@ -18,6 +18,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
 from ortrain.capture.checkpoints import checkpoint_of
+from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.escape import add_escape
 from ortrain.capture.convert.registry import conversion
@@ -28,8 +29,9 @@ from ortrain.capture.errors import (
     ConversionError,
     UnsupportedOperatorError,
 )
-from ortrain.capture.escapes import Escape, EscapedCall
+from ortrain.capture.escapes import Escape, EscapedCall, Layout
 from ortrain.capture.locations import module_path, node_source
+from ortrain.random_numbers import DropoutSource
 
 # Keyword arguments of ATen operators that a graph does not have.
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
@@ -54,7 +56,7 @@ class Converted:
       user_inputs: (name, index among the flat tensors of a call) of each used input, in order.
       parameters: Names of the parameters that are inputs of the graph, in order.
       buffers: Names of the buffers that are inputs of the graph, in order.
-      has_seed: Whether the graph draws random numbers and takes a seed.
+      has_seed: Whether the engine draws random numbers and takes a seed.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
       escapes: Those of them that run in PyTorch.
@@ -74,8 +76,12 @@ class Converted:
     seconds: float
 
 
-def convert(captured: CapturedModule, builder: GraphBuilder) -> Converted:
-    """Build the graph of a captured module.
+def convert(
+    captured: CapturedModule,
+    builder: GraphBuilder,
+    dropout: DropoutSource = DropoutSource.ENGINE,
+) -> Converted:
+    """Build the graph of a captured module; ``dropout`` says who draws its masks.
 
     Only inputs that an output depends on become inputs of the graph, so an unused parameter gets
     no gradient, as in PyTorch.
@@ -84,14 +90,16 @@ def convert(captured: CapturedModule, builder: GraphBuilder) -> Converted:
       UnsupportedOperatorError: An operator, or a form of it, has no conversion.
       ConversionError: A conversion disagrees with PyTorch about a dtype or a shape.
     """
-    return _Conversion(captured, builder).run()
+    return _Conversion(captured, builder, dropout).run()
 
 
 class _Conversion:
-    def __init__(self, captured: CapturedModule, builder: GraphBuilder) -> None:
+    def __init__(
+        self, captured: CapturedModule, builder: GraphBuilder, dropout: DropoutSource
+    ) -> None:
         self._captured = captured
         self._builder = builder
-        self._e = Emitter(builder)
+        self._e = Emitter(builder, dropout)
         self._env: dict[fx.Node, Any] = {}
         self._symbols = {dim.symbol: dim.name for dim in captured.dims}
         self._user_inputs: list[tuple[str, int]] = []
@@ -100,7 +108,6 @@ class _Conversion:
         self._live: set[fx.Node] = set()
         self._converted = 0
         self._escapes: list[Escape] = []
-        self._escaped_calls: list[EscapedCall] = []
 
     def run(self) -> Converted:
         start = time.perf_counter()
@@ -123,16 +130,16 @@ class _Conversion:
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
             escapes=self._escapes,
-            escaped_calls=self._escaped_calls,
+            escaped_calls=self._e.escaped_calls,
             seconds=time.perf_counter() - start,
         )
 
     def _needed(self, graph: fx.Graph) -> set[fx.Node]:
-        """Return the nodes that an output or a size depends on."""
+        """Return the nodes that an output or a size depends on, and those that draw in PyTorch."""
         origins = self._size_origins(graph)
         output = next(n for n in graph.nodes if n.op == "output")
         needed: set[fx.Node] = set()
-        pending = list(output.all_input_nodes)
+        pending = [*output.all_input_nodes, *filter(self._draws_in_pytorch, graph.nodes)]
         while pending:
             node = pending.pop()
             if node in needed:
@@ -148,6 +155,16 @@ class _Conversion:
             pending.extend(node.all_input_nodes)
             pending.extend(origins[s] for s in _symbols_of(node) if s in origins)
         return needed
+
+    def _draws_in_pytorch(self, node: fx.Node) -> bool:
+        """Tell whether a node moves PyTorch's generators, so that it runs though nobody reads it."""
+        if node.op != "call_function":
+            return False
+        target = node.target
+        if target in self._captured.functions.calls or control_flow(target) is not None:
+            return True
+        engine = self._e.dropout is DropoutSource.ENGINE
+        return internals.moves_generator(target) and not (engine and conversion(target))
 
     def _size_origins(self, graph: fx.Graph) -> dict[sympy.Basic, fx.Node]:
         """Map each symbol to the input, or the node that reads a value, which defines it."""
@@ -278,7 +295,6 @@ class _Conversion:
         if not all(self._e.sizes.knows(symbol) for symbol in _symbols_of(node)):
             raise why
         made = add_escape(self._e, node, function, args, kwargs, why)
-        self._escaped_calls.append(made.call)
         self._escapes.append(made.escape)
         return made.results
 
@@ -324,7 +340,7 @@ class _Conversion:
             raise self._disagrees(
                 node, f"shape {list(made.shape)}, PyTorch has {list(value.shape)}"
             )
-        return Tensor(made, value.dtype, shape)
+        return Tensor(made, value.dtype, shape, Layout.of(value))
 
     def _disagrees(self, node: fx.Node, what: str) -> ConversionError:
         return ConversionError(
@@ -351,6 +367,8 @@ class _Conversion:
                 value = self._e.node("Identity", value)
             taken.add(id(value))
             self._builder.output(value, output.name, output.role.value, output.target)
+        if self._e.token is not None:
+            self._builder.output(self._e.token, "token", "token")
 
 
 def _is_size(node: fx.Node) -> bool:
