@@ -217,7 +217,13 @@ class Entry:
             if form is not None and self.rows is not None:
                 graph = self.rows.packed(form)
             made = self.programs[form, gradient_of] = Program(
-                graph, gradient_of, form, self.device, self.budget
+                graph,
+                gradient_of,
+                form,
+                self.device,
+                self.budget,
+                # Copies would count against a budget.
+                self.captured.unsaved_inputs if self.budget is None else (),
             )
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds

@@ -57,6 +57,13 @@ class GeneratorStates:
         if self._of_device is not None:
             torch.get_device_module(self._device).set_rng_state(self._of_device, self._device)
 
+    def seed(self) -> torch.Tensor:
+        """Return the seed that ``draw_seed`` would give from this state; no generator moves."""
+        generator = torch.Generator(self._device)
+        generator.set_state(self._cpu if self._of_device is None else self._of_device)
+        seed = torch.empty((), dtype=torch.int64, device=self._device)
+        return seed.random_(generator=generator)
+
     @contextlib.contextmanager
     def replayed(self) -> Iterator[None]:
         """Draw once more what was drawn from these states; the generators stay where they are."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ortrain import _core, devices, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
-from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
+from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
 
 
@@ -36,7 +36,7 @@ def execute(
 
     Args:
       entry: The captured graph.
-      inputs: Its inputs.
+      inputs: Its inputs; the seed among them is drawn here.
       targets: What it writes to.
       on_run: Is handed the `_core.Run` once its forward has run.
 
@@ -48,9 +48,8 @@ def execute(
         return _execute(entry, inputs, targets, on_run, None)
     before = GeneratorStates(entry.device)
     if seed_at is not None:
-        inputs[seed_at] = draw_seed(entry.device)
-        if draws:  # PyTorch's draws are those of a module without the engine's
-            before.restore()
+        # PyTorch's draws are those of a module without the engine's, which count behind them.
+        inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
     try:
         outputs = _execute(entry, inputs, targets, on_run, before if draws else None)
     except _core.UnsupportedError:  # PyTorch runs the call instead
@@ -134,6 +133,8 @@ class _Pass:
     def forward(self) -> list[torch.Tensor]:
         """Run the forward."""
         outputs = self.run.forward(self.inputs)
+        for position in self.program.reads(self.run).copied:
+            self.run.replace_input(position, self.inputs[position].clone())
         self.versions = [t._version for t in self.inputs]
         # Aliases share the version counter but not the history: no reference cycle.
         self.outputs = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
@@ -172,11 +173,9 @@ class _Pass:
             run = _core.Run(program.session)
         else:
             run = self.run
-            inputs, results = program.read_late(run)
-            _check_versions(self, inputs)
-            _check_output_versions(self, results)
+            _check_versions(self, program.reads(run))
         if not run.can_run_backward or run.in_backward:
-            _check_versions(self, range(len(self.inputs)))
+            _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
             with self.generators.replayed() if self.generators else contextlib.nullcontext():
                 run.forward(self.inputs)
         self._made.clear()
@@ -281,9 +280,9 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _check_versions(step: _Pass, positions: Iterable[int]) -> None:
-    """Refuse inputs that were written to since the forward read them."""
-    for position in positions:
+def _check_versions(step: _Pass, reads: CallersMemory) -> None:
+    """Refuse to read inputs and outputs that were written to since the forward."""
+    for position in reads.inputs:
         tensor, version = step.inputs[position], step.versions[position]
         if tensor._version != version:
             # Only here: describing the graph's inputs costs more than the whole check.
@@ -293,11 +292,7 @@ def _check_versions(step: _Pass, positions: Iterable[int]) -> None:
                 f"'{name}' is needed for the gradient and was modified by an inplace operation: "
                 f"it is at version {tensor._version}, expected version {version}"
             )
-
-
-def _check_output_versions(step: _Pass, positions: Iterable[int]) -> None:
-    """Refuse outputs that were written to: backward reads them where they are."""
-    for i in positions:
+    for i in reads.outputs:
         tensor, version = step.outputs[i], step.output_versions[i]
         if tensor._version != version:
             raise RuntimeError(

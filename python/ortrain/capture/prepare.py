@@ -85,6 +85,7 @@ def prepare(
         autocast_regions=captured.autocast_regions,
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
+        unsaved_inputs=converted.unsaved_inputs,
         names_read=read.names(),
         path=read.path,
     )

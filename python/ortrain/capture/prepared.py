@@ -53,6 +53,7 @@ class PreparedGraph:
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
+      unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       names_read: Names of attributes that the forward may have read; None for all.
       path: What the forward called, where it made attributes that later calls find; None for others.
     """
@@ -68,6 +69,7 @@ class PreparedGraph:
     autocast_regions: bool
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
+    unsaved_inputs: frozenset[str] = frozenset()
     names_read: frozenset[str] | None = None
     path: CallPath | None = None
 
@@ -95,6 +97,7 @@ class PreparedGraph:
             "grad_enabled": self.grad_enabled,
             "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
+            "unsaved_inputs": sorted(self.unsaved_inputs),
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "name": self.graph.name,
         }
@@ -123,6 +126,7 @@ class PreparedGraph:
                 grad_enabled=read["grad_enabled"],
                 squeezes=read["squeezes"],
                 autocast_regions=read["autocast_regions"],
+                unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
                 names_read=None if names is None else frozenset(map(str, names)),
             )
         except NotStorableError:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ortrain import ORTModule
+from ortrain import ORTModule, step
+from ortrain.errors import UnsupportedError
 from ortrain.random_numbers import GeneratorStates, draw_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*run in PyTorch:RuntimeWarning")
@@ -337,15 +338,33 @@ def test_the_engines_dropout_takes_one_seed_per_forward() -> None:
     assert torch.equal(seeded(5, ours, x)[1], seeded(5, lambda: None)[1])
 
 
+@pytest.mark.filterwarnings("ignore:.*no kernel:RuntimeWarning")
+def test_a_refused_call_draws_in_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours = pair(Scaled(noisy_dropout(0.5)))
+
+    def refuse(*args: Any) -> None:
+        raise UnsupportedError("no kernel takes these shapes")
+
+    monkeypatch.setattr(step, "_execute", refuse)
+    expected, state = seeded(3, plain, torch.ones(4, 5))
+    found, our_state = seeded(3, ours, torch.ones(4, 5))
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(state, our_state)
+
+
 def test_states_are_put_back() -> None:
     states = GeneratorStates(torch.device("cpu"))
     drawn = torch.rand(3)
     behind = torch.get_rng_state()
     with states.replayed():
         assert torch.equal(torch.rand(3), drawn)
+    seed = states.seed()
     assert torch.equal(torch.get_rng_state(), behind)
     states.restore()
     assert torch.equal(torch.rand(3), drawn)
+    states.restore()
+    assert draw_seed(torch.device("cpu")) == seed
 
 
 # --- dropout of PyTorch
@@ -457,14 +476,14 @@ DROPPING: dict[str, Callable[[], nn.Module]] = {
 def test_training_with_the_masks_of_pytorch(name: str) -> None:
     torch.manual_seed(0)
     plain, ours = pair(DROPPING[name](), random="pytorch")
-    steps = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (plain, ours)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (plain, ours)]
     for seed, (rows, length) in enumerate([(3, 4), (3, 4), (2, 7), (3, 4)]):
         x = torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(seed))
         losses = []
-        for module, step in zip((plain, ours), steps, strict=True):
+        for module, optimizer in zip((plain, ours), optimizers, strict=True):
             y, state = seeded(seed, module, x)
             loss = y.square().mean()
-            step.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             losses.append((y, loss, state))
         (expected, first, state), (found, second, our_state) = losses
@@ -472,8 +491,8 @@ def test_training_with_the_masks_of_pytorch(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(second, first, rtol=1e-4, atol=1e-6)
         assert_close_gradients(plain, ours)
-        for step in steps:
-            step.step()
+        for optimizer in optimizers:
+            optimizer.step()
     assert_one_graph(ours)
     plain.eval()
     ours.eval()

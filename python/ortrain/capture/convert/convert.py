@@ -31,6 +31,7 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.escapes import Escape, EscapedCall, Layout
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.saved_inputs import inputs_not_saved
 from ortrain.random_numbers import DropoutSource
 
 # Keyword arguments of ATen operators that a graph does not have.
@@ -57,6 +58,7 @@ class Converted:
       parameters: Names of the parameters that are inputs of the graph, in order.
       buffers: Names of the buffers that are inputs of the graph, in order.
       has_seed: Whether the engine draws random numbers and takes a seed.
+      unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
       escapes: Those of them that run in PyTorch.
@@ -69,6 +71,7 @@ class Converted:
     parameters: list[str]
     buffers: list[str]
     has_seed: bool
+    unsaved_inputs: frozenset[str]
     user_outputs: list[str]
     nodes: int
     escapes: list[Escape]
@@ -127,6 +130,7 @@ class _Conversion:
             parameters=list(self._parameters),
             buffers=list(self._buffers),
             has_seed=self._e.has_seed,
+            unsaved_inputs=self._unsaved_inputs(graph),
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
             escapes=self._escapes,
@@ -187,6 +191,17 @@ class _Conversion:
         return origins
 
     # Inputs
+
+    def _unsaved_inputs(self, graph: fx.Graph) -> frozenset[str]:
+        # A checkpoint reads its inputs again, in PyTorch too: to copy them would undo it.
+        if not self._captured.grad_enabled or any(map(checkpoint_of, graph.nodes)):
+            return frozenset()
+        unsaved = inputs_not_saved(graph)
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        names = list(zip(placeholders, self._captured.placeholders, strict=True))
+        # A tied parameter stands in several places.
+        saved = {placeholder.name for node, placeholder in names if node not in unsaved}
+        return frozenset(placeholder.name for _, placeholder in names) - saved
 
     def _placeholder(self, node: fx.Node, placeholder: Placeholder, needed: bool) -> None:
         if not needed:
