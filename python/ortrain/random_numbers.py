@@ -97,20 +97,20 @@ _PASSED_THROUGH = frozenset(
 class _WatchedGenerator:
     """Stands for the default generator in the functions of ``torch.random``.
 
-    Notes whether code that is not PyTorch's own sets the generator. A trace draws nothing, so that
-    the state alone does not tell of what is set and put back.
+    Notes whether code that is not PyTorch's own sets the generator or looks at it. A trace draws
+    nothing, so that the state alone does not tell of what is set and put back.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator, self._thread = generator, threading.get_ident()
-        self.is_set = False
+        self.is_used = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread:
             frame = sys._getframe(1)
             while frame.f_back is not None and frame.f_code.co_filename in _PASSED_THROUGH:
                 frame = frame.f_back
-            self.is_set |= not frame.f_code.co_filename.startswith(_ROOT)
+            self.is_used |= not frame.f_code.co_filename.startswith(_ROOT)
         return getattr(self._generator, name)
 
 
@@ -118,7 +118,8 @@ class _WatchedGenerator:
 def untouched_generator() -> Iterator[list[bool]]:
     """Keep PyTorch's generator of the CPU as it is, whatever a trace in the context does.
 
-    Gives a list that tells, once the context is left, whether the code drew from it or set it.
+    Gives a list that tells, once the context is left, whether the code used it otherwise than by
+    operators.
     """
     generator = torch.default_generator
     before = generator.get_state()
@@ -131,5 +132,5 @@ def untouched_generator() -> Iterator[list[bool]]:
         with mock.patch.object(torch.random, "default_generator", watched):
             yield touched
     finally:
-        touched.append(watched.is_set or not torch.equal(start, generator.get_state()))
+        touched.append(watched.is_used or not torch.equal(start, generator.get_state()))
         generator.set_state(before)

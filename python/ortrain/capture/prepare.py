@@ -66,7 +66,7 @@ def prepare(
             captured = _capture(module, args, kwargs, read, dynamic=False)
     if any(touched):
         raise CaptureError(
-            "its forward seeds or sets PyTorch's generator, which a graph would lose"
+            "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
         )
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:

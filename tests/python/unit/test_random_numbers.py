@@ -273,24 +273,53 @@ def test_backward_twice_uses_what_was_drawn_once() -> None:
     assert_close_gradients(plain, ours)
 
 
-@pytest.mark.filterwarnings("ignore:.*seeds or sets:RuntimeWarning")
-@pytest.mark.parametrize("forked", [False, True])
-def test_a_forward_that_seeds_runs_in_pytorch(forked: bool) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        if not forked:
-            torch.manual_seed(7)
-            return x * torch.rand(5)
-        with torch.random.fork_rng():
-            torch.manual_seed(7)
-            return x * torch.rand(5)
+def seeding(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(7)
+    return x * torch.rand(5)
 
+
+def forking(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return x * torch.rand(5)
+
+
+def putting_back(x: torch.Tensor) -> torch.Tensor:
+    state = torch.get_rng_state()
+    y = x * torch.rand(5)
+    torch.set_rng_state(state)
+    return y
+
+
+def asking(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.initial_seed()
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch's generator:RuntimeWarning")
+@pytest.mark.parametrize("function", [seeding, forking, putting_back, asking])
+def test_a_forward_that_uses_the_generator_runs_in_pytorch(function: Function) -> None:
     plain, ours = pair(Scaled(function))
     for seed in range(2):
         expected, state = seeded(seed, plain, torch.ones(4, 5))
         found, our_state = seeded(seed, ours, torch.ones(4, 5))
         assert torch.equal(expected, found)
         assert torch.equal(state, our_state)
-    assert "seeds or sets PyTorch's generator" in ours.report().captures[0].fallback
+    assert "sets PyTorch's generator" in ours.report().captures[0].fallback
+
+
+def test_branches_draw_in_their_turn() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first = torch.rand_like(x)
+        y = torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x - 1, (x,))
+        return y * first + torch.rand_like(x)
+
+    plain, ours = pair(Scaled(function))
+    with torch.no_grad():
+        for sign in (1.0, -1.0):
+            expected, state = seeded(1, plain, torch.full((4, 5), sign))
+            found, our_state = seeded(1, ours, torch.full((4, 5), sign))
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(state, our_state)
 
 
 # --- dropout of the engine
