@@ -22,6 +22,7 @@ from ortrain.capture.errors import (
     ChangingAttributeError,
     EverNewCallError,
     FirstCallError,
+    UnseenStateError,
 )
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
@@ -112,7 +113,8 @@ class Engine:
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
-        self._changes_attributes = False
+        # What runs all calls once no graph ever holds for a second one.
+        self._left_to: Callable[..., Any] | None = None
         self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -120,8 +122,8 @@ class Engine:
         module = self.module
         if is_capturing():  # a module around this one is
             return module.forward(*args, **kwargs)
-        if self._changes_attributes and not is_strict():
-            return self._run_module(args, kwargs)
+        if self._left_to is not None and not is_strict():
+            return self._left_to(args, kwargs)
         try:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
@@ -265,7 +267,10 @@ class Engine:
                 raise
             if not isinstance(error, FirstCallError):
                 self._refuse_outside(error)
-            self._changes_attributes = isinstance(error, ChangingAttributeError)
+            if isinstance(error, ChangingAttributeError):
+                self._left_to = self._run_module
+            elif isinstance(error, UnseenStateError):
+                self._left_to = self._run_forward
             if read.has_begun:
                 self._note_reads(read.names())
             self._count_miss(key)

@@ -64,6 +64,7 @@ from ortrain.capture.signature import (
     FlatCall,
     OutputTree,
     flatten_outputs,
+    order_of,
     without_cache,
 )
 from ortrain.capture.tensor_methods import methods_refused
@@ -152,8 +153,15 @@ def _equal_sizes(tensors: Sequence[torch.Tensor]) -> list[list[tuple[int, int]]]
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense leaf like ``tensor``, so that the export sees no foreign strides."""
-    return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
+    """Return a leaf like ``tensor``, its axes in the same order but without gaps between elements."""
+    order = None if tensor.is_contiguous() else order_of(tensor)
+    dense = tensor.detach()
+    if order is None:
+        dense = dense.contiguous()
+    else:
+        places = sorted(range(len(order)), key=order.__getitem__)
+        dense = dense.permute(order).contiguous().permute(places)
+    return dense.requires_grad_(tensor.requires_grad)
 
 
 # Tracing patches classes and settings of PyTorch for all threads. Taken before the lock of an engine.

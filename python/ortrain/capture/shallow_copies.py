@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ortrain.capture.torch_internals import outside_of_modes
+
 _BY_VALUE = (bool, int, float, complex, str, bytes)
 _MISSING = object()
 # Of a tensor that is copied before a trace.
@@ -184,7 +186,10 @@ class Contents:
     def __init__(self, where: str, tensor: torch.Tensor) -> None:
         self._where, self._tensor = where, tensor
         self._version = tensor._version
-        self._before = tensor.detach().clone() if tensor.numel() <= _MOST_ELEMENTS else None
+        self._before: torch.Tensor | None = None
+        if tensor.numel() <= _MOST_ELEMENTS:
+            with outside_of_modes():
+                self._before = tensor.detach().clone()
 
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return nothing."""
@@ -203,7 +208,7 @@ class Contents:
                 f"tracing has written to '{self._where}', a large tensor that is no buffer: register it"
             )
         changes.unfollowed.append(self._where)
-        with torch.no_grad():
+        with outside_of_modes(), torch.no_grad():
             self._tensor.copy_(self._before)
         self._version = self._tensor._version
 

@@ -317,7 +317,15 @@ class _Flattener:
             device.type,
             device.index,
             value.requires_grad,
+            None if value.is_contiguous() else order_of(value),
         )
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a tensor as they lie in memory, the slowest first; None for rows after rows."""
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
+    return None if order == tuple(range(tensor.dim())) else order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,6 +73,11 @@ def is_transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def outside_of_modes() -> contextlib.AbstractContextManager[None]:
+    """Let operators do what they do outside of a trace."""
+    return _disable_current_modes()
+
+
 def mode_around() -> str | None:
     """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
     if forward_ad._current_level >= 0:
