@@ -60,7 +60,11 @@ class Pieces:
             self._compiled_for = forward
         causes: list[str] = []
         try:
-            with internals.settings_for_pieces(), internals.graph_breaks(causes):
+            with (
+                internals.settings_for_pieces(),
+                internals.graph_breaks(causes),
+                internals.failures_untold(),
+            ):
                 return self._compiled(*args, **kwargs)
         finally:
             self._breaks.update(dict.fromkeys(causes))

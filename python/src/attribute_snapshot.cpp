@@ -96,7 +96,7 @@ nb::object item_of(PyObject* sequence, Py_ssize_t i) {
   return nb::none();
 }
 
-// Classes, modules and compiled functions are what they are called; loggers, and objects of the
+// Classes, modules, compiled functions and PyTorch's are what they are called; loggers, and objects of the
 // engine in a layer that has one of its own, change with every call and say nothing about a graph.
 bool is_closed(PyObject* object) {
   static PyObject* const logger = imported("logging", "Logger");
@@ -105,14 +105,17 @@ bool is_closed(PyObject* object) {
     return true;
   }
   static PyObject* const name = PyUnicode_InternFromString("__module__");
-  const nb::object home = attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), name);
+  PyObject* const owner =
+      is_function(object) ? object : reinterpret_cast<PyObject*>(Py_TYPE(object));
+  const nb::object home = attribute(owner, name);
   Py_ssize_t size = 0;
   const char* text = home.is_valid() && PyUnicode_Check(home.ptr())
                          ? PyUnicode_AsUTF8AndSize(home.ptr(), &size)
                          : nullptr;
   if (text == nullptr) PyErr_Clear();
-  return text != nullptr &&
-         std::string_view(text, static_cast<size_t>(size)).starts_with("ortrain.");
+  if (text == nullptr) return false;
+  const std::string_view whole(text, static_cast<size_t>(size));
+  return whole.starts_with("ortrain.") || (is_function(object) && whole.starts_with("torch."));
 }
 
 void append_cells(PyObject* function, std::vector<nb::object>& contents) {
@@ -191,6 +194,10 @@ std::vector<nb::object> contents_of(PyObject* object) {
   nb::object attributes = attribute(object, dict);
   if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
     contents.push_back(std::move(attributes));
+  }
+  // Some dictionaries have an order of their own.
+  if (PyDict_Check(object) && !PyDict_CheckExact(object)) {
+    append_result(list, object, contents);
   }
   append_slots(object, contents);
   // One that holds nothing is what it is, whatever becomes of its class.

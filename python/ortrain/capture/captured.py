@@ -169,6 +169,8 @@ def environment_key() -> Hashable:
         torch.get_default_dtype(),
         internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),
+        torch.get_deterministic_debug_mode(),
+        torch.get_float32_matmul_precision(),
         _HAS_CUDA and devices.rounds_to_tf32(),
         _HAS_CUDA and devices.convolutions_round_to_tf32(),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +49,24 @@ def settings_for_pieces() -> Iterator[None]:
     config = _config()
     with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
         yield
+
+
+_frames = logging.getLogger("torch._dynamo.convert_frame")
+
+
+@contextlib.contextmanager
+def failures_untold() -> Iterator[None]:
+    """Keep Dynamo from printing why it leaves a function to PyTorch, whose error says it better."""
+    thread = threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.thread != thread or "WON'T CONVERT" not in str(record.msg)
+
+    _frames.addFilter(passes)
+    try:
+        yield
+    finally:
+        _frames.removeFilter(passes)
 
 
 @contextlib.contextmanager

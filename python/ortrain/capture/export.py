@@ -28,7 +28,7 @@ from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import nothing_compiles
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, UnseenStateError
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.guards import compile_guards, sizes_of
@@ -46,6 +46,7 @@ from ortrain.capture.no_grad_regions import (
     refuse_regions_with_gradients,
     refuse_writes_through_detach,
 )
+from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.result_views import ResultViews
@@ -118,10 +119,10 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name)
-                if read.mentions("grad_fn"):
-                    raise CaptureError(
-                        "its forward looks at the history of a tensor (grad_fn), of which a graph has none",
-                        module=name,
+                if what := read.outside_reads():
+                    kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
+                    raise kind(
+                        f"its forward reads {what}, which a graph would do only once", module=name
                     )
                 made[:] = changes.made_plain
                 if made and not functions.calls:
@@ -161,6 +162,8 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     else:
         places = sorted(range(len(order)), key=order.__getitem__)
         dense = dense.permute(order).contiguous().permute(places)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(dense, tensor.requires_grad)
     return dense.requires_grad_(tensor.requires_grad)
 
 

@@ -18,7 +18,8 @@ import mpmath
 import sympy
 import typing_extensions
 
-from ortrain.capture.source_files import TORCH_ROOT, is_standard
+from ortrain.capture.outside_reads import outside_read
+from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
 
 # Of PyTorch only layers read attributes of layers by name.
@@ -110,12 +111,10 @@ class NamesRead:
             monitoring.register_callback(tool, event, None)
             monitoring.free_tool_id(tool)
 
-    def mentions(self, name: str) -> bool:
-        """Tell whether code that ran, PyTorch's aside, has a name."""
-        return any(
-            name in code.co_names and not code.co_filename.startswith((TORCH_ROOT, _CAPTURE))
-            for code in self._codes
-        )
+    def outside_reads(self) -> str:
+        """Return what the user's own code has read that no guard compares; "" for nothing."""
+        own = (code for code in self._codes if not is_installed(code.co_filename))
+        return next(filter(None, map(outside_read, own)), "")
 
     def names(self) -> frozenset[str] | None:
         """Return the names of attributes that may have been read; None for all there are.

@@ -48,6 +48,7 @@ _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_PYTORCH = (vars(torch), vars(nn.functional))
 _ITERATORS = ("builtins", "itertools")
 
 
@@ -100,11 +101,14 @@ class ReachableState:
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
-        return [
+        own = [
             (owner, name)
             for owner, name in self.variables
             if names is None or name in names or isinstance(owner, types.CellType)
         ]
+        # Somebody may put functions of his own in the place of PyTorch's.
+        read = self._names if names is None else names
+        return own + [(home, n) for home in _PYTORCH for n in sorted(read & home.keys())]
 
     def restore(self) -> Changes:
         """Set back what differs now, and return its names."""
@@ -240,6 +244,8 @@ class ReachableState:
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
             for name, value in base.__dict__.items():
+                if _functions_of(value):
+                    self.variables.append((base, name))
                 if name == "__call__" or not name.startswith("__"):
                     self._pending += [(name, f) for f in _functions_of(value)]
 

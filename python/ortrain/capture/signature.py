@@ -318,6 +318,7 @@ class _Flattener:
             device.index,
             value.requires_grad,
             None if value.is_contiguous() else order_of(value),
+            type(value) is nn.Parameter,
         )
 
 

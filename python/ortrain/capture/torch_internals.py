@@ -84,6 +84,11 @@ def mode_around() -> str | None:
         return "torch.autograd.forward_ad.dual_level"
     if torch._C._len_torch_dispatch_stack() > 0:
         return type(_get_current_dispatch_mode()).__qualname__
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks and not all(
+        (getattr(h, "__module__", None) or "").startswith("torch.") for h in hooks
+    ):
+        return "torch.autograd.graph.saved_tensors_hooks"
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     # A default device is a mode, of what is made without tensors.
     found = (type(mode).__qualname__ for mode in modes if not isinstance(mode, DeviceContext))

@@ -1,0 +1,67 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a user's code reads that no guard compares: files, clocks, the environment, facts about a tensor's history."""
+
+from __future__ import annotations
+
+import dis
+import types
+import weakref
+
+# Whatever object they are of.
+_ATTRIBUTES = {
+    "environ": "environment variables",
+    "getenv": "environment variables",
+    "read_text": "files",
+    "read_bytes": "files",
+    "monotonic": "a clock",
+    "perf_counter": "a clock",
+    "time_ns": "a clock",
+    "getcontext": "the context of decimal numbers",
+    "Decimal": "the context of decimal numbers",
+    "grad_fn": "the history of a tensor",
+    "_base": "the history of a tensor",
+    "is_leaf": "the history of a tensor",
+    "grad": "gradients",
+}
+_GLOBALS = {
+    "open": "files",
+    "input": "what is typed",
+    "globals": "globals() by names that are made up",
+    "eval": "names that are made up",
+    "exec": "names that are made up",
+    "Decimal": "the context of decimal numbers",
+}
+_OF_MODULES = {("time", "time"): "a clock", ("datetime", "now"): "a clock"}
+_SELF = ("self", "cls")
+_CLASS = "the class of an object"
+# Of these Dynamo knows.
+FOLLOWED_IN_PIECES = frozenset({_CLASS, "the history of a tensor", "gradients"})
+
+_known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
+
+
+def outside_read(code: types.CodeType) -> str:
+    """Return what a function reads that no guard compares; "" for nothing."""
+    found = _known.get(code)
+    if found is None:
+        found = _known[code] = _found_in(code)
+    return found
+
+
+def _found_in(code: types.CodeType) -> str:
+    steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "PRECALL")]
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        name = step.argval
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if name in _GLOBALS:
+                return _GLOBALS[name]
+            behind = following.argval if following is not None else None
+            if isinstance(behind, str) and (name, behind) in _OF_MODULES:
+                return _OF_MODULES[name, behind]
+            of_local = following is not None and following.opname == "LOAD_FAST"
+            if name == "type" and of_local and behind not in _SELF:
+                return _CLASS
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES:
+            return _ATTRIBUTES[name]
+    return ""
