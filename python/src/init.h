@@ -15,6 +15,7 @@ void init_session(nanobind::module_& module);
 void init_external(nanobind::module_& module);
 void init_packing(nanobind::module_& module);
 void init_module_guard(nanobind::module_& module);
+void init_code_recorder(nanobind::module_& module);
 void init_registry(nanobind::module_& module);
 void init_onnx_io(nanobind::module_& module);  // after init_graph
 void init_environment(nanobind::module_& module);

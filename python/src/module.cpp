@@ -18,6 +18,7 @@ NB_MODULE(_core, module) {
   ortrain::python::init_external(module);
   ortrain::python::init_packing(module);
   ortrain::python::init_module_guard(module);
+  ortrain::python::init_code_recorder(module);
   ortrain::python::init_registry(module);
   ortrain::python::init_environment(module);
   ortrain::python::init_gradient_norm(module);

@@ -18,6 +18,7 @@ import mpmath
 import sympy
 import typing_extensions
 
+from ortrain import _core
 from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
@@ -73,20 +74,13 @@ class NamesRead:
             with self._monitoring(sys.monitoring):
                 yield
             return
-        before = sys.getprofile()
-        add = self._codes.add
-
-        def see(frame: types.FrameType, event: str, argument: Any) -> None:
-            if event == "call":
-                add(frame.f_code)
-            if before is not None:
-                before(frame, event, argument)
-
-        sys.setprofile(see)
+        recorder = _core.CodeRecorder()
+        recorder.start()
         try:
             yield
         finally:
-            sys.setprofile(before)
+            recorder.stop()
+            self._codes.update(recorder.codes)
 
     @contextlib.contextmanager
     def _monitoring(self, monitoring: Any) -> Iterator[None]:

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#include <Python.h>
+
+#if PY_VERSION_HEX < 0x030C0000 && PY_VERSION_HEX >= 0x030B0000
+#define ORTRAIN_HOOKS_FRAMES
+#define Py_BUILD_CORE 1
+// Its inline functions are C.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpedantic"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+extern "C" {
+#include <internal/pycore_frame.h>
+}
+#pragma GCC diagnostic pop
+#undef Py_BUILD_CORE
+#endif
+
+#include <nanobind/nanobind.h>
+
+#include <frameobject.h>
+
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "python/src/init.h"
+
+namespace nb = nanobind;
+
+namespace ortrain::python {
+namespace {
+
+// Records which Python functions a thread calls. A profile function in Python costs as much as all
+// that it watches, one in C a third of that; what runs frames (PEP 523) can be asked for less.
+class CodeRecorder {
+ public:
+  void start() {
+#ifdef ORTRAIN_HOOKS_FRAMES
+    if (active == nullptr) {
+      PyInterpreterState* const interpreter = PyInterpreterState_Get();
+      thread_ = PyThreadState_Get();
+      run_frame = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+      active = this;
+      _PyInterpreterState_SetEvalFrameFunc(interpreter, record_frame);
+      return;
+    }
+#endif
+    const PyThreadState* const thread = PyThreadState_Get();
+    previous_ = thread->c_profilefunc;
+    previous_object_ = nb::borrow(thread->c_profileobj);
+    PyEval_SetProfile(see, nb::find(this).ptr());
+  }
+
+  void stop() {
+#ifdef ORTRAIN_HOOKS_FRAMES
+    if (active == this) {
+      active = nullptr;
+      PyInterpreterState* const interpreter = PyInterpreterState_Get();
+      // Somebody may have put his own behind this one.
+      if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == record_frame) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, run_frame);
+      }
+      return;
+    }
+#endif
+    PyEval_SetProfile(previous_, previous_object_.is_valid() ? previous_object_.ptr() : nullptr);
+    previous_object_.reset();
+  }
+
+  nb::list codes() const {
+    nb::list result;
+    for (const nb::object& code : codes_) result.append(code);
+    return result;
+  }
+
+ private:
+  void add(PyObject* code) {
+    if (known_.insert(code).second) codes_.push_back(nb::borrow(code));
+  }
+
+  static int see(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+    auto* const recorder = nb::inst_ptr<CodeRecorder>(self);
+    if (what == PyTrace_CALL) {
+      const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+      recorder->add(code.ptr());
+    }
+    if (recorder->previous_ == nullptr) return 0;
+    return recorder->previous_(recorder->previous_object_.ptr(), frame, what, argument);
+  }
+
+#ifdef ORTRAIN_HOOKS_FRAMES
+  static PyObject* record_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
+    if (active != nullptr && active->thread_ == thread) {
+      active->add(reinterpret_cast<PyObject*>(frame->f_code));
+    }
+    return run_frame(thread, frame, throws);
+  }
+
+  inline static CodeRecorder* active = nullptr;
+  inline static _PyFrameEvalFunction run_frame = nullptr;
+  PyThreadState* thread_ = nullptr;
+#endif
+  std::unordered_set<PyObject*> known_;
+  std::vector<nb::object> codes_;
+  Py_tracefunc previous_ = nullptr;
+  nb::object previous_object_;
+};
+
+}  // namespace
+
+void init_code_recorder(nb::module_& module) {
+  nb::class_<CodeRecorder>(module, "CodeRecorder")
+      .def(nb::init<>())
+      .def("start", &CodeRecorder::start)
+      .def("stop", &CodeRecorder::stop)
+      .def_prop_ro("codes", &CodeRecorder::codes);
+}
+
+}  // namespace ortrain::python
