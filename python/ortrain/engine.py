@@ -331,7 +331,7 @@ class Engine:
     ) -> None:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
-        variables = ReachableState(self.module, ()).variables_named(names)
+        variables = ReachableState(self.module, (), keeps_contents=False).variables_named(names)
         self._states.reads(names, variables, outside)
         now = self._states.present
         if now != before:

@@ -49,6 +49,8 @@ _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _PYTORCH = (vars(torch), vars(nn.functional))
+_PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
+_slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
 
 
@@ -58,6 +60,7 @@ class ReachableState:
     Args:
       module: The module that runs.
       arguments: What it is called with.
+      keeps_contents: Whether tensors with contents are set back too.
 
     Attributes:
       classes: Of objects that were found, and their bases.
@@ -66,7 +69,8 @@ class ReachableState:
       consumed: Iterators and generators, which a trace could use up and not set back.
     """
 
-    def __init__(self, module: nn.Module, arguments: Any) -> None:
+    def __init__(self, module: nn.Module, arguments: Any, *, keeps_contents: bool = True) -> None:
+        self._keeps_contents = keeps_contents
         self._of = module, arguments
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
@@ -128,7 +132,7 @@ class ReachableState:
                 place = _place(value)
                 if place is not None and place not in self._tensors:
                     self._tensors[place] = value
-                    if not value.is_inference():
+                    if self._keeps_contents and not value.is_inference():
                         self._copies.append(Contents(where, value))
             if not isinstance(value, _LEAVES) and id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -181,7 +185,7 @@ class ReachableState:
         if kind.__module__.startswith(_CLOSED):
             return
         self._class(kind)
-        slots = [name for cls in kind.__mro__ for name in _slots(cls)]
+        slots = () if kind in _PLAIN_CONTAINERS else _all_slots(kind)
         if slots:
             self._take(Table(where, Attributes(value, lambda: slots)))
         attributes = getattr(value, "__dict__", None)
@@ -288,6 +292,13 @@ def _is_own(module: types.ModuleType | None) -> bool:
     """Tell whether a module is the user's own code."""
     file = getattr(module, "__file__", None)
     return file is not None and not is_installed(file) and not module.__name__.startswith(_CLOSED)
+
+
+def _all_slots(cls: type) -> list[str]:
+    known = _slots_of.get(cls)
+    if known is None:
+        known = _slots_of[cls] = [name for base in cls.__mro__ for name in _slots(base)]
+    return known
 
 
 def _slots(cls: type) -> list[str]:

@@ -52,6 +52,7 @@ class _Taking:
         self._written = {
             memory
             for node in program.graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
             for written in written_by(node)
             for memory in memories_of(written)
         }
@@ -173,4 +174,4 @@ def _is_equal(a: Any, b: Any) -> bool:
     difference = sympy.sympify(internals.size_expression(a)) - sympy.sympify(
         internals.size_expression(b)
     )
-    return bool(difference == 0 or sympy.simplify(difference) == 0)
+    return bool(difference == 0 or sympy.expand(difference) == 0)

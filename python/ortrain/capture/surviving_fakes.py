@@ -48,11 +48,19 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
-        before = gc.get_objects()  # kept, so that no address is used again
+        collects = gc.isenabled()
+        gc.disable()  # a trace makes much and lets go of little
         try:
-            yield
+            before = gc.get_objects()  # kept, so that no address is used again
+            try:
+                yield
+            finally:
+                gc.collect(0)  # all that has been made since
+                found += self._take_back(before)
+                del before
         finally:
-            found += self._take_back(before)
+            if collects:
+                gc.enable()
 
     def _take_back(self, before: list[Any]) -> list[str]:
         alive = {id(t): t for t in (made() for made in self._made) if t is not None}
