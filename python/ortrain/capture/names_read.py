@@ -31,6 +31,7 @@ _NEVER_READ = (
     os.path.realpath(typing_extensions.__file__),
 )
 _CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_OWN_ROOT = os.path.dirname(os.path.dirname(_CAPTURE)) + os.sep
 # With names that are computed these may read any attribute of their first argument.
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
@@ -107,7 +108,11 @@ class NamesRead:
 
     def outside_reads(self) -> str:
         """Return what the user's own code has read that no guard compares; "" for nothing."""
-        own = (code for code in self._codes if not is_installed(code.co_filename))
+        own = (
+            code
+            for code in self._codes
+            if not (is_installed(code.co_filename) or code.co_filename.startswith(_OWN_ROOT))
+        )
         return next(filter(None, map(outside_read, own)), "")
 
     def names(self) -> frozenset[str] | None:

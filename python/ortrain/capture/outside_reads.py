@@ -33,8 +33,8 @@ _GLOBALS = {
     "Decimal": "the context of decimal numbers",
 }
 _OF_MODULES = {("time", "time"): "a clock", ("datetime", "now"): "a clock"}
-_SELF = ("self", "cls")
-_CLASS = "the class of an object"
+_CLASS = "the class of a tensor"
+_TENSOR_CLASSES = frozenset({"Tensor", "Parameter"})
 # Of these Dynamo knows.
 FOLLOWED_IN_PIECES = frozenset({_CLASS, "the history of a tensor", "gradients"})
 
@@ -51,17 +51,20 @@ def outside_read(code: types.CodeType) -> str:
 
 def _found_in(code: types.CodeType) -> str:
     steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "PRECALL")]
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
+    for i, step in enumerate(steps):
         name = step.argval
+        behind = [s.argval for s in steps[i + 1 : i + 7]]
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             if name in _GLOBALS:
                 return _GLOBALS[name]
-            behind = following.argval if following is not None else None
-            if isinstance(behind, str) and (name, behind) in _OF_MODULES:
-                return _OF_MODULES[name, behind]
-            of_local = following is not None and following.opname == "LOAD_FAST"
-            if name == "type" and of_local and behind not in _SELF:
+            if behind and isinstance(behind[0], str) and (name, behind[0]) in _OF_MODULES:
+                return _OF_MODULES[name, behind[0]]
+            if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
                 return _CLASS
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES:
             return _ATTRIBUTES[name]
     return ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
