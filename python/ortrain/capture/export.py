@@ -96,7 +96,7 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
-            before = self.reached = ReachableState(module, (args, kwargs))
+            before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
                 switched: list[bool] = []
@@ -342,6 +342,7 @@ def _capture(
         conditions = internals.guards_code(program)
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
+        functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)

@@ -52,8 +52,10 @@ class ReachableState:
     """What is there before a forward.
 
     Args:
-      module: The module that runs.
+      module: The module that runs, or another object with methods.
       arguments: What it is called with.
+      functions: Whether classes of autograd functions count, which otherwise run for real with each call.
+      tensors: Whether to note where tensors lie, which code that is being traced may not ask.
 
     Attributes:
       classes: Of objects that were found, and their bases.
@@ -62,8 +64,11 @@ class ReachableState:
       consumed: Iterators and generators, which a trace could use up and not set back.
     """
 
-    def __init__(self, module: nn.Module, arguments: Any) -> None:
+    def __init__(
+        self, module: Any, arguments: Any, *, functions: bool = False, tensors: bool = True
+    ) -> None:
         self._of = module, arguments
+        self._functions, self._notes_tensors = functions, tensors
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
@@ -86,7 +91,7 @@ class ReachableState:
 
     def again(self) -> ReachableState:
         """Return what is there now."""
-        return ReachableState(*self._of)
+        return ReachableState(*self._of, functions=self._functions, tensors=False)
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -110,7 +115,7 @@ class ReachableState:
     def _walk(self) -> None:
         while self._pending:
             where, value = self._pending.pop()
-            if isinstance(value, torch.Tensor):
+            if self._notes_tensors and isinstance(value, torch.Tensor):
                 place = _place(value)
                 if place is not None:
                     self._tensors.setdefault(place, value)
@@ -217,7 +222,7 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own(sys.modules.get(base.__module__)):
                 continue
-            if issubclass(base, torch.autograd.Function):  # which runs with each call
+            if issubclass(base, torch.autograd.Function) and not self._functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
