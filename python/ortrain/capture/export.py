@@ -55,6 +55,7 @@ from ortrain.capture.side_effects import (
     first_call_error,
     refuse_changes,
     refuse_collectives,
+    refuse_conditions_on_values,
     refuse_iterators,
     refuse_other_ways,
 )
@@ -104,8 +105,9 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
+                        # Not the class's own __call__, which goes around this one.
                         with read.recording(), methods_refused(), read.fakes.recording():
-                            result = module(*args, **kwargs)
+                            result = nn.Module.__call__(module, *args, **kwargs)
                         flat, tree = flatten_outputs(result)
                 finally:
                     changes = before.restore()
@@ -124,7 +126,9 @@ class _FlatModule(nn.Module):
                 made[:] = changes.made_plain
                 if made and not functions.calls:
                     with disable_proxy_modes_tracing():
-                        refuse_other_ways(lambda: module(*args, **kwargs), before, made, name)
+                        refuse_other_ways(
+                            lambda: nn.Module.__call__(module, *args, **kwargs), before, made, name
+                        )
                 elif made:
                     raise first_call_error(made, name)
             except CaptureError:
@@ -342,6 +346,7 @@ def _capture(
         conditions = internals.guards_code(program)
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
+        refuse_conditions_on_values(program, name)
         functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,9 +25,10 @@ from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import is_fake, number_expression
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_READS_OF_VALUES = ("aten.item.default", "aten._local_scalar_dense.default")
 _CONTAINERS = (list, tuple, dict, set, collections.deque)
 _HOOK_TABLES = (
     "_forward_hooks",
@@ -203,6 +205,61 @@ def refuse_collectives(program: torch.export.ExportedProgram, module: str) -> No
                     module=module,
                     source=node_source(node),
                 )
+
+
+def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: str) -> None:
+    """Raise CaptureError where a forward checks the values of tensors, which a graph would not do.
+
+    Conditions on sizes are guards. Those that an export adds of itself say that a number which is
+    used as a size is none below zero.
+    """
+    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes]
+    read: set[Any] = set()
+    sizes: set[Any] = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        if str(node.target) in _READS_OF_VALUES:
+            read |= _symbols((value,))
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                sizes |= _symbols(tensor.shape)
+    for node in nodes:
+        name = str(node.target).rpartition(".")[0]
+        conditions = [n.meta["val"] for n in node.all_input_nodes if "val" in n.meta]
+        if name == "aten._assert_async" or (
+            name == "aten._assert_scalar"
+            and _symbols(conditions) & read
+            and not all(_is_of_a_size(c, sizes) for c in conditions)
+        ):
+            raise CaptureError(
+                "its forward checks values of a tensor, which a graph would not do",
+                module=module,
+                source=node_source(node),
+            )
+
+
+def _symbols(numbers: Iterable[Any]) -> set[Any]:
+    """Return the symbols in numbers of a trace."""
+    found: set[Any] = set()
+    for number in numbers:
+        if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found |= getattr(number_expression(number), "free_symbols", set())
+    return found
+
+
+def _is_of_a_size(condition: Any, sizes: set[Any]) -> bool:
+    """Tell whether a condition says no more than that one of ``sizes`` is in the range of sizes."""
+    expression = number_expression(condition)
+    sides = getattr(expression, "args", ())
+    return (
+        len(sides) == 2
+        and sides[0] in sizes
+        and (
+            (expression.rel_op == ">=" and sides[1] == 0)
+            or (expression.rel_op == "<=" and sides[1] >= sys.maxsize)
+        )
+    )
 
 
 def _quoted(names: list[str]) -> str:

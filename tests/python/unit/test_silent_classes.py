@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.errors import ShapeError
 
 told: list[str] = []
 
@@ -163,3 +164,123 @@ def test_a_backward_that_needs_contents_stays_a_node() -> None:
 
     wrapped = assert_like_pytorch(Net(), [torch.randn(3, 4) for _ in range(3)])
     assert 0 < native_share(wrapped) < 1
+
+
+# --- what PyTorch raises
+
+
+def test_an_assert_on_values_raises_what_it_says() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.min() > 0, "not positive"
+            return self.linear(x)
+
+    wrapped = assert_like_pytorch(Net(), [torch.rand(3, 4) + shift for shift in (2, 2, -9, 2)])
+    assert native_share(wrapped) > 0
+    with pytest.raises(AssertionError, match="not positive"):
+        wrapped(-torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("check", ["async", "scalar"])
+def test_a_check_of_values_is_not_lost(check: str) -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if check == "async":
+                torch._assert_async(x.max() < 5)
+            else:
+                torch._check(int(x.max()) < 5)
+            return self.linear(x)
+
+    wrapped = assert_like_pytorch(Net(), [torch.rand(3, 4) + shift for shift in (0, 0, 9, 0)])
+    with pytest.raises(RuntimeError):
+        wrapped(torch.full((3, 4), 9.0))
+
+
+def test_a_check_of_sizes_leaves_the_graph_whole() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check(x.shape[0] < 9)
+            return self.linear(x)
+
+    wrapped = assert_like_pytorch(Net(), [torch.rand(n, 4) for n in (3, 5)])
+    assert native_share(wrapped) == 1
+    with pytest.raises(ShapeError, match="cannot take 'x' float32"):
+        wrapped(torch.rand(10, 4))
+
+
+def test_a_buffer_is_written_up_to_what_raises() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            self.meter += 1
+            y = self.linear(x)[ids]
+            self.meter += 1
+            return y
+
+    inputs = [(torch.randn(3, 4), torch.tensor([0, last])) for last in (2, 2, 3, 2)]
+    wrapped = assert_like_pytorch(Net(), inputs)
+    assert native_share(wrapped) == 1
+    assert wrapped.meter == 7
+
+
+def test_an_inference_tensor_is_no_input_of_a_training() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).tanh()
+
+    wrapped = ORTModule(Net())
+    wrapped(torch.randn(3, 4)).sum().backward()
+    with torch.inference_mode():
+        made = wrapped(torch.randn(3, 4))
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        wrapped(made)
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped(made), wrapped.linear(made).tanh())
+
+
+# --- values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("operator", [torch.sign, torch.sgn])
+def test_sign_of_nan_and_zeros(operator: Any, dtype: torch.dtype) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return operator(x)
+
+    x = torch.tensor([float("nan"), -float("inf"), float("inf"), 0.0, -0.0, -2.0, 3.0], dtype=dtype)
+    wrapped = assert_like_pytorch(Net(), [x, x])
+    assert native_share(wrapped) == 1
+    assert not torch.signbit(wrapped(x)[:5][[0, 3, 4]]).any()
+
+
+@pytest.mark.parametrize(
+    "clamp",
+    [
+        lambda x: x.clamp(-3.5e38, 3.5e38),
+        lambda x: x.clamp_min(-3.5e38),
+        lambda x: x.clamp_max(1e39),
+        lambda x: x.half().clamp(max=1e5).float(),
+        lambda x: x.clamp(-float("inf"), 0.5),
+    ],
+)
+def test_bounds_beyond_the_dtype(clamp: Any) -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return clamp(self.linear(x))
+
+    assert_like_pytorch(Net(), [torch.randn(3, 4), torch.randn(3, 4)])
+
+
+# --- the module's class
+
+
+def test_a_call_of_the_class_goes_around_the_forward_once() -> None:
+    class Net(Linear):
+        def __call__(self, *args: Any) -> torch.Tensor:
+            return super().__call__(*args) * 2 + 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    wrapped = assert_like_pytorch(Net(), [torch.randn(n, 4) for n in (3, 5)])
+    assert native_share(wrapped) == 1
