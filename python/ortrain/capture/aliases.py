@@ -50,6 +50,24 @@ def written_by(node: fx.Node) -> Iterator[fx.Node]:
         yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
 
 
+def is_cloned_alone(node: fx.Node) -> bool:
+    """Tell whether nothing reads a tensor, itself or through views, but ``clone``.
+
+    PyTorch's backward has the copy then: who writes to the tensor after the forward does no harm.
+    """
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            target = user.target
+            if not isinstance(target, torch._ops.OpOverload):
+                return False
+            if target.is_view or target is torch.ops.aten.detach.default:
+                pending.append(user)
+            elif target is not torch.ops.aten.clone.default:
+                return False
+    return True
+
+
 def is_floating(node: fx.Node) -> bool:
     """Tell whether a node's value has floating point tensors, the ones that gradients belong to."""
     leaves = pytree.tree_leaves(node.meta.get("val"))

@@ -104,6 +104,7 @@ def _prepare(
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,
+        cloned=converted.cloned,
         views=captured.views,
     )
 

@@ -56,6 +56,7 @@ class PreparedGraph:
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
+      cloned: Names of the inputs of which the module uses copies alone.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
     """
 
@@ -72,6 +73,7 @@ class PreparedGraph:
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     names_read: frozenset[str] | None = None
     num_made: int = 0
+    cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     views: ResultViews | None = None
 
@@ -99,6 +101,7 @@ class PreparedGraph:
             "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
             "names_read": None if self.names_read is None else sorted(self.names_read),
+            "cloned": sorted(self.cloned),
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -127,6 +130,7 @@ class PreparedGraph:
                 squeezes=read["squeezes"],
                 autocast_regions=read["autocast_regions"],
                 names_read=None if names is None else frozenset(map(str, names)),
+                cloned=frozenset(map(str, read["cloned"])),
             )
         except NotStorableError:
             raise

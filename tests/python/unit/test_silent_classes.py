@@ -284,3 +284,50 @@ def test_a_call_of_the_class_goes_around_the_forward_once() -> None:
 
     wrapped = assert_like_pytorch(Net(), [torch.randn(n, 4) for n in (3, 5)])
     assert native_share(wrapped) == 1
+
+
+# --- memory
+
+
+def test_a_queue_that_is_written_after_it_was_cloned() -> None:
+    class Net(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("queue", torch.randn(6, 4))
+            self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            logits = y @ self.queue.clone().detach().t()
+            at = int(self.pointer)
+            self.queue[at : at + x.shape[0]] = y.detach()
+            self.pointer[0] = (at + x.shape[0]) % 6
+            return logits
+
+    assert_like_pytorch(Net(), [torch.randn(2, 4) for _ in range(5)])
+
+
+@pytest.mark.parametrize("cloned", [True, False])
+def test_a_buffer_written_between_forward_and_backward(cloned: bool) -> None:
+    class Net(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.randn(5, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) @ (self.keys.t().clone() if cloned else self.keys.t())
+
+    plain = Net()
+    wrapped = ORTModule(copy.deepcopy(plain))
+    for model in (plain, wrapped):
+        result = model(torch.ones(3, 4)).sum()
+        with torch.no_grad():
+            model.keys.zero_()
+        if cloned:
+            result.backward()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.backward()
+    if cloned:
+        torch.testing.assert_close(wrapped.linear.weight.grad, plain.linear.weight.grad)
+        assert native_share(wrapped) == 1
