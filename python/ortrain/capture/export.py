@@ -58,6 +58,7 @@ from ortrain.capture.side_effects import (
     refuse_conditions_on_values,
     refuse_iterators,
     refuse_other_ways,
+    refuse_writes_through_windows,
 )
 from ortrain.capture.signature import (
     CallSignature,
@@ -347,6 +348,7 @@ def _capture(
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
         refuse_conditions_on_values(program, name)
+        refuse_writes_through_windows(program, name)
         functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ortrain.capture.aliases import writes_through
 from ortrain.capture.call_path import CallPath
 from ortrain.capture.errors import (
     CaptureError,
@@ -237,6 +238,20 @@ def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: s
                 module=module,
                 source=node_source(node),
             )
+
+
+def refuse_writes_through_windows(program: torch.export.ExportedProgram, module: str) -> None:
+    """Raise CaptureError where a forward writes through windows that may overlap, or leave gaps.
+
+    What functionalizing makes of such a write forgets what no window shows.
+    """
+    node = writes_through(program, torch.ops.aten.unfold.default)
+    if node is not None:
+        raise CaptureError(
+            f"{node.target} writes through the windows of an unfold",
+            module=module,
+            source=node_source(node),
+        )
 
 
 def _symbols(numbers: Iterable[Any]) -> set[Any]:

@@ -331,3 +331,45 @@ def test_a_buffer_written_between_forward_and_backward(cloned: bool) -> None:
     if cloned:
         torch.testing.assert_close(wrapped.linear.weight.grad, plain.linear.weight.grad)
         assert native_share(wrapped) == 1
+
+
+def _add(x: torch.Tensor) -> None:
+    windows = x.unfold(1, 1, 5)
+    windows.add_(windows)
+
+
+def _fill(x: torch.Tensor) -> None:
+    x.view(-1).unfold(0, 3, 8).index_fill_(0, torch.tensor([0, 2]), 7.0)
+
+
+def _add_in_a_region(x: torch.Tensor) -> None:
+    windows = x.unfold(1, 2, 3)
+    with torch.no_grad():
+        windows[0].mul_(3)
+
+
+@pytest.mark.parametrize("write", [_add, _fill, _add_in_a_region])
+def test_writes_through_windows(write: Callable[[torch.Tensor], None]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 1
+            write(x.detach())
+            return x * self.scale
+
+    wrapped = assert_like_pytorch(Net(), [torch.randn(4, 6) for _ in range(2)])
+    assert "the windows of an unfold" in wrapped.report().captures[0].fallback
+
+
+def test_reads_through_windows_of_a_written_tensor_stay_in_the_graph() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            y.mul_(2)
+            return y.unfold(1, 2, 2)
+
+    wrapped = assert_like_pytorch(Net(), [torch.randn(3, 4) for _ in range(2)])
+    assert native_share(wrapped) == 1
