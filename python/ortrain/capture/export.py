@@ -57,6 +57,7 @@ from ortrain.capture.side_effects import (
     refuse_collectives,
     refuse_conditions_on_values,
     refuse_iterators,
+    refuse_living_results,
     refuse_other_ways,
     refuse_writes_through_windows,
 )
@@ -109,6 +110,7 @@ class _FlatModule(nn.Module):
                         # Not the class's own __call__, which goes around this one.
                         with read.recording(), methods_refused(), read.fakes.recording():
                             result = nn.Module.__call__(module, *args, **kwargs)
+                        refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
                 finally:
                     changes = before.restore()
@@ -118,7 +120,7 @@ class _FlatModule(nn.Module):
                         "own, which an export forgets",
                         module=name,
                     )
-                refuse_changes(changes, name)
+                refuse_changes(changes, name, before.closing)
                 if read.mentions("grad_fn"):
                     raise CaptureError(
                         "its forward looks at the history of a tensor (grad_fn), of which a graph has none",

@@ -61,6 +61,7 @@ class ReachableState:
       classes: Of objects that were found, and their bases.
       variables: Of the user's own code, those that functions share: a dictionary of globals, a cell or a class, and
         the name of the item, of the cell's content or of the attribute.
+      closing: Names of classes, not of layers, whose methods use variables of a function around them.
       consumed: Iterators and generators, which a trace could use up and not set back.
     """
 
@@ -73,6 +74,7 @@ class ReachableState:
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
+        self.closing: list[str] = []
         self.consumed: list[str] = []
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
@@ -88,6 +90,10 @@ class ReachableState:
         """Return the tensor that was found with the memory, shape and dtype of another; itself where none was."""
         place = _place(alias)
         return alias if place is None else self._tensors.get(place, alias)
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether an object, no plain value, was there."""
+        return self._seen.get(id(value)) is value
 
     def again(self) -> ReachableState:
         """Return what is there now."""
@@ -228,7 +234,10 @@ class ReachableState:
             self.variables += [(base, variable) for variable in _state(base)]
             for name, value in base.__dict__.items():
                 if name == "__call__" or not name.startswith("__"):
-                    self._pending += [(name, f) for f in _functions_of(value)]
+                    functions = _functions_of(value)
+                    self._pending += [(name, f) for f in functions]
+                    if not issubclass(base, nn.Module) and any(map(_closes_over, functions)):
+                        self.closing.append(base.__qualname__)
 
     def _function(self, function: types.FunctionType) -> None:
         if (function.__module__ or "").startswith(_CLOSED):
@@ -300,6 +309,11 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
     elif isinstance(value, functools.cached_property):
         found = [value.func]
     return [f for f in found if isinstance(f, types.FunctionType)]
+
+
+def _closes_over(function: types.FunctionType) -> bool:
+    """Tell whether a function uses variables of one around it; ``super()`` needs one."""
+    return any(name != "__class__" for name in function.__code__.co_freevars)
 
 
 def _codes(code: types.CodeType) -> Iterable[types.CodeType]:

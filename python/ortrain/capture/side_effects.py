@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -125,8 +126,21 @@ def _lets_gradients_flow(hook: Any) -> bool:
     ).startswith(("transformers.", "peft."))
 
 
-def refuse_changes(changes: Changes, module: str) -> None:
-    """Raise CaptureError where a forward does what a graph would do only once."""
+def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -> None:
+    """Raise CaptureError where a forward does what a graph would do only once.
+
+    Args:
+      changes: What it has changed.
+      module: The name of the module.
+      closing: Classes whose methods use variables of a function around them: Dynamo forgets what
+        they do with these.
+    """
+    if changes.changed and closing:
+        raise UnseenStateError(
+            f"its forward changes {_quoted(changes.changed)}, which methods of {_quoted(closing)} "
+            "may reach",
+            module=module,
+        )
     if changes.unfollowed:
         raise UnseenStateError(
             f"its forward draws from, or changes, {_quoted(changes.unfollowed)}, which a graph would "
@@ -182,6 +196,40 @@ def first_call_error(made: Iterable[MadePlain], module: str) -> FirstCallError:
 
 def _first_call_error(names: list[str], module: str) -> FirstCallError:
     return FirstCallError(f"its forward makes {_quoted(names)} at its first call", module=module)
+
+
+def refuse_living_results(result: Any, before: ReachableState, module: str) -> None:
+    """Raise UnseenStateError where a result is, or holds, an object that goes on living.
+
+    A generator runs when the caller asks it, and a container that was there before the call is the
+    caller's own, or the module's: a graph gives another one.
+
+    Args:
+      result: What the forward returns.
+      before: What was there before it.
+      module: The name of the module.
+    """
+    pending, seen = [result], set()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Iterator) and not isinstance(part, torch.Tensor):
+            raise UnseenStateError(
+                f"its result holds a {type(part).__name__}, which runs later", module=module
+            )
+        if isinstance(part, _CONTAINERS) and not isinstance(part, tuple) and before.holds(part):
+            raise UnseenStateError(
+                f"its result holds a {type(part).__name__} that was there before the call",
+                module=module,
+            )
+        if isinstance(part, dict):
+            pending += part.values()
+        elif isinstance(part, _CONTAINERS):
+            pending += part
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            pending += vars(part).values() if hasattr(part, "__dict__") else ()
 
 
 def refuse_iterators(names: list[str], module: str) -> None:
@@ -277,5 +325,5 @@ def _is_of_a_size(condition: Any, sizes: set[Any]) -> bool:
     )
 
 
-def _quoted(names: list[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -373,3 +374,90 @@ def test_reads_through_windows_of_a_written_tensor_stay_in_the_graph() -> None:
 
     wrapped = assert_like_pytorch(Net(), [torch.randn(3, 4) for _ in range(2)])
     assert native_share(wrapped) == 1
+
+
+# --- results
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    extra: dict[str, Any]
+
+
+def test_a_container_of_the_caller_comes_back_itself() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor, extra: dict[str, Any]) -> Output:
+            return Output(self.linear(x), extra)
+
+    wrapped = ORTModule(Net())
+    for rows in (3, 3, 5):
+        x, extra = torch.randn(rows, 4), {"rows": rows}
+        output = wrapped(x, extra)
+        assert output.extra is extra
+        torch.testing.assert_close(output.logits, wrapped.linear(x))
+
+
+def test_a_container_of_the_module_comes_back_itself() -> None:
+    class Net(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names = ["a"]
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+            return self.linear(x), self.names
+
+    wrapped = ORTModule(Net())
+    for _ in range(3):
+        assert wrapped(torch.randn(3, 4))[1] is wrapped.names
+
+
+def test_a_container_made_in_the_forward_is_made_by_a_graph() -> None:
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"all": [self.linear(x)], "names": ["a"]}
+
+    wrapped = ORTModule(Net())
+    results = [wrapped(torch.randn(3, 4)) for _ in range(2)]
+    assert results[0]["names"] == ["a"] and results[0]["names"] is not results[1]["names"]
+    assert native_share(wrapped) == 1
+
+
+def test_a_generator_runs_when_it_is_asked() -> None:
+    class Net(Linear):
+        def parts(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            told.append("begun")
+            yield self.linear(x)
+            return "done"  # type: ignore[return-value]
+
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            return self.parts(x)
+
+    wrapped = ORTModule(Net())
+    for number in range(3):
+        x = torch.randn(3, 4)
+        parts = wrapped(x)
+        assert told == ["begun"] * number
+        torch.testing.assert_close(next(parts), wrapped.linear(x))
+        with pytest.raises(StopIteration) as stopped:
+            next(parts)
+        assert stopped.value.value == "done"
+
+
+def test_methods_of_a_local_class_write_to_variables_around_it() -> None:
+    log: list[int] = []
+
+    class Meter:
+        def touch(self, rows: int) -> None:
+            log.append(rows)
+
+    class Net(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Meter().touch(x.shape[0])
+            return self.linear(x) * len(log)
+
+    wrapped = ORTModule(Net())
+    for step, rows in enumerate((3, 3, 5, 3)):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(wrapped(x), wrapped.linear(x) * (step + 1))
+    assert log == [3, 3, 5, 3]

@@ -20,12 +20,12 @@ def _is_one(number: Any) -> bool:
     return not isinstance(number, sympy.Basic) and number == 1
 
 
-def _fits(number: Any, dtype: torch.dtype) -> bool:
-    """Tell whether a finite number is in the range of a dtype, outside of which PyTorch takes no bounds."""
-    if isinstance(number, sympy.Basic) or not math.isfinite(number):
+def _fits(bound: Any, dtype: torch.dtype) -> bool:
+    """Tell whether a bound is in the range of a dtype, where it is a finite number: PyTorch takes no others."""
+    if type(bound) not in (int, float) or not math.isfinite(bound):
         return True
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return limits.min <= number <= limits.max
+    return limits.min <= bound <= limits.max
 
 
 def _scaled(e: Emitter, x: Operand, alpha: Any, dtype: torch.dtype) -> Any:
