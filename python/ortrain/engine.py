@@ -27,7 +27,12 @@ from ortrain.capture.errors import (
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.names_read import NamesRead
-from ortrain.capture.prepare import prepare, refuse_hooks, refuse_modes
+from ortrain.capture.prepare import (
+    prepare,
+    refuse_hooks,
+    refuse_inference_tensors,
+    refuse_modes,
+)
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
@@ -130,6 +135,7 @@ class Engine:
                 self._forward = module.forward
                 self._signature = CallSignature(self._forward)
             call = self._signature.flatten(args, kwargs)
+            refuse_inference_tensors(call)
         except CaptureError as error:
             if is_strict():
                 raise
@@ -172,6 +178,10 @@ class Engine:
             if str(error) not in entry.refused_plans:
                 entry.refused_plans.add(str(error))
                 self._fall_back(error, "shapes that no kernel takes", whole=True)
+            return module.forward(*args, **kwargs)
+        except IndexError:  # no target is written yet; PyTorch writes up to the one that it raises
+            if not targets or is_strict() or self.budget is not None or entry.record.escapes:
+                raise
             return module.forward(*args, **kwargs)
         return entry.results(call, tensors, outputs)
 

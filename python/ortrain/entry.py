@@ -44,7 +44,8 @@ class Entry:
       device: Where its tensors are.
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
-      updated_inputs: Positions of the inputs that a call writes to.
+      copied_inputs: Positions of the inputs that a call writes to, or of which the module uses copies
+        alone: its backward needs them as they were.
       unreached: Positions, among the tensors of a call, of those with a gradient that it does not hand on.
       updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       fitting: Whether it holds for sizes seen of late.
@@ -64,7 +65,7 @@ class Entry:
     device: torch.device
     rows: RowSelection | None
     ones: tuple[Any, ...] | None
-    updated_inputs: list[int]
+    copied_inputs: list[int]
     updated_arguments: list[int]
     unreached: frozenset[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
@@ -102,10 +103,12 @@ class Entry:
         graph = prepared.graph
         index_of_user = dict(prepared.user_inputs)
         sources: list[tuple[str, Any]] = []
+        inputs: list[str] = []
         requires_grad: dict[str, bool] = {}
         tensors, positions = states.tensors, states.positions()
         for described in graph.inputs:
             name, role, target = described["name"], described["role"], described["target"]
+            inputs.append(name)
             if role == "user":
                 sources.append(("user", index_of_user[name]))
                 requires_grad[name] = call.tensors[index_of_user[name]].requires_grad
@@ -175,7 +178,11 @@ class Entry:
             rows=RowSelection.of(graph, device),
             ones=extents_of_one(call) if prepared.squeezes else None,
             updated_arguments=[where for kind, where in updated if kind == "user"],
-            updated_inputs=[i for i, source in enumerate(sources) if source in updated],
+            copied_inputs=[
+                i
+                for i, (source, name) in enumerate(zip(sources, inputs, strict=True))
+                if source in updated or name in prepared.cloned
+            ],
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
             places=positions if prepared.views is not None else {},

@@ -123,7 +123,7 @@ class _Pass:
         self.entry, self.program, self.generators = entry, program, generators
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         self.inputs = [t.detach() for t in inputs]
-        for position in entry.updated_inputs:  # backward may run the forward again
+        for position in entry.copied_inputs:  # backward may run the forward again
             self.inputs[position] = self.inputs[position].clone()
         self.run = _core.Run(program.session)
         self.parts: list[BackwardPart] = []

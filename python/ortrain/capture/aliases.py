@@ -50,6 +50,62 @@ def written_by(node: fx.Node) -> Iterator[fx.Node]:
         yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
 
 
+def writes_through(program: torch.export.ExportedProgram, view: object) -> fx.Node | None:
+    """Return a node that writes to memory by way of a view of one kind; None where none does.
+
+    Args:
+      program: As exported; regions of it have bodies of their own.
+      view: The operator that makes such views.
+    """
+    parts = [p for p in program.graph_module.modules() if isinstance(p, fx.GraphModule)]
+    given: dict[fx.Node, fx.Node] = {}  # for what a body takes
+    for owner in parts:
+        for node in owner.graph.nodes:
+            for position, argument in enumerate(node.args):
+                body = _body(owner, argument)
+                if body is not None:
+                    inner = body.graph.find_nodes(op="placeholder")
+                    given.update(zip(inner, node.args[position + 1 :], strict=False))
+    for node in (node for part in parts for node in part.graph.nodes):
+        for written in written_by(node):
+            source: fx.Node | None = written
+            while source is not None:
+                if source.target is view:
+                    return node
+                memories = set(memories_of(source))
+                shared = (
+                    n for n in source.all_input_nodes if not memories.isdisjoint(memories_of(n))
+                )
+                source = next(shared, given.get(source))
+    return None
+
+
+def _body(owner: fx.GraphModule, argument: object) -> fx.GraphModule | None:
+    """Return the body that an argument of a region names."""
+    if not isinstance(argument, fx.Node) or argument.op != "get_attr":
+        return None
+    held = getattr(owner, str(argument.target), None)
+    return held if isinstance(held, fx.GraphModule) else None
+
+
+def is_cloned_alone(node: fx.Node) -> bool:
+    """Tell whether nothing reads a tensor, itself or through views, but ``clone``.
+
+    PyTorch's backward has the copy then: who writes to the tensor after the forward does no harm.
+    """
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            target = user.target
+            if not isinstance(target, torch._ops.OpOverload):
+                return False
+            if target.is_view or target is torch.ops.aten.detach.default:
+                pending.append(user)
+            elif target is not torch.ops.aten.clone.default:
+                return False
+    return True
+
+
 def is_floating(node: fx.Node) -> bool:
     """Tell whether a node's value has floating point tensors, the ones that gradients belong to."""
     leaves = pytree.tree_leaves(node.meta.get("val"))

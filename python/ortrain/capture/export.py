@@ -57,8 +57,11 @@ from ortrain.capture.side_effects import (
     first_call_error,
     refuse_changes,
     refuse_collectives,
+    refuse_conditions_on_values,
     refuse_iterators,
+    refuse_living_results,
     refuse_other_ways,
+    refuse_writes_through_windows,
 )
 from ortrain.capture.signature import (
     CallSignature,
@@ -99,7 +102,7 @@ class _FlatModule(nn.Module):
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
-            before = self.reached = ReachableState(module, (args, kwargs))
+            before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
                 switched: list[bool] = []
@@ -107,8 +110,10 @@ class _FlatModule(nn.Module):
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
+                        # Not the class's own __call__, which goes around this one.
                         with read.recording(), methods_refused(), read.fakes.recording():
-                            result = module(*args, **kwargs)
+                            result = nn.Module.__call__(module, *args, **kwargs)
+                        refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
                 finally:
                     changes = before.restore()
@@ -118,7 +123,7 @@ class _FlatModule(nn.Module):
                         "own, which an export forgets",
                         module=name,
                     )
-                refuse_changes(changes, name)
+                refuse_changes(changes, name, before.closing)
                 if what := read.outside_reads():
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
                     raise kind(
@@ -127,7 +132,9 @@ class _FlatModule(nn.Module):
                 made[:] = changes.made_plain
                 if made and not functions.calls:
                     with disable_proxy_modes_tracing():
-                        refuse_other_ways(lambda: module(*args, **kwargs), before, made, name)
+                        refuse_other_ways(
+                            lambda: nn.Module.__call__(module, *args, **kwargs), before, made, name
+                        )
                 elif made:
                     raise first_call_error(made, name)
             except CaptureError:
@@ -355,6 +362,9 @@ def _capture(
         conditions = internals.guards_code(program)
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
+        refuse_conditions_on_values(program, name)
+        refuse_writes_through_windows(program, name)
+        functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
             refuse_writes_through_detach(program)

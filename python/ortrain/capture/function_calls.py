@@ -8,22 +8,31 @@ a module is captured, applying one calls an operator made for this call instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ortrain import logs
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import origin_of, written_by
-from ortrain.capture.errors import AutogradFunctionError
+from ortrain.capture.errors import (
+    AutogradFunctionError,
+    ChangingAttributeError,
+    UnseenStateError,
+)
 from ortrain.capture.escapes import Operand, with_operands
 from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.random_internals import keep_dead
+from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.shallow_copies import Changes
 
+_log = logs.get_logger("ortrain.capture")
 _numbers = itertools.count()
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 # PyTorch's own ones run pieces of a model whose tensors are no arguments, or are hooks.
@@ -39,20 +48,63 @@ class FunctionCall:
       leaves: The arguments, flat, with an ``Operand`` where a tensor or a size stands.
       tree: How they are nested.
       shares_memory: Whether a result is a view of an argument or of another result.
+      has_effects: Whether its forward changes what Python code behind it may see.
+      writes_in_backward: Whether its backward writes to an argument of its forward.
     """
 
     name: str
+    cls: type
     apply: Callable[..., Any]
     leaves: list[Any]
     tree: Any
+    around: ReachableState | None = None  # what the module reaches
     result_tree: Any = None
     constants: dict[int, Any] = dataclasses.field(default_factory=dict)
     shares_memory: bool = False
+    has_effects: bool = False
+    writes_in_backward: bool = False
 
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
         """Apply the function; return the tensors of its result."""
-        flat, _ = pytree.tree_flatten(self._apply(tensors, sizes))
-        return [part for part in flat if isinstance(part, torch.Tensor)]
+        return _tensors_of(self._apply(tensors, sizes))
+
+    def on_fakes(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
+        """Apply the function, and its backward, to tensors without contents, for what is found out.
+
+        Returns the tensors of its result. Nothing is known of a backward that needs contents.
+        """
+        with self._without_effects():
+            made = _tensors_of(self._apply(tensors, sizes))
+            tracked = [t for t in made if t.requires_grad]
+            leaves = [t for t in tensors if t.requires_grad]
+            versions = [t._version for t in tensors]
+            try:
+                if tracked and leaves:
+                    given = [torch.empty_like(t) for t in tracked]
+                    torch.autograd.grad(tracked, leaves, given, allow_unused=True)
+            except Exception as error:  # code of the user may raise anything here
+                _log.debug("%s: its backward does not run in a trace: %s", self.name, error)
+            finally:
+                self.writes_in_backward |= versions != [t._version for t in tensors]
+        return made
+
+    @contextlib.contextmanager
+    def _without_effects(self) -> Iterator[None]:
+        """Take back what applying the function changes in Python: the engine applies it as well.
+
+        Raises:
+          UnseenStateError: It could use up an iterator.
+        """
+        state = ReachableState(self.cls, self.leaves, functions=True, tensors=False)
+        if state.consumed:
+            raise UnseenStateError(
+                f"autograd function '{self.name}' reaches {', '.join(map(repr, state.consumed))}, "
+                "of whose items a trace could take some"
+            )
+        try:
+            yield
+        finally:
+            self.has_effects |= state.restore() != Changes()
 
     def traced(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         """Return empty tensors like the results, and remember how the result is nested.
@@ -62,8 +114,10 @@ class FunctionCall:
             that no graph can give.
         """
         versions = [t._version for t in tensors]
-        with torch.no_grad():
+        with torch.no_grad(), self._without_effects():
             flat, self.result_tree = pytree.tree_flatten(self._apply(tensors, sizes))
+        if self.has_effects:
+            self._refuse_effects_on_the_module(tensors, sizes)
         if versions != [t._version for t in tensors]:
             raise AutogradFunctionError(f"autograd function '{self.name}' writes to its arguments")
         results = []
@@ -86,6 +140,23 @@ class FunctionCall:
                 )
         return results
 
+    def _refuse_effects_on_the_module(
+        self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> None:
+        """Raise ChangingAttributeError where the module's own code can see what the function changes."""
+        if self.around is None:
+            return
+        before = self.around.again()
+        with torch.no_grad(), self._without_effects():
+            try:
+                self._apply(tensors, sizes)
+            finally:
+                changes = before.restore()
+        if changes != Changes():
+            raise ChangingAttributeError(
+                f"autograd function '{self.name}' changes what the forward of the module can see"
+            )
+
     def _apply(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Any:
         args, kwargs = with_operands(
             self.leaves, self.tree, lambda o: (sizes if o.is_number else tensors)[o.position]
@@ -101,9 +172,14 @@ class FunctionCall:
 
 
 class FunctionCalls:
-    """Makes an operator for each application of an autograd function; they go when it goes."""
+    """Makes an operator for each application of an autograd function; they go when it goes.
+
+    Attributes:
+      around: What the module reaches whose forward runs.
+    """
 
     def __init__(self) -> None:
+        self.around: ReachableState | None = None
         self._namespace = f"ortrain_functions_{next(_numbers)}"
         self._library: torch.library.Library | None = None
         self.calls: dict[Any, FunctionCall] = {}
@@ -137,9 +213,29 @@ class FunctionCalls:
                     f"autograd function '{name}' takes a {type(leaf).__name__} that belongs to "
                     "one trace only"
                 )
-        call = FunctionCall(name, original, leaves, tree)
+        call = FunctionCall(name, cls, original, leaves, tree, self.around)
         results = self._operator(cls, call)(tensors, sizes)
         return call.nested(results)
+
+    def refuse_lost_effects(self, program: torch.export.ExportedProgram) -> None:
+        """Refuse a program that leaves out a function with effects, since nothing uses its result.
+
+        Raises:
+          UnseenStateError: It does.
+        """
+        if not any(call.has_effects for call in self.calls.values()):
+            return
+        live: set[fx.Node] = set()
+        for node in reversed(program.graph.nodes):
+            writes = any(True for _ in written_by(node))
+            if node.op == "output" or writes or live.intersection(node.users):
+                live.add(node)
+        used = {node.target for node in live}
+        for operator, call in self.calls.items():
+            if call.has_effects and operator not in used:
+                raise UnseenStateError(
+                    f"autograd function '{call.name}' has effects, and its result is not used"
+                )
 
     def refuse_writes_to_shared_memory(self, program: torch.export.ExportedProgram) -> None:
         """Refuse a program that writes to what a function's result shares memory with.
@@ -174,6 +270,10 @@ class FunctionCalls:
         self.calls[operator] = call
         keep_dead(operator)
         return operator
+
+
+def _tensors_of(result: Any) -> list[torch.Tensor]:
+    return [part for part in pytree.tree_leaves(result) if isinstance(part, torch.Tensor)]
 
 
 def _holds_traced(value: Any, depth: int = 4) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ortrain import _core, progress
@@ -122,6 +123,7 @@ def _prepare(
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,
+        cloned=converted.cloned,
         views=captured.views,
     )
 
@@ -145,6 +147,16 @@ def refuse_modes() -> None:
         raise CaptureError("it is called inside of a transform of torch.func")
     if (name := mode_around()) is not None:
         raise ForeignModeError(f"it is called inside of {name}, which a graph would not obey")
+
+
+def refuse_inference_tensors(call: FlatCall) -> None:
+    """Raise ForeignModeError for arguments that PyTorch would not save for a backward."""
+    if torch.is_grad_enabled():
+        for name, tensor in zip(call.names, call.tensors, strict=True):
+            if tensor.is_inference():
+                raise ForeignModeError(
+                    f"argument '{name}' is an inference tensor, which no backward may need"
+                )
 
 
 def extents_of_one(call: FlatCall) -> tuple[Any, ...]:

@@ -57,6 +57,7 @@ class PreparedGraph:
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
+      cloned: Names of the inputs of which the module uses copies alone.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
     """
 
@@ -74,6 +75,7 @@ class PreparedGraph:
     unsaved_inputs: frozenset[str] = frozenset()
     names_read: frozenset[str] | None = None
     num_made: int = 0
+    cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     views: ResultViews | None = None
 
@@ -107,6 +109,7 @@ class PreparedGraph:
             "autocast_regions": self.autocast_regions,
             "unsaved_inputs": sorted(self.unsaved_inputs),
             "names_read": None if self.names_read is None else sorted(self.names_read),
+            "cloned": sorted(self.cloned),
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -136,6 +139,7 @@ class PreparedGraph:
                 autocast_regions=read["autocast_regions"],
                 unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
                 names_read=None if names is None else frozenset(map(str, names)),
+                cloned=frozenset(map(str, read["cloned"])),
             )
         except NotStorableError:
             raise

@@ -58,24 +58,37 @@ class ReachableState:
     """What is there before a forward.
 
     Args:
-      module: The module that runs.
+      module: The module that runs, or another object with methods.
       arguments: What it is called with.
       keeps_contents: Whether tensors with contents are set back too.
+      functions: Whether classes of autograd functions count, which otherwise run for real with each call.
+      tensors: Whether to note where tensors lie, which code that is being traced may not ask.
 
     Attributes:
       classes: Of objects that were found, and their bases.
       variables: Of the user's own code, those that functions share: a dictionary of globals, a cell or a class, and
         the name of the item, of the cell's content or of the attribute.
+      closing: Names of classes, not of layers, whose methods use variables of a function around them.
       consumed: Iterators and generators, which a trace could use up and not set back.
     """
 
-    def __init__(self, module: nn.Module, arguments: Any, *, keeps_contents: bool = True) -> None:
+    def __init__(
+        self,
+        module: Any,
+        arguments: Any,
+        *,
+        keeps_contents: bool = True,
+        functions: bool = False,
+        tensors: bool = True,
+    ) -> None:
         self._keeps_contents = keeps_contents
         self._of = module, arguments
+        self._functions, self._notes_tensors = functions, tensors
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
+        self.closing: list[str] = []
         self.consumed: list[str] = []
         self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -99,9 +112,13 @@ class ReachableState:
         """Tell whether a tensor lies in the memory of an array that was found."""
         return tensor.data_ptr() in self._arrays
 
+    def holds(self, value: Any) -> bool:
+        """Tell whether an object, no plain value, was there."""
+        return self._seen.get(id(value)) is value
+
     def again(self) -> ReachableState:
         """Return what is there now."""
-        return ReachableState(*self._of)
+        return ReachableState(*self._of, functions=self._functions, tensors=False)
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -128,7 +145,7 @@ class ReachableState:
     def _walk(self) -> None:
         while self._pending:
             where, value = self._pending.pop()
-            if isinstance(value, torch.Tensor):
+            if self._notes_tensors and isinstance(value, torch.Tensor):
                 place = _place(value)
                 if place is not None and place not in self._tensors:
                     self._tensors[place] = value
@@ -243,7 +260,7 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own(sys.modules.get(base.__module__)):
                 continue
-            if issubclass(base, torch.autograd.Function):  # which runs with each call
+            if issubclass(base, torch.autograd.Function) and not self._functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
@@ -251,7 +268,10 @@ class ReachableState:
                 if _functions_of(value):
                     self.variables.append((base, name))
                 if name == "__call__" or not name.startswith("__"):
-                    self._pending += [(name, f) for f in _functions_of(value)]
+                    functions = _functions_of(value)
+                    self._pending += [(name, f) for f in functions]
+                    if not issubclass(base, nn.Module) and any(map(_closes_over, functions)):
+                        self.closing.append(base.__qualname__)
 
     def _function(self, function: types.FunctionType) -> None:
         if (function.__module__ or "").startswith(_CLOSED):
@@ -330,6 +350,11 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
     elif isinstance(value, functools.cached_property):
         found = [value.func]
     return [f for f in found if isinstance(f, types.FunctionType)]
+
+
+def _closes_over(function: types.FunctionType) -> bool:
+    """Tell whether a function uses variables of one around it; ``super()`` needs one."""
+    return any(name != "__class__" for name in function.__code__.co_freevars)
 
 
 def _codes(code: types.CodeType) -> Iterable[types.CodeType]:

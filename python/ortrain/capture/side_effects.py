@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from ortrain.capture.aliases import writes_through
 from ortrain.capture.call_path import CallPath
 from ortrain.capture.errors import (
     CaptureError,
@@ -24,9 +27,10 @@ from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import is_fake, number_expression
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_READS_OF_VALUES = ("aten.item.default", "aten._local_scalar_dense.default")
 _CONTAINERS = (list, tuple, dict, set, collections.deque)
 _HOOK_TABLES = (
     "_forward_hooks",
@@ -122,8 +126,21 @@ def _lets_gradients_flow(hook: Any) -> bool:
     ).startswith(("transformers.", "peft."))
 
 
-def refuse_changes(changes: Changes, module: str) -> None:
-    """Raise CaptureError where a forward does what a graph would do only once."""
+def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -> None:
+    """Raise CaptureError where a forward does what a graph would do only once.
+
+    Args:
+      changes: What it has changed.
+      module: The name of the module.
+      closing: Classes whose methods use variables of a function around them: Dynamo forgets what
+        they do with these.
+    """
+    if changes.changed and closing:
+        raise UnseenStateError(
+            f"its forward changes {_quoted(changes.changed)}, which methods of {_quoted(closing)} "
+            "may reach",
+            module=module,
+        )
     if changes.unfollowed:
         raise UnseenStateError(
             f"its forward draws from, or changes, {_quoted(changes.unfollowed)}, which a graph would "
@@ -181,6 +198,40 @@ def _first_call_error(names: list[str], module: str) -> FirstCallError:
     return FirstCallError(f"its forward makes {_quoted(names)} at its first call", module=module)
 
 
+def refuse_living_results(result: Any, before: ReachableState, module: str) -> None:
+    """Raise UnseenStateError where a result is, or holds, an object that goes on living.
+
+    A generator runs when the caller asks it, and a container that was there before the call is the
+    caller's own, or the module's: a graph gives another one.
+
+    Args:
+      result: What the forward returns.
+      before: What was there before it.
+      module: The name of the module.
+    """
+    pending, seen = [result], set()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Iterator) and not isinstance(part, torch.Tensor):
+            raise UnseenStateError(
+                f"its result holds a {type(part).__name__}, which runs later", module=module
+            )
+        if isinstance(part, _CONTAINERS) and not isinstance(part, tuple) and before.holds(part):
+            raise UnseenStateError(
+                f"its result holds a {type(part).__name__} that was there before the call",
+                module=module,
+            )
+        if isinstance(part, dict):
+            pending += part.values()
+        elif isinstance(part, _CONTAINERS):
+            pending += part
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            pending += vars(part).values() if hasattr(part, "__dict__") else ()
+
+
 def refuse_iterators(names: list[str], module: str) -> None:
     """Raise CaptureError where a trace could use up an iterator, which cannot be set back."""
     if names:
@@ -205,5 +256,74 @@ def refuse_collectives(program: torch.export.ExportedProgram, module: str) -> No
                 )
 
 
-def _quoted(names: list[str]) -> str:
+def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: str) -> None:
+    """Raise CaptureError where a forward checks the values of tensors, which a graph would not do.
+
+    Conditions on sizes are guards. Those that an export adds of itself say that a number which is
+    used as a size is none below zero.
+    """
+    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes]
+    read: set[Any] = set()
+    sizes: set[Any] = set()
+    for node in nodes:
+        value = node.meta.get("val")
+        if str(node.target) in _READS_OF_VALUES:
+            read |= _symbols((value,))
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                sizes |= _symbols(tensor.shape)
+    for node in nodes:
+        name = str(node.target).rpartition(".")[0]
+        conditions = [n.meta["val"] for n in node.all_input_nodes if "val" in n.meta]
+        if name == "aten._assert_async" or (
+            name == "aten._assert_scalar"
+            and _symbols(conditions) & read
+            and not all(_is_of_a_size(c, sizes) for c in conditions)
+        ):
+            raise CaptureError(
+                "its forward checks values of a tensor, which a graph would not do",
+                module=module,
+                source=node_source(node),
+            )
+
+
+def refuse_writes_through_windows(program: torch.export.ExportedProgram, module: str) -> None:
+    """Raise CaptureError where a forward writes through windows that may overlap, or leave gaps.
+
+    What functionalizing makes of such a write forgets what no window shows.
+    """
+    node = writes_through(program, torch.ops.aten.unfold.default)
+    if node is not None:
+        raise CaptureError(
+            f"{node.target} writes through the windows of an unfold",
+            module=module,
+            source=node_source(node),
+        )
+
+
+def _symbols(numbers: Iterable[Any]) -> set[Any]:
+    """Return the symbols in numbers of a trace."""
+    found: set[Any] = set()
+    for number in numbers:
+        if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found |= getattr(number_expression(number), "free_symbols", set())
+    return found
+
+
+def _is_of_a_size(condition: Any, sizes: set[Any]) -> bool:
+    """Tell whether a condition says no more than that one of ``sizes`` is in the range of sizes."""
+    expression = number_expression(condition)
+    sides = getattr(expression, "args", ())
+    return (
+        len(sides) == 2
+        and sides[0] in sizes
+        and (
+            (expression.rel_op == ">=" and sides[1] == 0)
+            or (expression.rel_op == "<=" and sides[1] >= sys.maxsize)
+        )
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))

@@ -20,6 +20,14 @@ def _is_one(number: Any) -> bool:
     return not isinstance(number, sympy.Basic) and number == 1
 
 
+def _fits(bound: Any, dtype: torch.dtype) -> bool:
+    """Tell whether a bound is in the range of a dtype, where it is a finite number: PyTorch takes no others."""
+    if type(bound) not in (int, float) or not math.isfinite(bound):
+        return True
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return limits.min <= bound <= limits.max
+
+
 def _scaled(e: Emitter, x: Operand, alpha: Any, dtype: torch.dtype) -> Any:
     """Return x * alpha as an operand of a sum in ``dtype``."""
     if _is_one(alpha):
@@ -176,6 +184,8 @@ def minimum(e: Emitter, x: Tensor, y: Tensor) -> Value:
 def clamp(e: Emitter, x: Tensor, min: Any = None, max: Any = None) -> Value:
     bounds = [b for b in (min, max) if b is not None]
     dtype = e.common_dtype(x, *bounds)
+    if not all(_fits(b, dtype) for b in bounds):
+        raise e.unsupported(f"a bound is beyond {dtype}")
     low, high = (None if b is None else e.scalar(b, dtype) for b in (min, max))
     return e.node("Clip", e.cast(x, dtype), low, high)
 
@@ -200,6 +210,8 @@ def clamp_tensor(
     """Bound by tensors; by choice, not by Max and Min, whose gradient is shared at ties."""
     bounds = [b for b in (min, max) if b is not None]
     dtype = e.common_dtype(x, *bounds)
+    if not all(_fits(b, dtype) for b in bounds):
+        raise e.unsupported(f"a bound is beyond {dtype}")
     result = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)

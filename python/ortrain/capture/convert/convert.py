@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.aliases import is_cloned_alone
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
 from ortrain.capture.checkpoints import checkpoint_of
@@ -57,6 +58,7 @@ class Converted:
       user_inputs: (name, index among the flat tensors of a call) of each used input, in order.
       parameters: Names of the parameters that are inputs of the graph, in order.
       buffers: Names of the buffers that are inputs of the graph, in order.
+      cloned: Names of the inputs of which the module uses copies alone.
       has_seed: Whether the engine draws random numbers and takes a seed.
       unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       user_outputs: Names of the user outputs, in order.
@@ -71,6 +73,7 @@ class Converted:
     parameters: list[str]
     buffers: list[str]
     outside: dict[str, torch.Tensor]
+    cloned: frozenset[str]
     has_seed: bool
     unsaved_inputs: frozenset[str]
     user_outputs: list[str]
@@ -125,6 +128,7 @@ class _Conversion:
         self._user_inputs: list[tuple[str, int]] = []
         self._parameters: dict[str, Value] = {}
         self._buffers: dict[str, Value] = {}
+        self._cloned: set[str] = set()
         self._live: set[fx.Node] = set()
         self._converted = 0
         self._escapes: list[Escape] = []
@@ -147,6 +151,7 @@ class _Conversion:
             parameters=list(self._parameters),
             buffers=[name for name in self._buffers if name not in self._outside],
             outside=self._outside,
+            cloned=frozenset(self._cloned),
             has_seed=self._e.has_seed,
             unsaved_inputs=self._unsaved_inputs(graph),
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
@@ -241,6 +246,8 @@ class _Conversion:
             self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape)
             return
         name = placeholder.name
+        if is_cloned_alone(node):
+            self._cloned.add(name)
         if placeholder.role is Role.USER:
             made = self._input(placeholder, value.dtype, shape)
             self._user_inputs.append((name, placeholder.index))

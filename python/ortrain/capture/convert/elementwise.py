@@ -82,7 +82,11 @@ def absolute(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.sign.default", "aten.sgn.default")
 def sign(e: Emitter, x: Tensor) -> Value:
-    return x.value if x.dtype is torch.bool else e.node("Sign", x)
+    """Give 0 for NaN and for -0.0, where Sign gives back both."""
+    if category(x.dtype) != 2:
+        return x.value if x.dtype is torch.bool else e.node("Sign", x)
+    zero = e.scalar(0, x.dtype)
+    return e.where(e.node("Greater", e.node("Abs", x), zero), e.node("Sign", x), zero)
 
 
 def _rounding(e: Emitter, x: Tensor, op: str) -> Value:

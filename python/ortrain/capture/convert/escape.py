@@ -15,9 +15,10 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter
 from ortrain.capture.convert.external import add_external
-from ortrain.capture.errors import UnsupportedOperatorError
+from ortrain.capture.errors import UnseenStateError, UnsupportedOperatorError
 from ortrain.capture.escapes import Escape
 from ortrain.capture.function_calls import FunctionCall
+from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.random_internals import is_made_like, writing_form
 
 
@@ -110,6 +111,14 @@ def _reached_by_gradients(node: fx.Node, function: FunctionCall | None, count: i
     if is_made_like(node.target):
         return [False] * count
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    made = internals.fake_results_with_gradients(function or node.target, args, kwargs)
+    run = node.target if function is None else function.on_fakes
+    made = internals.fake_results_with_gradients(run, args, kwargs)
+    if function is not None and function.writes_in_backward:
+        raise UnseenStateError(
+            f"the backward of autograd function '{function.name}' writes to an argument of its "
+            "forward",
+            module=module_path(node),
+            source=node_source(node),
+        )
     tensors = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
     return [t.requires_grad for t in tensors] if len(tensors) == count else [True] * count
