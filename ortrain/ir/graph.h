@@ -33,8 +33,9 @@ enum class ValueKind { input, constant, computed };
 // `derived`: the engine computes it from other inputs before it runs the graph. `state`: what an
 // optimizer keeps from step to step, and gradients that add up.
 enum class InputRole { user, parameter, buffer, seed, gradient, derived, state };
-// `state_update`: the next value of a parameter or state.
-enum class OutputRole { user, buffer_update, input_update, gradient, state_update };
+// `state_update`: the next value of a parameter or state. `token`: what nodes with effects outside
+// of the graph leave behind in their order; it keeps them, and nobody reads it.
+enum class OutputRole { user, buffer_update, input_update, gradient, state_update, token };
 // Forward nodes run before the user sees the outputs, backward nodes after gradients came in.
 enum class Phase { forward, backward };
 

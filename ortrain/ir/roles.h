@@ -22,12 +22,13 @@ inline constexpr std::array<std::pair<std::string_view, InputRole>, 7> kInputRol
     {"derived", InputRole::derived},
     {"state", InputRole::state},
 }};
-inline constexpr std::array<std::pair<std::string_view, OutputRole>, 5> kOutputRoles{{
+inline constexpr std::array<std::pair<std::string_view, OutputRole>, 6> kOutputRoles{{
     {"user", OutputRole::user},
     {"buffer_update", OutputRole::buffer_update},
     {"input_update", OutputRole::input_update},
     {"gradient", OutputRole::gradient},
     {"state_update", OutputRole::state_update},
+    {"token", OutputRole::token},
 }};
 
 template <class Role, size_t kCount>

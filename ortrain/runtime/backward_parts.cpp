@@ -34,4 +34,27 @@ std::vector<BackwardPart> backward_parts(const Graph& graph, const ExecutionPlan
   return parts;
 }
 
+BackwardReads backward_reads(const Graph& graph, const ExecutionPlan& plan) {
+  std::vector<size_t> input_ends(graph.inputs().size(), 0);
+  std::vector<size_t> output_ends(graph.outputs().size(), 0);
+  for (size_t s = plan.num_forward_steps; s < plan.steps.size(); ++s) {
+    const PlanStep& step = plan.steps[s];
+    for (size_t a = 0; a < step.num_inputs; ++a) {
+      const Location& location = plan.args[step.first_arg + a];
+      if (location.kind == Location::Kind::input) input_ends[location.index] = s + 1;
+      if (location.kind == Location::Kind::output) output_ends[location.index] = s + 1;
+    }
+  }
+  BackwardReads reads;
+  for (size_t i = 0; i < input_ends.size(); ++i) {
+    if (input_ends[i] == 0 || graph.inputs()[i].role == InputRole::gradient) continue;
+    reads.inputs.push_back({i, input_ends[i]});
+  }
+  for (size_t k = 0; k < output_ends.size(); ++k) {
+    if (output_ends[k] == 0 || graph.outputs()[k].role == OutputRole::gradient) continue;
+    reads.outputs.push_back({k, output_ends[k]});
+  }
+  return reads;
+}
+
 }  // namespace ortrain

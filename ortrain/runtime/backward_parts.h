@@ -20,4 +20,20 @@ struct BackwardPart {
 std::vector<BackwardPart> backward_parts(const Graph& graph, const ExecutionPlan& plan,
                                          size_t bytes);
 
+// Memory of the caller's that a backward reads.
+struct CallersMemory {
+  size_t index = 0;  // of the graph input or output
+  size_t end = 0;    // behind the last step of the plan that reads it
+};
+
+// What the backward of a plan reads where the caller can write between forward and backward: of the
+// graph's inputs and of what the forward gave out, through whatever shows their bytes at the plan's
+// shapes. Gradients, which the backward takes and makes, are not in it.
+struct BackwardReads {
+  std::vector<CallersMemory> inputs;
+  std::vector<CallersMemory> outputs;
+};
+
+BackwardReads backward_reads(const Graph& graph, const ExecutionPlan& plan);
+
 }  // namespace ortrain

@@ -89,6 +89,96 @@ TEST_F(BackwardParts, SmallGradientsAreTakenTogether) {
   EXPECT_EQ(whole[0].end, plan_->steps.size());
 }
 
+// The names of the inputs that the backward reads where they are.
+std::vector<std::string> inputs_read(const Graph& graph, const ExecutionPlan& plan) {
+  std::vector<std::string> names;
+  for (const auto& [index, end] : backward_reads(graph, plan).inputs) {
+    EXPECT_GT(end, plan.num_forward_steps);
+    EXPECT_LE(end, plan.steps.size());
+    names.push_back(graph.value(graph.inputs()[index].value).name);
+  }
+  return names;
+}
+
+TEST_F(BackwardParts, ReadInputsUpToAStep) {
+  const Graph& graph = session_->graph();
+  EXPECT_EQ(inputs_read(graph, *plan_), (std::vector<std::string>{"x", "w1", "w2", "w3"}));
+  // w3 is read for the gradient of `c`, before w2 is; x for the last gradient of all.
+  const std::vector<CallersMemory> reads = backward_reads(graph, *plan_).inputs;
+  EXPECT_LT(reads[3].end, reads[2].end);
+  const auto parts = backward_parts(graph, *plan_, 1);
+  EXPECT_LE(reads[3].end, parts[1].end);
+  EXPECT_LE(reads[2].end, parts[2].end);
+  EXPECT_GT(reads[0].end, parts[1].end);
+}
+
+TEST(BackwardReads, FollowViewsAtTheShapesOfThePlan) {
+  Graph graph = parse_graph(R"(
+graph g (float32[n, 4] x [user grad], float32[4, 1] w [parameter "w" grad]) => (y) {
+  t = Transpose<perm = [1, 0]>(x)
+  y = Mul(t, w)
+}
+)");
+  build_backward(graph, {.output_indices = {0}});
+  graph.remove_dead_nodes();
+  graph.sort();
+  Session session(graph, cpu_kernels());
+  EXPECT_EQ(inputs_read(graph, *session.plan({{3, 4}, {4, 1}, {4, 3}})),
+            (std::vector<std::string>{"w"}));
+  // The transpose of one row has the bytes of the row.
+  EXPECT_EQ(inputs_read(graph, *session.plan({{1, 4}, {4, 1}, {4, 1}})),
+            (std::vector<std::string>{"x", "w"}));
+}
+
+TEST(BackwardReads, LeaveOutWhatIsOnlyAdded) {
+  Graph graph = parse_graph(R"(
+graph g (float32[4, 4] x [user grad], float32[4] b [parameter "b" grad]) => (y) {
+  a = Add(x, b)
+  y = Tanh(a)
+}
+)");
+  build_backward(graph, {.output_indices = {0}});
+  graph.remove_dead_nodes();
+  graph.sort();
+  Session session(graph, cpu_kernels());
+  const auto plan = session.plan({{4, 4}, {4}, {4, 4}});
+  EXPECT_TRUE(inputs_read(graph, *plan).empty());
+  // Tanh's gradient reads its result: a small one is given out as a copy.
+  EXPECT_TRUE(backward_reads(graph, *plan).outputs.empty());
+}
+
+TEST(BackwardReads, NameLargeOutputs) {
+  Graph graph = parse_graph(R"(
+graph g (float32[n, 4] x [user grad]) => (y) {
+  y = Tanh(x)
+}
+)");
+  build_backward(graph, {.output_indices = {0}});
+  graph.remove_dead_nodes();
+  graph.sort();
+  Session session(graph, cpu_kernels());
+  const auto small = session.plan({{16, 4}, {16, 4}});
+  EXPECT_TRUE(backward_reads(graph, *small).outputs.empty());
+  const auto large = session.plan({{1 << 14, 4}, {1 << 14, 4}});
+  const std::vector<CallersMemory> outputs = backward_reads(graph, *large).outputs;
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs[0].index, 0u);
+}
+
+TEST_F(BackwardParts, ReadReplacedInputsInTheirNewPlace) {
+  std::vector<std::vector<float>> expected, found;
+  RunContext run(session_, plan_);
+  run.forward(forward_);
+  collect(run.backward(backward_), expected);
+  run.forward(forward_);
+  const std::vector<float> kept = tensors_[0];
+  run.replace_input(0, kept.data());
+  std::ranges::fill(tensors_[0], 99.0f);
+  collect(run.backward(backward_), found);
+  EXPECT_EQ(found, expected);
+  EXPECT_THROW(run.replace_input(0, kept.data()), InternalError);  // no backward to come
+}
+
 TEST_F(BackwardParts, GiveWhatTheWholeGives) {
   std::vector<std::vector<float>> expected, found;
   RunContext whole(session_, plan_);

@@ -22,6 +22,9 @@ namespace {
 constexpr size_t kFoldBytes = size_t{16} << 20;
 // Larger inputs are not copied for the sake of a recording.
 constexpr size_t kMostStagedBytes = size_t{32} << 20;
+// An output up to this size that the backward reads is given out as a copy, which its taker may
+// change before.
+constexpr size_t kGivenAsCopyBytes = size_t{64} << 10;
 
 size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
@@ -453,6 +456,10 @@ class PlanMaker {
     return -1;
   }
 
+  bool is_read_in_backward(ValueId id) const {
+    return has_backward_ && last_read_[index_of(root_[index_of(id)])] > forward_end_;
+  }
+
   // Gives each graph output a block of its own: the buffer itself where possible, else a copy.
   void assign_outputs() {
     for (size_t k = 0; k < graph_.outputs().size(); ++k) {
@@ -464,7 +471,9 @@ class PlanMaker {
         const bool same_phase = (buffer.first > forward_end_) == backward;
         if (plan_.updated_input[k] >= 0 && buffer.input == plan_.updated_input[k]) continue;
         if (plan_.updated_input[k] < 0 && source.offset == 0 && buffer.output < 0 &&
-            buffer.input < 0 && same_phase && spec_of(output.value).bytes() == buffer.bytes) {
+            buffer.input < 0 && same_phase && spec_of(output.value).bytes() == buffer.bytes &&
+            !(output.role == OutputRole::user && is_read_in_backward(output.value) &&
+              buffer.bytes <= kGivenAsCopyBytes)) {
           buffer.output = static_cast<int>(k);
           continue;
         }

@@ -168,6 +168,13 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
   return result;
 }
 
+void RunContext::replace_input(size_t input, const void* address) {
+  check(can_run_backward() && !in_backward(), "inputs are replaced between forward and backward");
+  check(input < inputs_.size(), "an input is replaced that the graph does not have");
+  const bool is_staged = records() && plan_->staged_inputs[input] != ExecutionPlan::kNotStaged;
+  if (!is_staged) inputs_[input] = address;
+}
+
 void RunContext::look_for_nan_in_inputs(bool backward) {
   if (!session_->checks_nan()) return;
   const Graph& graph = session_->graph();

@@ -100,6 +100,8 @@ class RunContext {
   // The part with the plan's last step ends the backward.
   void begin_backward(std::span<const void* const> gradients, void* stream = nullptr);
   std::vector<RunOutput> continue_backward(size_t end);
+  // Lets the backward read the same values elsewhere: the caller may change what the forward read.
+  void replace_input(size_t input, const void* address);
   // Between the two, or between parts.
   bool in_backward() const { return next_step_.has_value(); }
   // Values between forward and backward are held.

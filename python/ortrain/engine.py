@@ -36,6 +36,7 @@ from ortrain.input_errors import check_devices, input_error
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
+from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import execute
 
@@ -77,6 +78,7 @@ class Engine:
       tells: Whether to warn of what runs in PyTorch; it is recorded in any case.
       budget: What a plan may take; None for any memory. What would run in PyTorch, where nobody
         knows its memory beforehand, is refused then.
+      dropout: Who draws the masks of dropout.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class Engine:
         module: nn.Module,
         max_graphs: int = 16,
         *,
-        cut: Callable[[nn.Module], Cut] | None = None,
+        cut: Callable[[nn.Module, DropoutSource], Cut] | None = None,
         tells: bool = True,
         budget: MemoryBudget | None = None,
+        dropout: DropoutSource = DropoutSource.ENGINE,
     ) -> None:
         self.module = module
+        self.dropout = dropout
         self.budget = budget
         self.max_graphs = max_graphs
         self.records: list[CaptureRecord] = []
@@ -341,10 +345,12 @@ class Engine:
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        slot = CacheSlot(self.module, call)
+        slot = CacheSlot(self.module, call, self.dropout)
         prepared = slot.load(stages)
         if prepared is None:
-            prepared = prepare(self.module, call, args, kwargs, stages, read, standalone=False)
+            prepared = prepare(
+                self.module, call, args, kwargs, stages, read, self.dropout, standalone=False
+            )
             slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
@@ -387,7 +393,7 @@ class Engine:
         with self._lock:
             if self._pieces is None and self._cut is not None:
                 _log.info("%s is cut in pieces", type(self.module).__name__)
-                self._pieces = self._cut(self.module)
+                self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
         return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
 

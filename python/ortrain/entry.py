@@ -25,6 +25,7 @@ from ortrain.row_selection import RowSelection
 
 # Sizes of calls that are remembered to fit a graph or not.
 _MOST_SIZES = 256
+_NO_SEED = torch.zeros((), dtype=torch.int64)
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,6 +51,7 @@ class Entry:
       planned: Whether its memory has been planned once.
       budget: What the plans of its programs may take; None for any memory.
       places: Of parameters and buffers that are results, their positions among the module's tensors.
+      seed_at: Position of the engine's seed among the inputs; None where there is none.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -70,6 +72,7 @@ class Entry:
     planned: bool = False
     budget: MemoryBudget | None = None
     places: dict[str, int] = dataclasses.field(default_factory=dict)
+    seed_at: int | None = None
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -176,6 +179,7 @@ class Entry:
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
             places=positions if prepared.views is not None else {},
+            seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(
@@ -201,7 +205,10 @@ class Entry:
         return holds
 
     def inputs(self, call: FlatCall, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Return the inputs of the graph for a call, given the tensors of the module."""
+        """Return the inputs of the graph for a call, given the tensors of the module.
+
+        Where the seed stands, there is a tensor that ``execute`` replaces.
+        """
         inputs = [_input(source, call, tensors, self.device) for source in self.tensors]
         if self.unreached:
             for i, (kind, where) in enumerate(self.tensors):
@@ -239,7 +246,13 @@ class Entry:
             if form is not None and self.rows is not None:
                 graph = self.rows.packed(form)
             made = self.programs[form, gradient_of] = Program(
-                graph, gradient_of, form, self.device, self.budget
+                graph,
+                gradient_of,
+                form,
+                self.device,
+                self.budget,
+                # Copies would count against a budget.
+                self.captured.unsaved_inputs if self.budget is None else (),
             )
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
@@ -283,7 +296,7 @@ def _input(
     elif kind == "outside":
         tensor = where
     else:
-        return torch.empty((), dtype=torch.int64, device=device).random_()
+        return _NO_SEED
     # PyTorch takes single values on the CPU among tensors of a device.
     return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
 

@@ -17,6 +17,7 @@ from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
 from ortrain.pieces import Pieces
+from ortrain.random_numbers import DropoutSource
 from ortrain.report import MemoryPlan, ModuleReport
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["ORTModule"]
 _MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backward_hook"}
 # The latter two are accelerate's marks of a module whose forward it has replaced.
 _OWN = frozenset(
-    {"_ortrain_module", "_ortrain_engine", "_ortrain_max_memory", "forward", "_original_forward"}
+    {"_ortrain_module", "_ortrain_engine", "_ortrain_options", "forward", "_original_forward"}
     | {"_is_accelerate_prepared"}
 )
 
@@ -48,11 +49,15 @@ class ORTModule(nn.Module):
         activations, temporaries, outputs, gradients): bytes as an int, a text such as "2GiB", or a
         share of what it would take, such as "0.3x". Where a plan exceeds it, activations are
         computed again in the backward instead of being kept (docs/memory.md). None: no limit.
+      random: Who draws the masks of dropout: "engine", quickly, from a seed that each forward takes
+        from PyTorch's generator, or "pytorch", the masks that the module itself would draw, so that
+        a run can be compared with PyTorch's. All other random numbers are PyTorch's in both
+        (docs/random_numbers.md).
 
     Raises:
       TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``max_memory`` has another
         type.
-      ValueError: ``max_memory`` says no number of bytes and no share.
+      ValueError: ``max_memory`` says no number of bytes and no share, or ``random`` is another text.
 
     Example:
       >>> model = ORTModule(model)
@@ -75,15 +80,17 @@ class ORTModule(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep joined classes out of registries that the wrapped class may keep of its kinds."""
 
-    def __init__(self, module: nn.Module, *, max_memory: int | str | None = None) -> None:
-        budget = MemoryBudget.parse(max_memory)
+    def __init__(
+        self, module: nn.Module, *, max_memory: int | str | None = None, random: str = "engine"
+    ) -> None:
+        budget, dropout = MemoryBudget.parse(max_memory), DropoutSource.parse(random)
         state = self.__dict__
         for name in _MODULE_STATE:
             if name in module.__dict__:
                 state[name] = module.__dict__[name]
         state["_ortrain_module"] = module
-        state["_ortrain_engine"] = Engine(module, cut=Pieces, budget=budget)
-        state["_ortrain_max_memory"] = max_memory
+        state["_ortrain_engine"] = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
+        state["_ortrain_options"] = {"max_memory": max_memory, "random": random}
         made_modules.tell(self)
         progress_display.attach()
 
@@ -178,7 +185,7 @@ class ORTModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Captured graphs are made again where the copy runs.
-        again = functools.partial(ORTModule, max_memory=self.__dict__["_ortrain_max_memory"])
+        again = functools.partial(ORTModule, **self.__dict__["_ortrain_options"])
         return (again, (self.__dict__["_ortrain_module"],))
 
 

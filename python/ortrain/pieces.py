@@ -13,6 +13,7 @@ from torch import fx, nn
 from ortrain import dynamo
 from ortrain.capture import dynamo_internals as internals
 from ortrain.engine import Engine
+from ortrain.random_numbers import DropoutSource
 
 
 class Pieces:
@@ -20,9 +21,10 @@ class Pieces:
 
     Args:
       module: The module; what changes in it between calls is seen by Dynamo's guards.
+      dropout: Who draws the masks of dropout.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, dropout: DropoutSource = DropoutSource.ENGINE) -> None:
         self._module = module
         self._breaks: dict[str, None] = {}
         # Dynamo keeps backends and compiled code for longer than the module lives.
@@ -33,7 +35,7 @@ class Pieces:
             pieces = owner()
             if pieces is None:
                 return lambda args, _: piece(*args)
-            engine = Engine(piece, tells=False)
+            engine = Engine(piece, tells=False, dropout=dropout)
             pieces._engines.append(engine)
             held = weakref.ref(engine)
 

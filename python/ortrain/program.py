@@ -5,19 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from ortrain import _core, devices, progress
 from ortrain.memory_budget import MemoryBudget
-
-# Operators whose result may share the memory of their first input.
-_VIEWS = frozenset(
-    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "StopGradient", "Slice", "Split"}
-    | {"Transpose", "Expand", "SumToShape"}
-)
 
 # Operators that run outside of the engine.
 _ESCAPES = frozenset({"External", "ExternalGrad"})
@@ -32,18 +26,33 @@ Form = bool | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CallersMemory:
+    """What a backward reads where others can write to it in the meantime, by position.
+
+    Attributes:
+      inputs: Of the inputs, those which PyTorch's backward would not read aside.
+      outputs: Of the user outputs.
+      copied: Those inputs: the backward reads a copy of them.
+    """
+
+    inputs: list[int]
+    outputs: list[int]
+    copied: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BackwardPart:
     """A stretch of the backward.
 
     Attributes:
       end: Step of the plan behind its last one.
       positions: The inputs whose gradients are final then.
-      reads: The inputs that it or a later part may read.
+      reads: What it or a later part reads.
     """
 
     end: int
     positions: list[int]
-    reads: list[int]
+    reads: CallersMemory
 
 
 class Program:
@@ -55,6 +64,7 @@ class Program:
       form: Which rows it computes.
       device: Where its tensors are.
       budget: What its plans may take; None for any memory.
+      unsaved: Names of the inputs of which PyTorch's backward would read nothing.
 
     Attributes:
       session: Runs it.
@@ -72,6 +82,7 @@ class Program:
         form: Form,
         device: torch.device = devices.CPU,
         budget: MemoryBudget | None = None,
+        unsaved: Collection[str] = (),
     ) -> None:
         self.gradient_of = outputs
         self.form = form
@@ -95,38 +106,34 @@ class Program:
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
         self.incoming = [names.index(i["target"]) for i in graph.inputs if i["role"] == "gradient"]
-        self._inputs = inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
+        inputs = [i["name"] for i in graph.inputs if i["role"] != "gradient"]
         self.outgoing = [
             inputs.index(o["target"]) for o in graph.outputs if o["role"] == "gradient"
         ]
-        self._late = self._read_late(graph, nodes)
+        self._unsaved = frozenset(i for i, name in enumerate(inputs) if name in unsaved)
         self._parts: dict[int, list[BackwardPart]] = {}
-        self._late_of: dict[int, tuple[list[int], list[int]]] = {}
+        self._reads: dict[int, CallersMemory] = {}
 
-    def _read_late(self, graph: Any, nodes: Sequence[Any]) -> tuple[list[int], list[int]]:
-        """Return the inputs and the outputs that the backward reads."""
-        late = _values_read_by_backward(nodes)
-        user = [o["value"] for o in graph.outputs if o["role"] == "user"]
-        return (
-            [i for i, name in enumerate(self._inputs) if name in late],
-            [i for i, name in enumerate(user) if name in late],
-        )
+    def reads(self, run: Any) -> CallersMemory:
+        """Return what the backward of a run reads whose forward has run.
 
-    def read_late(self, run: Any) -> tuple[list[int], list[int]]:
-        """Return the inputs and the outputs that the backward of a run reads, by position.
-
-        A backward that computes values again reads more than others do.
+        That depends on its shapes, at which an operator may give out the memory of what it takes.
         """
-        made = run.memory_plan.get("recomputation")
-        if made is None or not made["nodes"]:
-            return self._late
-        found = self._late_of.get(run.plan_id)
+        found = self._reads.get(run.plan_id)
         if found is None:
-            if len(self._late_of) >= _MOST_PLANS:
-                self._late_of.clear()
-            graph = run.rewritten
-            found = self._late_of[run.plan_id] = self._read_late(graph, graph.nodes())
+            if len(self._reads) >= _MOST_PLANS:
+                self._reads.clear()
+            found = self._reads[run.plan_id] = self._reads_behind(run, 0)
         return found
+
+    def _reads_behind(self, run: Any, begin: int) -> CallersMemory:
+        """Return what the steps of a run's plan read from one of the backward on."""
+        inputs, outputs = ([p for p, end in of if end > begin] for of in run.backward_reads)
+        return CallersMemory(
+            [p for p in inputs if p not in self._unsaved],
+            outputs,
+            [p for p in inputs if p in self._unsaved],
+        )
 
     def parts(self, run: Any) -> list[BackwardPart]:
         """Return the parts of the backward of a run whose forward has run."""
@@ -136,11 +143,11 @@ class Program:
                 self._parts.clear()
             size = max(_LEAST_PART, run.memory_plan["gradient_bytes"] // _MOST_PARTS)
             found = self._parts[run.plan_id] = []
-            unread = set(self.read_late(run)[0])
+            begin = 0
             for end, gradients in run.backward_parts(size):
                 positions = [self.outgoing[g] for g in gradients]
-                found.append(BackwardPart(end, positions, sorted(unread)))
-                unread -= set(positions)
+                found.append(BackwardPart(end, positions, self._reads_behind(run, begin)))
+                begin = end
         return found
 
 
@@ -161,20 +168,6 @@ def explain_passes(program: Program, unfused: Any) -> tuple[list[Any], list[Any]
         graph.build_backward(list(program.gradient_of))
     passes, notes = graph.explain_passes("fuse")
     return (passes, notes) if graph.text() == program.graph.text() else None
-
-
-def _values_read_by_backward(nodes: Sequence[Any]) -> set[str]:
-    """Return the names of the values whose memory backward nodes read, through views too."""
-    reading = [n for n in nodes if n["phase"] == "backward" and n["op"] != "Shape"]
-    late = {name for node in reading for name in node["inputs"]}
-    views = [node for node in nodes if node["op"] in _VIEWS]
-    for node in reversed(views):
-        if not late.isdisjoint(node["outputs"]):
-            late.add(node["inputs"][0])
-    for node in views:
-        if node["inputs"][0] in late:
-            late.update(node["outputs"])
-    return late
 
 
 def inputs_with_gradients(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

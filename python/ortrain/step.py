@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from ortrain import _core, devices, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
-from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
+from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
+from ortrain.random_numbers import GeneratorStates, draw_seed
 
 
 @functools.cache
@@ -34,13 +36,37 @@ def execute(
 
     Args:
       entry: The captured graph.
-      inputs: Its inputs.
+      inputs: Its inputs; the seed among them is drawn here.
       targets: What it writes to.
       on_run: Is handed the `_core.Run` once its forward has run.
 
     Raises:
       UnsupportedError: No kernel takes the shapes.
     """
+    draws, seed_at = entry.captured.draws, entry.seed_at
+    if not draws and seed_at is None:
+        return _execute(entry, inputs, targets, on_run, None)
+    before = GeneratorStates(entry.device)
+    if seed_at is not None:
+        # PyTorch's draws are those of a module without the engine's, which count behind them.
+        inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
+    try:
+        outputs = _execute(entry, inputs, targets, on_run, before if draws else None)
+    except _core.UnsupportedError:  # PyTorch runs the call instead
+        before.restore()
+        raise
+    if draws and seed_at is not None:
+        draw_seed(entry.device)  # the next forward has another one
+    return outputs
+
+
+def _execute(
+    entry: Entry,
+    inputs: list[torch.Tensor],
+    targets: list[torch.Tensor],
+    on_run: Callable[[Any], None],
+    generators: GeneratorStates | None,
+) -> list[torch.Tensor]:
     devices.follow_tf32(entry.device)
     form: Form = None
     selected = entry.rows.select(inputs) if entry.rows is not None else None
@@ -59,7 +85,7 @@ def execute(
         on_run(run)
         entry.apply_updates(targets, outputs)
         return list(outputs[: entry.num_user_outputs])
-    step = _Pass(entry, program, inputs)
+    step = _Pass(entry, program, inputs, generators)
     outputs = step.forward()
     on_run(step.run)
     entry.apply_updates(targets, outputs)
@@ -84,10 +110,17 @@ class _Pass:
       entry: The captured graph.
       program: The form of it that runs.
       inputs: Its inputs.
+      generators: What the forward's draws in PyTorch start from; None where there are none.
     """
 
-    def __init__(self, entry: Entry, program: Program, inputs: Sequence[torch.Tensor]) -> None:
-        self.entry, self.program = entry, program
+    def __init__(
+        self,
+        entry: Entry,
+        program: Program,
+        inputs: Sequence[torch.Tensor],
+        generators: GeneratorStates | None,
+    ) -> None:
+        self.entry, self.program, self.generators = entry, program, generators
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         self.inputs = [t.detach() for t in inputs]
         for position in entry.updated_inputs:  # backward may run the forward again
@@ -100,6 +133,8 @@ class _Pass:
     def forward(self) -> list[torch.Tensor]:
         """Run the forward."""
         outputs = self.run.forward(self.inputs)
+        for position in self.program.reads(self.run).copied:
+            self.run.replace_input(position, self.inputs[position].clone())
         self.versions = [t._version for t in self.inputs]
         # Aliases share the version counter but not the history: no reference cycle.
         self.outputs = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
@@ -138,12 +173,11 @@ class _Pass:
             run = _core.Run(program.session)
         else:
             run = self.run
-            inputs, results = program.read_late(run)
-            _check_versions(self, inputs)
-            _check_output_versions(self, results)
+            _check_versions(self, program.reads(run))
         if not run.can_run_backward or run.in_backward:
-            _check_versions(self, range(len(self.inputs)))
-            run.forward(self.inputs)
+            _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
+            with self.generators.replayed() if self.generators else contextlib.nullcontext():
+                run.forward(self.inputs)
         self._made.clear()
         self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]
@@ -246,9 +280,9 @@ class _SecondDerivative(torch.autograd.Function):
         )
 
 
-def _check_versions(step: _Pass, positions: Iterable[int]) -> None:
-    """Refuse inputs that were written to since the forward read them."""
-    for position in positions:
+def _check_versions(step: _Pass, reads: CallersMemory) -> None:
+    """Refuse to read inputs and outputs that were written to since the forward."""
+    for position in reads.inputs:
         tensor, version = step.inputs[position], step.versions[position]
         if tensor._version != version:
             # Only here: describing the graph's inputs costs more than the whole check.
@@ -258,11 +292,7 @@ def _check_versions(step: _Pass, positions: Iterable[int]) -> None:
                 f"'{name}' is needed for the gradient and was modified by an inplace operation: "
                 f"it is at version {tensor._version}, expected version {version}"
             )
-
-
-def _check_output_versions(step: _Pass, positions: Iterable[int]) -> None:
-    """Refuse outputs that were written to: backward reads them where they are."""
-    for i in positions:
+    for i in reads.outputs:
         tensor, version = step.outputs[i], step.output_versions[i]
         if tensor._version != version:
             raise RuntimeError(

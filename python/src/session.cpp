@@ -8,6 +8,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "ortrain/base/error.h"
 #include "ortrain/runtime/backward_parts.h"
 #include "ortrain/training/memory_budget.h"
@@ -144,6 +146,52 @@ class Run {
       result.append(nb::make_tuple(part.end, positions));
     }
     return result;
+  }
+
+  // What of the caller's memory the backward reads: (position, behind the last step) of inputs,
+  // those with role `gradient` aside, and of user outputs.
+  nb::tuple backward_reads() const {
+    if (!context_) throw InternalError("what a backward reads is known after a forward");
+    const Graph& graph = session_->graph();
+    const BackwardReads reads = ortrain::backward_reads(graph, context_->plan());
+    nb::list inputs;
+    for (const auto& [index, end] : reads.inputs) {
+      const auto before = graph.inputs().begin() + static_cast<std::ptrdiff_t>(index);
+      const auto position = std::count_if(graph.inputs().begin(), before, [](const GraphInput& i) {
+        return i.role != InputRole::gradient;
+      });
+      inputs.append(nb::make_tuple(position, end));
+    }
+    nb::list outputs;
+    for (const auto& [index, end] : reads.outputs) {
+      if (graph.outputs()[index].role != OutputRole::user) continue;
+      const auto before = graph.outputs().begin() + static_cast<std::ptrdiff_t>(index);
+      const auto position =
+          std::count_if(graph.outputs().begin(), before,
+                        [](const GraphOutput& o) { return o.role == OutputRole::user; });
+      outputs.append(nb::make_tuple(position, end));
+    }
+    return nb::make_tuple(inputs, outputs);
+  }
+
+  // `position`: among the inputs, those with role `gradient` aside.
+  void replace_input(size_t position, nb::handle tensor) {
+    if (!context_) throw InternalError("inputs are replaced after a forward");
+    const std::vector<GraphInput>& inputs = session_->graph().inputs();
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].role == InputRole::gradient || next++ != position) continue;
+      BorrowedTensor borrowed = borrow_input(inputs[i], tensor);
+      if (borrowed.dims != context_->plan().inputs[i].dims) {
+        throw ShapeError(str("the ", describe(session_->graph(), inputs[i]), " has shape ",
+                             dims_str(borrowed.dims), ", expected ",
+                             dims_str(context_->plan().inputs[i].dims)));
+      }
+      context_->replace_input(i, borrowed.data);
+      kept_.push_back(std::move(borrowed.keep_alive));
+      return;
+    }
+    throw InternalError(str("the graph has no input ", position));
   }
 
   bool can_run_backward() const { return context_ && context_->can_run_backward(); }
@@ -295,6 +343,8 @@ void init_session(nb::module_& module) {
       .def("begin_backward", &Run::begin_backward)
       .def("continue_backward", &Run::continue_backward, nb::arg("end"))
       .def("backward_parts", &Run::backward_parts, nb::arg("bytes"))
+      .def_prop_ro("backward_reads", &Run::backward_reads)
+      .def("replace_input", &Run::replace_input, nb::arg("position"), nb::arg("tensor"))
       .def_prop_ro("can_run_backward", &Run::can_run_backward)
       .def_prop_ro("in_backward", &Run::in_backward)
       .def_prop_ro("plan_id", &Run::plan_id)

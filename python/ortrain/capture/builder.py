@@ -56,7 +56,7 @@ class GraphBuilder(Protocol):
     ...
 
   def output(self, value: Value, name: str, role: str, target: str = "") -> None:
-    """Add an output; role is user, buffer_update (target: buffer) or input_update."""
+    """Add an output; role is user, buffer_update (target: buffer), input_update or token."""
     ...
 
   def finish(self) -> Any:

@@ -32,6 +32,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import FlatCall
 from ortrain.errors import InvalidModelError
+from ortrain.random_numbers import DropoutSource
 
 _log = logs.get_logger("ortrain.cache")
 
@@ -87,9 +88,12 @@ class CacheSlot:
     Args:
       module: The module, as it is before the capture.
       call: The call, flattened.
+      dropout: Who draws the masks of dropout.
     """
 
-    def __init__(self, module: nn.Module, call: FlatCall) -> None:
+    def __init__(
+        self, module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSource.ENGINE
+    ) -> None:
         self._files: GraphFiles | None = None
         self._names: tuple[str, str] = ("", "")
         self._module = module
@@ -99,7 +103,7 @@ class CacheSlot:
             return
         self._started = time.perf_counter()
         try:
-            key = _key(module, call)
+            key = _key(module, call, dropout)
         except Unkeyable as reason:
             _log.debug("%s is not cached: %s", type(module).__name__, reason)
             return
@@ -234,7 +238,7 @@ def _pattern(call: FlatCall) -> list[list[int]]:
     ]
 
 
-def _key(module: nn.Module, call: FlatCall) -> str:
+def _key(module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSource.ENGINE) -> str:
     """Return the digest of everything that a graph depends on, sizes and source files aside."""
     print_of = Fingerprint(module)
     print_of.token(ortrain.__version__, source_files.own_sources(), sys.version, platform.machine())
@@ -244,7 +248,7 @@ def _key(module: nn.Module, call: FlatCall) -> str:
         if name.startswith(_ENVIRONMENT) and not name.startswith(_NOT_READ_BY_GRAPHS):
             print_of.token(name, os.environ[name])
     print_of.token(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device())
-    print_of.token(torch.is_inference_mode_enabled())
+    print_of.token(torch.is_inference_mode_enabled(), dropout.value)
     print_of.token(torch.are_deterministic_algorithms_enabled(), internals.has_onednn())
     print_of.token(*AutocastState.current().enabled, _pattern(call))
     print_of.add_module()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,54 @@ class Operand:
     is_number: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in PyTorch's memory where that is not row by row.
+
+    PyTorch fills a tensor with random numbers in the order of its memory.
+
+    Attributes:
+      order: Its axes, from the widest stride to the narrowest.
+      dense: Whether nothing lies between its elements.
+    """
+
+    order: tuple[int, ...]
+    dense: bool
+
+    @staticmethod
+    def of(value: torch.Tensor) -> Layout | None:
+        """Return the layout of a tensor of a trace; None where it is row by row, or not known."""
+        sizes, strides = (list(map(_hint, numbers)) for numbers in (value.shape, value.stride()))
+        if None in sizes or None in strides or 0 in sizes:
+            return None
+        wide = [axis for axis, size in enumerate(sizes) if size != 1]
+        if any(strides[axis] == 0 for axis in wide):
+            return None  # expanded: what is made like it is row by row
+        by_stride = sorted(wide, key=lambda axis: -strides[axis])
+        expected, dense = 1, True
+        for axis in reversed(by_stride):
+            dense = dense and strides[axis] == expected
+            expected *= sizes[axis]
+        if dense and by_stride == wide:
+            return None
+        narrow = [axis for axis, size in enumerate(sizes) if size == 1]
+        return Layout((*narrow, *by_stride), dense)
+
+    def applied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor that lies like this one."""
+        laid = tensor.permute(self.order)
+        laid = laid.clone(memory_format=torch.contiguous_format) if self.dense else _spread(laid)
+        return laid.permute([self.order.index(axis) for axis in range(len(self.order))])
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def _hint(number: Any) -> int | None:
+    return number if isinstance(number, int) else number.node.hint
+
+
 def with_operands(leaves: Sequence[Any], tree: Any, given: Callable[[Operand], Any]) -> Any:
     """Return the structure of ``leaves``, with what is given for each operand in its place."""
     filled = [given(leaf) if isinstance(leaf, Operand) else leaf for leaf in leaves]
@@ -69,8 +117,11 @@ class EscapedCall:
         them is left out.
       args: Its arguments, nested, with an ``Operand`` where a tensor or a computed number stands.
       kwargs: Its keyword arguments, likewise.
-      stream: A number that no other call of the graph has, where it may draw random numbers: the
-        last operand is the graph's seed then.
+      draws: Whether it may draw random numbers: the last operand and the last result are tokens
+        then, which keep such calls in PyTorch's order and are not looked at.
+      layouts: How operands lie in PyTorch, by position, where that is not row by row.
+      fills: Whether the function gets the results first and writes to them, instead of returning
+        any.
     """
 
     def __init__(
@@ -80,12 +131,16 @@ class EscapedCall:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         *,
-        stream: int | None,
+        draws: bool,
+        layouts: Mapping[int, Layout] | None = None,
+        fills: bool = False,
     ) -> None:
         self._name = name
         self._function = function
         self._leaves, self._tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        self._stream = stream
+        self.draws = draws
+        self._layouts = dict(layouts or {})
+        self._fills = fills
         self._told = False
         self.key = f"{name}#{next(_numbers)}"
         call = weakref.proxy(self)  # the engine holds the functions, and this object removes them
@@ -106,11 +161,16 @@ class EscapedCall:
         tracked: list[int],
     ) -> Any:
         """Write the results; return what ``_backward`` needs if operands are ``tracked``."""
-        seed = None if self._stream is None else _mixed(int(operands.pop()), self._stream)
+        if self.draws:
+            operands.pop()
+            results.pop()
         # Of the engine's memory the leaves only have the sizes: gradients end there.
         leaves = [t.requires_grad_(i in tracked) for i, t in enumerate(operands)]
         with torch.set_grad_enabled(bool(tracked)), torch.autocast("cpu", enabled=False):
-            made = self._results(self._call([t.clone() for t in leaves], seed))
+            if self._fills:
+                self._call(self._laid(leaves), results)
+                return None
+            made = self._results(self._call(self._laid(leaves)))
         if len(made) != len(results):
             raise ShapeError(f"{self._name} gave {len(made)} results, expected {len(results)}")
         with torch.no_grad():
@@ -119,21 +179,18 @@ class EscapedCall:
                     self._store(index, value, out)
         return (leaves, made) if tracked else None
 
-    def _call(self, tensors: list[torch.Tensor], seed: int | None) -> Any:
+    def _laid(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of the operands."""
+        layouts = self._layouts
+        return [layouts[i].applied(t) if i in layouts else t.clone() for i, t in enumerate(tensors)]
+
+    def _call(self, tensors: list[torch.Tensor], first: Sequence[Any] = ()) -> Any:
         def given(operand: Operand) -> Any:
             tensor = tensors[operand.position]
             return tensor.item() if operand.is_number else tensor
 
         args, kwargs = with_operands(self._leaves, self._tree, given)
-        if seed is None:
-            return self._function(*args, **kwargs)
-        generator = torch.default_generator  # not torch.manual_seed, which seeds all devices
-        state = generator.get_state()
-        try:
-            generator.manual_seed(seed)
-            return self._function(*args, **kwargs)
-        finally:
-            generator.set_state(state)
+        return self._function(*first, *args, **kwargs)
 
     @staticmethod
     def _results(made: Any) -> list[torch.Tensor]:
@@ -187,8 +244,3 @@ class EscapedCall:
                         self._name,
                         index,
                     )
-
-
-def _mixed(seed: int, stream: int) -> int:
-    """Return a seed of its own for each stream of a graph's seed (Fibonacci hashing)."""
-    return (seed ^ (stream * 0x9E3779B97F4A7C15)) & 0x7FFF_FFFF_FFFF_FFFF

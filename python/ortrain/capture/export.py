@@ -46,6 +46,7 @@ from ortrain.capture.no_grad_regions import (
     refuse_regions_with_gradients,
     refuse_writes_through_detach,
 )
+from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.shallow_copies import MadePlain
@@ -199,6 +200,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         warnings.catch_warnings(),
         without_cache(module),
         internals.autograd_functions_by(functions.apply),
+        dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
         internals.quiet_logs(),
         no_traces_kept(),

@@ -22,6 +22,7 @@ from ortrain.capture.aliases import origin_of, written_by
 from ortrain.capture.errors import AutogradFunctionError
 from ortrain.capture.escapes import Operand, with_operands
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.random_internals import keep_dead
 
 _numbers = itertools.count()
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -171,6 +172,7 @@ class FunctionCalls:
         torch.library.register_fake(f"{self._namespace}::{name}", call.traced, lib=self._library)
         operator = getattr(getattr(torch.ops, self._namespace), name).default
         self.calls[operator] = call
+        keep_dead(operator)
         return operator
 
 

@@ -26,6 +26,7 @@ from ortrain.capture.torch_internals import (
     is_transforming,
     mode_around,
 )
+from ortrain.random_numbers import DropoutSource, untouched_generator
 
 
 def prepare(
@@ -35,6 +36,7 @@ def prepare(
     kwargs: Mapping[str, Any],
     stages: dict[str, float],
     read: NamesRead | None = None,
+    dropout: DropoutSource = DropoutSource.ENGINE,
     *,
     standalone: bool = True,
 ) -> PreparedGraph:
@@ -47,6 +49,7 @@ def prepare(
       kwargs: Keyword arguments.
       stages: Takes the seconds of each stage.
       read: Takes what the forward reads, as far as it came where an error is raised.
+      dropout: Who draws the masks of dropout.
       standalone: Whether the graph stands for the forward by itself: tensors outside of the module stay what they
         are at this moment, and results that share memory are copies.
 
@@ -56,7 +59,7 @@ def prepare(
     read = NamesRead() if read is None else read
     kept: list[str] = []
     with read.fakes.taken_back(kept):
-        prepared = _prepare(module, call, args, kwargs, stages, read, standalone=standalone)
+        prepared = _prepare(module, call, args, kwargs, stages, read, dropout, standalone=standalone)
     if kept:
         raise FirstCallError(
             f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -71,20 +74,33 @@ def _prepare(
     kwargs: Mapping[str, Any],
     stages: dict[str, float],
     read: NamesRead,
+    dropout: DropoutSource,
     *,
     standalone: bool,
 ) -> PreparedGraph:
-    with progress.stage("capture") as timing, without_root_hooks(module), nothing_added(module):
+    with (
+        progress.stage("capture") as timing,
+        untouched_generator() as touched,
+        without_root_hooks(module),
+        nothing_added(module),
+    ):
         captured = _capture(module, args, kwargs, read, standalone=standalone)
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
             captured = _capture(module, args, kwargs, read, dynamic=False, standalone=standalone)
+    if any(touched):
+        raise CaptureError(
+            "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
+        )
     stages["capture"] = timing.seconds
     with progress.stage("convert") as timing:
         converted = convert(
-            captured, _core.GraphBuilder(type(module).__name__), keeps_outside=standalone
+            captured,
+            _core.GraphBuilder(type(module).__name__),
+            dropout,
+            keeps_outside=standalone,
         )
         converted.graph.run_passes("simplify")
     stages["convert"] = timing.seconds
@@ -100,6 +116,7 @@ def _prepare(
         autocast_regions=captured.autocast_regions,
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
+        unsaved_inputs=converted.unsaved_inputs,
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,

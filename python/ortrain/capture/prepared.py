@@ -53,6 +53,7 @@ class PreparedGraph:
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
+      unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
@@ -70,10 +71,16 @@ class PreparedGraph:
     autocast_regions: bool
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
+    unsaved_inputs: frozenset[str] = frozenset()
     names_read: frozenset[str] | None = None
     num_made: int = 0
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     views: ResultViews | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether a run of it may draw from PyTorch's generators, the engine's seed aside."""
+        return any(call.draws for call in self.escaped_calls)
 
     def to_bytes(self) -> bytes:
         """Return a form that ``from_bytes`` reads.
@@ -98,6 +105,7 @@ class PreparedGraph:
             "grad_enabled": self.grad_enabled,
             "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
+            "unsaved_inputs": sorted(self.unsaved_inputs),
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "name": self.graph.name,
         }
@@ -126,6 +134,7 @@ class PreparedGraph:
                 grad_enabled=read["grad_enabled"],
                 squeezes=read["squeezes"],
                 autocast_regions=read["autocast_regions"],
+                unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
                 names_read=None if names is None else frozenset(map(str, names)),
             )
         except NotStorableError:

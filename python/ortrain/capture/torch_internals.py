@@ -450,6 +450,8 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     """Return a function that computes ``op`` by simpler operators, or None."""
     if not isinstance(op, torch._ops.OpOverload) or op.name() in _KEPT_WHOLE:
         return None
+    if moves_generator(op) and not is_composite(op):
+        return None  # what it is made of draws other numbers
     if is_composite(op):
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         kernel = op.py_kernels.get(key)
@@ -496,7 +498,12 @@ def has_dense_gradients(node: torch.fx.Node) -> bool:
 
 def draws_random_numbers(op: Any) -> bool:
     """Tell whether an operator may read PyTorch's generator; of others than its own nobody knows."""
-    return op.namespace != "aten" or torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+    return op.namespace != "aten" or moves_generator(op)
+
+
+def moves_generator(op: Any) -> bool:
+    """Tell whether an operator is known to draw from PyTorch's generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -11,7 +11,9 @@ import torch
 
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.convert.external import dropout_noise
 from ortrain.capture.convert.registry import converts
+from ortrain.random_numbers import DropoutSource
 
 
 @converts("aten.relu.default")
@@ -182,6 +184,15 @@ def safe_softmax(e: Emitter, x: Tensor, dim: int, dtype: torch.dtype | None = No
     return e.where(hidden, e.scalar(0, e.dtype_of(result)), result)
 
 
+def drop(e: Emitter, x: Tensor, p: float) -> Value:
+    """Return the dropout of ``x`` in training, ``p`` being above 0."""
+    if p == 1:
+        return e.full(x.shape, 0, x.dtype)
+    if e.dropout is DropoutSource.PYTORCH:
+        return e.node("Mul", x, dropout_noise(e, x, p))
+    return _dropout(e, x, p, with_mask=False)[0]
+
+
 def _dropout(e: Emitter, x: Tensor, p: float, *, with_mask: bool) -> tuple[Value, Value | None]:
     seed, draw = e.seed(), {"ratio": float(p), "stream": e.stream()}
     result = e.node("Dropout", x, seed, domain="ortrain", **draw)
@@ -194,6 +205,8 @@ def native_dropout(
     e: Emitter, x: Tensor, p: float, train: bool | None
 ) -> tuple[Value, Value | None]:
     with_mask = e.uses_result(1)
+    if e.dropout is DropoutSource.PYTORCH and train is not False:
+        raise e.unsupported("PyTorch draws its mask")
     if train is False or p in (0, 1):
         keeps = train is False or p == 0
         mask = e.full(x.shape, keeps, torch.bool) if with_mask else None
@@ -205,6 +218,4 @@ def native_dropout(
 def dropout(e: Emitter, x: Tensor, p: float, train: bool) -> Value:
     if not train or p == 0:
         return x.value
-    if p == 1:
-        return e.full(x.shape, 0, x.dtype)
-    return _dropout(e, x, p, with_mask=False)[0]
+    return drop(e, x, p)

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from ortrain.capture.builder import Value
+from ortrain.capture.convert.activation import drop, safe_softmax, softmax
 from ortrain.capture.convert.emitter import Emitter, Tensor, broadcast_shapes
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.convert.sizes import Size, product, same
+from ortrain.random_numbers import DropoutSource
 
 
 def _with_heads(e: Emitter, x: Tensor, lead: tuple[Size, ...]) -> Value:
@@ -60,6 +64,11 @@ def scaled_dot_product_attention(
     q, k, v = (_with_heads(e, t, lead) for t in tensors)
     mask = None if attn_mask is None else _mask(e, attn_mask, rank, lead)
     draws = dropout_p > 0
+    if draws and e.dropout is DropoutSource.PYTORCH:
+        if enable_gqa:
+            key, value = (_repeat_heads(e, t, query.shape[-3]) for t in (key, value))
+        operands = (query, key, value)
+        return _with_drawn_mask(e, operands, attn_mask, dropout_p, is_causal, float(scale))
     out, _ = e.nodes(
         "Attention",
         2,
@@ -80,6 +89,50 @@ def scaled_dot_product_attention(
         return out
     inner = (product(lead[:-1]), lead[-1], query.shape[-2], value.shape[-1])
     return e.reshape(out, (*lead, *inner[2:]), inner)
+
+
+def _with_drawn_mask(
+    e: Emitter,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float,
+) -> Value:
+    """Add the steps of attention, as PyTorch takes them where the weights drop out."""
+    query, key, value = tensors
+    lead = broadcast_shapes(*(t.shape[:-2] for t in tensors))
+    dtype, rows, columns = query.dtype, query.shape[-2], key.shape[-2]
+    # Each operand gets a root of the scale, so that their product stays small.
+    root = e.scalar(math.sqrt(abs(scale)), dtype)
+    signed = root if scale >= 0 else e.scalar(-math.sqrt(-scale), dtype)
+    swapped = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
+    turned = e.node("Transpose", key, perm=swapped)
+    scores = e.node("MatMul", e.node("Mul", query, signed), e.node("Mul", turned, root))
+    shape = (*lead, rows, columns)
+    hidden = e.scalar(float("-inf"), dtype)
+    if is_causal:
+        ones = e.full((rows, columns), True, torch.bool)
+        below = e.node("Trilu", ones, upper=0)
+        scores = e.where(below, scores, hidden)
+    elif mask is not None and mask.dtype is torch.bool:
+        scores = e.where(mask, scores, hidden)
+    elif mask is not None:
+        scores = e.node("Add", scores, mask)
+    masks = is_causal or mask is not None
+    weights = (safe_softmax if masks else softmax)(e, Tensor(scores, dtype, shape), -1)
+    return e.node("MatMul", drop(e, Tensor(weights, dtype, shape), dropout), value)
+
+
+def _repeat_heads(e: Emitter, x: Tensor, heads: Size) -> Tensor:
+    """Give each key head to as many query heads, side by side, as grouped attention does."""
+    held = x.shape[-3]
+    if not isinstance(heads, int) or not isinstance(held, int):
+        raise e.unsupported("grouped heads whose number varies")
+    apart = e.unsqueeze(x, [x.rank - 2])
+    wide = e.expand(apart, (*x.shape[:-2], heads // held, *x.shape[-2:]))
+    shape = (*x.shape[:-3], heads, *x.shape[-2:])
+    return Tensor(e.reshape(wide, shape), x.dtype, shape)
 
 
 def _spread_heads(e: Emitter, x: Tensor, lead: tuple[Size, ...]) -> Tensor:

@@ -18,6 +18,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
 from ortrain.capture.checkpoints import checkpoint_of
+from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.escape import add_escape
 from ortrain.capture.convert.registry import conversion
@@ -28,8 +29,10 @@ from ortrain.capture.errors import (
     ConversionError,
     UnsupportedOperatorError,
 )
-from ortrain.capture.escapes import Escape, EscapedCall
+from ortrain.capture.escapes import Escape, EscapedCall, Layout
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.saved_inputs import inputs_not_saved
+from ortrain.random_numbers import DropoutSource
 
 # Keyword arguments of ATen operators that a graph does not have.
 _PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
@@ -54,7 +57,8 @@ class Converted:
       user_inputs: (name, index among the flat tensors of a call) of each used input, in order.
       parameters: Names of the parameters that are inputs of the graph, in order.
       buffers: Names of the buffers that are inputs of the graph, in order.
-      has_seed: Whether the graph draws random numbers and takes a seed.
+      has_seed: Whether the engine draws random numbers and takes a seed.
+      unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
       escapes: Those of them that run in PyTorch.
@@ -68,6 +72,7 @@ class Converted:
     buffers: list[str]
     outside: dict[str, torch.Tensor]
     has_seed: bool
+    unsaved_inputs: frozenset[str]
     user_outputs: list[str]
     nodes: int
     escapes: list[Escape]
@@ -76,9 +81,13 @@ class Converted:
 
 
 def convert(
-    captured: CapturedModule, builder: GraphBuilder, *, keeps_outside: bool = True
+    captured: CapturedModule,
+    builder: GraphBuilder,
+    dropout: DropoutSource = DropoutSource.ENGINE,
+    *,
+    keeps_outside: bool = True,
 ) -> Converted:
-    """Build the graph of a captured module.
+    """Build the graph of a captured module; ``dropout`` says who draws its masks.
 
     Args:
       captured: The module.
@@ -93,18 +102,23 @@ def convert(
       UnsupportedOperatorError: An operator, or a form of it, has no conversion.
       ConversionError: A conversion disagrees with PyTorch about a dtype or a shape.
     """
-    return _Conversion(captured, builder, keeps_outside=keeps_outside).run()
+    return _Conversion(captured, builder, dropout, keeps_outside=keeps_outside).run()
 
 
 class _Conversion:
     def __init__(
-        self, captured: CapturedModule, builder: GraphBuilder, *, keeps_outside: bool
+        self,
+        captured: CapturedModule,
+        builder: GraphBuilder,
+        dropout: DropoutSource,
+        *,
+        keeps_outside: bool,
     ) -> None:
         self._keeps_outside = keeps_outside
         self._outside: dict[str, torch.Tensor] = {}
         self._captured = captured
         self._builder = builder
-        self._e = Emitter(builder)
+        self._e = Emitter(builder, dropout)
         self._env: dict[fx.Node, Any] = {}
         self._symbols = {dim.symbol: dim.name for dim in captured.dims}
         self._user_inputs: list[tuple[str, int]] = []
@@ -113,7 +127,6 @@ class _Conversion:
         self._live: set[fx.Node] = set()
         self._converted = 0
         self._escapes: list[Escape] = []
-        self._escaped_calls: list[EscapedCall] = []
 
     def run(self) -> Converted:
         start = time.perf_counter()
@@ -134,22 +147,26 @@ class _Conversion:
             buffers=[name for name in self._buffers if name not in self._outside],
             outside=self._outside,
             has_seed=self._e.has_seed,
+            unsaved_inputs=self._unsaved_inputs(graph),
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
             escapes=self._escapes,
-            escaped_calls=self._escaped_calls,
+            escaped_calls=self._e.escaped_calls,
             seconds=time.perf_counter() - start,
         )
 
     def _needed(self, graph: fx.Graph) -> set[fx.Node]:
-        """Return the nodes that an output or a size depends on."""
+        """Return the nodes that an output or a size depends on, and those that draw in PyTorch."""
         origins = self._size_origins(graph)
         output = next(n for n in graph.nodes if n.op == "output")
         needed: set[fx.Node] = set()
         pending = [
-            argument
-            for described, argument in zip(self._captured.outputs, output.args[0], strict=True)
-            if described.role is not OutputRole.NONE
+            *(
+                argument
+                for described, argument in zip(self._captured.outputs, output.args[0], strict=True)
+                if described.role is not OutputRole.NONE
+            ),
+            *filter(self._draws_in_pytorch, graph.nodes),
         ]
         while pending:
             node = pending.pop()
@@ -166,6 +183,16 @@ class _Conversion:
             pending.extend(node.all_input_nodes)
             pending.extend(origins[s] for s in _symbols_of(node) if s in origins)
         return needed
+
+    def _draws_in_pytorch(self, node: fx.Node) -> bool:
+        """Tell whether a node moves PyTorch's generators, so that it runs though nobody reads it."""
+        if node.op != "call_function":
+            return False
+        target = node.target
+        if target in self._captured.functions.calls or control_flow(target) is not None:
+            return True
+        engine = self._e.dropout is DropoutSource.ENGINE
+        return internals.moves_generator(target) and not (engine and conversion(target))
 
     def _size_origins(self, graph: fx.Graph) -> dict[sympy.Basic, fx.Node]:
         """Map each symbol to the input, or the node that reads a value, which defines it."""
@@ -188,6 +215,17 @@ class _Conversion:
         return origins
 
     # Inputs
+
+    def _unsaved_inputs(self, graph: fx.Graph) -> frozenset[str]:
+        # A checkpoint reads its inputs again, in PyTorch too: to copy them would undo it.
+        if not self._captured.grad_enabled or any(map(checkpoint_of, graph.nodes)):
+            return frozenset()
+        unsaved = inputs_not_saved(graph)
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        names = list(zip(placeholders, self._captured.placeholders, strict=True))
+        # A tied parameter stands in several places.
+        saved = {placeholder.name for node, placeholder in names if node not in unsaved}
+        return frozenset(placeholder.name for _, placeholder in names) - saved
 
     def _placeholder(self, node: fx.Node, placeholder: Placeholder, needed: bool) -> None:
         if not needed:
@@ -301,7 +339,6 @@ class _Conversion:
         if not all(self._e.sizes.knows(symbol) for symbol in _symbols_of(node)):
             raise why
         made = add_escape(self._e, node, function, args, kwargs, why)
-        self._escaped_calls.append(made.call)
         self._escapes.append(made.escape)
         return made.results
 
@@ -347,7 +384,7 @@ class _Conversion:
             raise self._disagrees(
                 node, f"shape {list(made.shape)}, PyTorch has {list(value.shape)}"
             )
-        return Tensor(made, value.dtype, shape)
+        return Tensor(made, value.dtype, shape, Layout.of(value))
 
     def _disagrees(self, node: fx.Node, what: str) -> ConversionError:
         return ConversionError(
@@ -378,6 +415,8 @@ class _Conversion:
                 value = self._e.node("Identity", value)
             taken.add(id(value))
             self._builder.output(value, output.name, output.role.value, output.target)
+        if self._e.token is not None:
+            self._builder.output(self._e.token, "token", "token")
 
 
 def _is_size(node: fx.Node) -> bool:

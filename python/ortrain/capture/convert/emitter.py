@@ -15,6 +15,8 @@ from ortrain.capture.builder import Attribute, GraphBuilder, Value
 from ortrain.capture.convert.sizes import Size, SizeValues, as_size, product, same
 from ortrain.capture.dtypes import LOW_PRECISION, TORCH_DTYPE, category, onnx_code, promote
 from ortrain.capture.errors import UnsupportedOperatorError
+from ortrain.capture.escapes import EscapedCall, Layout
+from ortrain.random_numbers import DropoutSource
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -27,6 +29,7 @@ class Tensor:
     value: Value
     dtype: torch.dtype
     shape: tuple[Size, ...]
+    layout: Layout | None = None  # in PyTorch's memory, where it is not row by row
 
     @property
     def rank(self) -> int:
@@ -54,8 +57,14 @@ NUMBERS = (bool, int, float, sympy.Basic)
 class Emitter:
     """Adds nodes to a builder on behalf of one node of the captured graph at a time."""
 
-    def __init__(self, builder: GraphBuilder) -> None:
+    def __init__(
+        self, builder: GraphBuilder, dropout: DropoutSource = DropoutSource.ENGINE
+    ) -> None:
         self.builder = builder
+        self.dropout = dropout
+        # What runs in PyTorch, and the token of the latest of it that may draw random numbers.
+        self.escaped_calls: list[EscapedCall] = []
+        self.token: Value | None = None
         self.sizes = SizeValues(self)
         self.target = ""
         self.path = ""
@@ -112,7 +121,7 @@ class Emitter:
 
     @property
     def has_seed(self) -> bool:
-        """Whether a node of the graph draws random numbers."""
+        """Whether a node of the graph draws random numbers of the engine."""
         return self._seed is not None
 
     def stream(self) -> int:

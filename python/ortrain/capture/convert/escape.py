@@ -7,27 +7,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.builder import Value
 from ortrain.capture.convert.control_flow import control_flow
-from ortrain.capture.convert.emitter import Emitter, Tensor
-from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.convert.emitter import Emitter
+from ortrain.capture.convert.external import add_external
 from ortrain.capture.errors import UnsupportedOperatorError
-from ortrain.capture.escapes import Escape, EscapedCall, Operand
+from ortrain.capture.escapes import Escape
 from ortrain.capture.function_calls import FunctionCall
+from ortrain.capture.random_internals import is_made_like, writing_form
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AddedEscape:
-    """A node that was added, its function, and what the report says of it."""
+    """A node that was added, and what the report says of it."""
 
     results: Any
-    call: EscapedCall
     escape: Escape
 
 
@@ -63,44 +61,24 @@ def add_escape(
     made = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if v is not None]
     if not all(map(_is_dense, made)) or not all(_is_dense(n.meta["val"]) for n in _tensors(node)):
         raise why
-    try:
-        types = [onnx_code(v.dtype) for v in made]
-    except TypeError:
-        raise why from None
-    operands: list[Value] = []
-
-    def stand_in(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            operands.append(leaf.value)
-            return Operand(len(operands) - 1)
-        if isinstance(leaf, sympy.Basic):
-            operands.append(e.sizes.value(leaf))
-            return Operand(len(operands) - 1, is_number=True)
+    for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, fx.Node) or (isinstance(leaf, fx.GraphModule) and flow is None):
             raise why
-        return leaf
-
-    filled = pytree.tree_map(stand_in, (args, kwargs))
-    stream = e.stream()
-    draws = flow is not None or function is not None or internals.draws_random_numbers(node.target)
-    if draws:
-        operands.append(e.seed())
     name = function.name if function is not None else e.target
-    call = EscapedCall(
-        name, function or flow or node.target, *filled, stream=stream if draws else None
-    )
-    results = list(
-        e.nodes(
-            "External",
-            len(made),
-            *(e.vector(tuple(map(internals.size_expression, v.shape))) for v in made),
-            *operands,
-            domain="ortrain",
-            callable=call.key,
-            types=types,
-            site=stream,
+    try:
+        results = add_external(
+            e,
+            name,
+            function or flow or writing_form(node.target) or node.target,
+            args,
+            kwargs,
+            [(v.dtype, tuple(map(internals.size_expression, v.shape))) for v in made],
+            draws=flow is not None
+            or function is not None
+            or internals.draws_random_numbers(node.target),
         )
-    )
+    except TypeError:  # a dtype that no graph has
+        raise why from None
     reached = [True] * len(made) if flow else _reached_by_gradients(node, function, len(made))
     for index, is_reached in enumerate(reached):
         if not is_reached and made[index].is_floating_point():
@@ -113,10 +91,10 @@ def add_escape(
         reason = why.reason.removeprefix(f"{e.target}: ")
     escape = Escape(name, e.path, reason, e.source)
     if not isinstance(value, (list, tuple)):
-        return AddedEscape(results[0], call, escape)
+        return AddedEscape(results[0], escape)
     given = iter(results)
     nested = tuple(None if v is None else next(given) for v in value)
-    return AddedEscape(nested, call, escape)
+    return AddedEscape(nested, escape)
 
 
 def _is_dense(value: Any) -> bool:
@@ -129,6 +107,8 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 def _reached_by_gradients(node: fx.Node, function: FunctionCall | None, count: int) -> list[bool]:
     """Tell which results have a gradient in PyTorch; all of them where it cannot be told."""
+    if is_made_like(node.target):
+        return [False] * count
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     made = internals.fake_results_with_gradients(function or node.target, args, kwargs)
     tensors = [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]

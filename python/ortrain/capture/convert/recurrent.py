@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ortrain.capture.builder import Value
+from ortrain.capture.convert.activation import drop
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts
 
@@ -39,6 +40,8 @@ def _layers(
     value = e.unsqueeze(x, [0 if batch_first else 1]) if unbatched else x.value
     if batch_first:
         value = e.node("Transpose", value, perm=[1, 0, 2])
+    leading = (1, *x.shape[:1]) if unbatched else x.shape[:2]
+    steps = leading[::-1] if batch_first or unbatched else leading
     starts = [e.unsqueeze(s, [1]) if unbatched else s.value for s in states]
     split = [
         e.nodes("Split", count, s, e.ints(*[1] * count), axis=0) if count > 1 else (s,)
@@ -67,14 +70,8 @@ def _layers(
                 collected.append(e.unsqueeze(end, [0]))
         value = outputs[0] if directions == 1 else e.node("Concat", *outputs, axis=2)
         if dropout > 0 and train and level < num_layers - 1:
-            value = e.node(
-                "Dropout",
-                value,
-                e.seed(),
-                ratio=float(dropout),
-                stream=e.stream(),
-                domain="ortrain",
-            )
+            shape = (*steps, directions * _hidden_size(e, weights))
+            value = drop(e, Tensor(value, x.dtype, shape), float(dropout))
     stacked = [parts[0] if count == 1 else e.node("Concat", *parts, axis=0) for parts in final]
     if batch_first:
         value = e.node("Transpose", value, perm=[1, 0, 2])
