@@ -32,6 +32,7 @@ from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
+from ortrain.forward_again import ForwardAgain
 from ortrain.input_errors import check_devices, input_error
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
@@ -101,7 +102,7 @@ class Engine:
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
-        self._signature = CallSignature(module.forward)
+        self.signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
             collections.OrderedDict()
         )
@@ -126,8 +127,8 @@ class Engine:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
                 self._forward = module.forward
-                self._signature = CallSignature(self._forward)
-            call = self._signature.flatten(args, kwargs)
+                self.signature = CallSignature(self._forward)
+            call = self.signature.flatten(args, kwargs)
         except CaptureError as error:
             if is_strict():
                 raise
@@ -162,7 +163,8 @@ class Engine:
             return module.forward(*args, **kwargs)
         try:
             inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
-            outputs = execute(entry, inputs, targets, self._remember_plan)
+            again = ForwardAgain(self, entry, call) if entry.preferred else None
+            outputs = execute(entry, inputs, targets, self._remember_plan, again)
         except _core.UnsupportedError as error:
             if is_strict():
                 raise
@@ -172,6 +174,22 @@ class Engine:
                 self._fall_back(error, "shapes that no kernel takes", whole=True)
             return module.forward(*args, **kwargs)
         return entry.results(call, tensors, outputs)
+
+    @property
+    def state(self) -> int:
+        """The number of the module's state at the last look."""
+        return self._states.present
+
+    def is_in_state(self, state: int) -> bool:
+        """Tell whether the module is in a state that a call has seen it in."""
+        with self._lock:
+            self._look_at_module()
+            return self._states.present == state
+
+    def places(self) -> dict[str, int]:
+        """Return where graphs find each parameter and buffer, by all of its names."""
+        with self._lock:
+            return self._states.positions()
 
     @property
     def piece_records(self) -> list[CaptureRecord]:

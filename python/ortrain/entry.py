@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import extents_of_one
@@ -52,6 +53,8 @@ class Entry:
       budget: What the plans of its programs may take; None for any memory.
       places: Of parameters and buffers that are results, their positions among the module's tensors.
       seed_at: Position of the engine's seed among the inputs; None where there is none.
+      autocast: The autocast state that it was captured in.
+      other_arguments: Positions, among the tensors of a call, of those that are no input of it.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -73,6 +76,8 @@ class Entry:
     budget: MemoryBudget | None = None
     places: dict[str, int] = dataclasses.field(default_factory=dict)
     seed_at: int | None = None
+    autocast: AutocastState = dataclasses.field(default_factory=AutocastState.current)
+    other_arguments: tuple[int, ...] = ()
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -179,6 +184,9 @@ class Entry:
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
             places=positions if prepared.views is not None else {},
+            other_arguments=tuple(
+                i for i in range(len(call.tensors)) if ("user", i) not in sources
+            ),
             seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
         )
         program = entry.program(entry.preferred)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ortrain import made_modules, progress_display
+from ortrain.capture.dynamo_internals import untraced
 from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
@@ -230,7 +231,7 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     functools.update_wrapper(forward, wrapped.forward)
     namespace = {
         **_shadows(wrapped),
-        "forward": forward,
+        "forward": untraced(forward),
         "__module__": wrapped.__module__,
         "__qualname__": wrapped.__qualname__,
         "__doc__": wrapped.__doc__,

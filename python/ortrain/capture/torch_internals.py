@@ -73,6 +73,14 @@ def is_transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_batched(tensor: torch.Tensor | None) -> bool:
+    """Tell whether a tensor stands for a batch of tensors in a vmap."""
+    kinds = torch._C._functorch
+    return tensor is not None and (
+        kinds.is_batchedtensor(tensor) or kinds.is_legacy_batchedtensor(tensor)
+    )
+
+
 def mode_around() -> str | None:
     """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
     if forward_ad._current_level >= 0:

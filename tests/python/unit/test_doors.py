@@ -1,0 +1,375 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to use a module that PyTorch offers, through ORTModule: each does what it does there."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from ortrain import ORTModule, program
+
+Use = Callable[[nn.Module, int], Any]
+
+
+def network(*, norm: bool = False, dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers: list[nn.Module] = [nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)]
+    if norm:
+        layers.insert(1, nn.BatchNorm1d(6))
+    if dropout:
+        layers.insert(2, nn.Dropout(dropout))
+    return nn.Sequential(*layers)
+
+
+def points(step: int = 0) -> torch.Tensor:
+    return torch.linspace(-1.0, 1.5, 12).reshape(3, 4) * (1 + step / 4)
+
+
+def same_in_each_step(model: nn.Module, use: Use, steps: int = 3, **options: Any) -> ORTModule:
+    """Train with ``use``; what it returns, gradients and buffers must be PyTorch's in each step."""
+    plain, ours = model, ORTModule(copy.deepcopy(model), **options)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (plain, ours)]
+    for step in range(steps):
+        seen = []
+        for m, optimizer in zip((plain, ours), optimizers, strict=True):
+            optimizer.zero_grad()
+            torch.manual_seed(step)
+            result = use(m, step)
+            gradients = [p.grad for p in m.parameters()]
+            seen.append([result, gradients, [b.clone() for b in m.buffers()]])
+            optimizer.step()
+        torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+    return ours
+
+
+def ran_whole(ours: ORTModule) -> None:
+    assert [record.fallback for record in ours.report().captures] == [""]
+
+
+def penalty(m: nn.Module, step: int) -> torch.Tensor:
+    x = points(step).requires_grad_()
+    y = m(x * 1.5)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (y.mean() + (slope.norm(dim=1) - 1).square().sum()).backward()
+    return slope.detach()
+
+
+# --- gradients of gradients
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_gradient_penalty(norm: bool) -> None:
+    ran_whole(same_in_each_step(network(norm=norm), penalty))
+
+
+def test_gradient_penalty_under_autocast() -> None:
+    def use(m: nn.Module, step: int) -> torch.Tensor:
+        x = points(step).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = m(x)
+        (slope,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        return slope.detach()
+
+    plain, ours = network(), ORTModule(network())
+    slopes = [use(m, 0) for m in (plain, ours)]
+    assert torch.equal(slopes[1], slopes[0])
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        assert p.grad is None or torch.equal(p.grad, q.grad)
+
+
+def test_gradient_penalty_where_gradients_are_handed_over_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "_LEAST_PART", 64)
+    model = network()
+
+    def use(m: nn.Module, step: int) -> torch.Tensor:
+        hooks = [p.register_post_accumulate_grad_hook(lambda p: None) for p in m.parameters()]
+        slope = penalty(m, step)
+        for hook in hooks:
+            hook.remove()
+        return slope
+
+    same_in_each_step(model, use)
+
+
+def test_history_of_the_input_counts_once() -> None:
+    def use(m: nn.Module, step: int) -> list[torch.Tensor]:
+        x = points(step).requires_grad_()
+        h = m[0](x)[:, :4].sin()  # of weights that the module uses again
+        gradients = torch.autograd.grad(m(h).sum(), [x, *m.parameters()], create_graph=True)
+        sum(g.square().sum() for g in gradients).backward()
+        return [g.detach() for g in gradients]
+
+    same_in_each_step(network(), use)
+
+
+def test_third_derivative() -> None:
+    def use(m: nn.Module, step: int) -> list[torch.Tensor]:
+        x = points(step).requires_grad_()
+        found = [m(x).sum()]
+        for _ in range(3):
+            found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+        found[-1].sum().backward()
+        return [f.detach() for f in found]
+
+    same_in_each_step(network(), use)
+
+
+def test_derivatives_by_parameters() -> None:
+    def use(m: nn.Module, step: int) -> None:
+        loss = m(points(step)).square().sum()
+        loss.backward(create_graph=True)
+        gradients = [p.grad for p in m.parameters()]
+        m.zero_grad()
+        sum((g * g.detach()).sum() for g in gradients).backward()
+
+    same_in_each_step(network(), use)
+
+
+class _Forces(nn.Module):
+    """Energy of positions, and forces that forward derives from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = network()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            energy = self.energy(x).sum()
+            (slope,) = torch.autograd.grad(energy, x, create_graph=self.training)
+        return energy, -slope
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_forces_in_forward_in_training_and_evaluation() -> None:
+    def use(m: nn.Module, step: int) -> list[torch.Tensor]:
+        energy, forces = m.train()(points(step))
+        (energy + forces.square().sum()).backward()
+        with torch.no_grad():
+            evaluated = m.eval()(points(step))
+        return [energy.detach(), forces.detach(), *(e.detach() for e in evaluated)]
+
+    same_in_each_step(_Forces(), use)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_forces_of_a_wrapped_energy() -> None:
+    plain = _Forces()
+    ours = copy.deepcopy(plain)
+    ours.energy = ORTModule(ours.energy)
+    for step in range(3):
+        for m in (plain, ours):
+            m.zero_grad()
+            energy, forces = m(points(step))
+            (energy + forces.square().sum()).backward()
+        for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_functional_derivatives(vectorize: bool) -> None:
+    plain, ours = network(), ORTModule(network())
+    x = points()[0]
+    functional = torch.autograd.functional
+    for take in (
+        lambda m: functional.hessian(lambda v: m(v).sum(), x, vectorize=vectorize),
+        lambda m: functional.jacobian(m, points(), vectorize=vectorize),
+        lambda m: functional.jacobian(m, points(), create_graph=True),
+        lambda m: functional.hvp(lambda v: m(v).sum(), x, torch.ones(4)),
+        lambda m: functional.vhp(lambda v: m(v).sum(), x, torch.ones(4)),
+        lambda m: functional.jvp(m, x, torch.ones(4)),
+    ):
+        torch.testing.assert_close(take(ours), take(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_of_gradients_is_not_differentiated() -> None:
+    with pytest.raises(RuntimeError, match="vectorize=False"):
+        torch.autograd.functional.jacobian(
+            ORTModule(network()), points(), vectorize=True, create_graph=True
+        )
+
+
+def test_weights_of_the_call_are_differentiated() -> None:
+    def use(m: nn.Module, step: int) -> list[torch.Tensor]:
+        weights = {name: p * 2 for name, p in m.named_parameters()}
+        x = points(step).requires_grad_()
+        y = functional_call(m, weights, (x,))
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        return [slope.detach()]
+
+    same_in_each_step(network(), use)
+
+
+class _Halves(nn.Module):
+    """Results that are views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.linear(x).tanh().chunk(2, dim=1)
+
+
+def test_gradients_through_results_that_share_memory() -> None:
+    def use(m: nn.Module, step: int) -> torch.Tensor:
+        x = points(step).requires_grad_()
+        left, right = m(x)
+        (slope,) = torch.autograd.grad((left * right).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        return slope.detach()
+
+    same_in_each_step(_Halves(), use)
+
+
+def test_dropout_of_the_engine_cannot_be_drawn_again() -> None:
+    ours = ORTModule(network(dropout=0.5))
+    x = points().requires_grad_()
+    (slope,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='random="pytorch"'):
+        slope.sum().backward()
+
+
+def test_dropout_of_pytorch_is_drawn_again() -> None:
+    same_in_each_step(network(dropout=0.5), penalty, random="pytorch")
+
+
+def test_second_derivative_of_a_module_in_another_mode_is_refused() -> None:
+    ours = ORTModule(network(norm=True))
+    x = points().requires_grad_()
+    loss = ours(x).sum()
+    ours.eval()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="have changed since its forward"):
+        slope.sum().backward()
+
+
+def test_second_derivative_after_a_change_of_weights_is_refused() -> None:
+    ours = ORTModule(network())
+    x = points().requires_grad_()
+    loss = ours(x).sum()
+    with torch.no_grad():
+        ours[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match=r"0\.weight.*modified by an inplace operation"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_without_create_graph_gradients_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ORTModule(network())
+    x = points().requires_grad_()
+    ours(x).sum().backward()
+
+    def forward(*args: Any) -> Any:
+        raise AssertionError("the forward ran again")
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    loss = ours(x).sum()
+    assert torch.autograd.grad(loss, x)[0].grad_fn is None
+
+
+def test_written_results_leave_no_cycle() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+    def residual() -> weakref.ref[torch.Tensor]:
+        x = points().requires_grad_() * 2
+        x += ours(x)
+        return weakref.ref(x)
+
+    residual()
+    gc.disable()
+    try:
+        assert residual()() is None
+    finally:
+        gc.enable()
+
+
+def test_buffers_are_written_once() -> None:
+    ours = ORTModule(network(norm=True))
+    penalty(ours, 0)
+    assert ours[1].num_batches_tracked.item() == 1
+
+
+# --- inside of torch.compile
+
+
+@pytest.fixture
+def _dynamo_starts_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_dynamo_starts_anew")
+def test_compiled_module_runs_on_the_engine() -> None:
+    compiled: dict[int, Any] = {}
+
+    def use(m: nn.Module, step: int) -> torch.Tensor:
+        called = compiled.setdefault(id(m), torch.compile(m, backend="eager"))
+        y = called(points(step))
+        y.square().sum().backward()
+        return y.detach()
+
+    ran_whole(same_in_each_step(network(), use))
+
+
+@pytest.mark.usefixtures("_dynamo_starts_anew")
+def test_compiled_train_step_runs_on_the_engine() -> None:
+    def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = m(x * 2) + 1
+        loss = (y * y).mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = torch.compile(train, backend="aot_eager")
+    ours = same_in_each_step(network(norm=True), lambda m, step: compiled(m, points(step)))
+    ran_whole(ours)
+
+
+@pytest.mark.usefixtures("_dynamo_starts_anew")
+def test_module_compiled_in_place_runs_on_the_engine() -> None:
+    def use(m: nn.Module, step: int) -> torch.Tensor:
+        if step == 1:
+            m.compile(backend="eager")
+        return penalty(m, step)
+
+    ours = same_in_each_step(network(), use)
+    assert not any(record.fallback for record in ours.report().captures)
+
+
+class _Branching(nn.Module):
+    """No capture of the whole holds: it runs in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(h) if h.sum() > 0 else self.last(h * 2)
+
+
+@pytest.mark.usefixtures("_dynamo_starts_anew")
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_module_in_pieces_inside_of_compiled_code() -> None:
+    def train(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = m(x * 2).square().sum()
+        y.backward()
+        return y.detach()
+
+    compiled = torch.compile(train, backend="eager")
+    ours = same_in_each_step(_Branching(), lambda m, step: compiled(m, points(step)))
+    assert any(record.native_nodes for record in ours.report().pieces)
