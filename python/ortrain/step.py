@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.torch_internals import has_accumulation_hooks, is_batched
+from ortrain.capture.torch_internals import has_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
 from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
@@ -143,6 +143,7 @@ class _Pass:
         self._unfinished: Any = None  # the run whose backward goes on with the next part
         self._made: dict[int, torch.Tensor] = {}  # by position, not handed over yet
         self.refusal = ""  # why what was made cannot be differentiated
+        self._freed: frozenset[int] = frozenset()  # outputs that have no backward any more
 
     def forward(self) -> list[torch.Tensor]:
         """Run the forward."""
@@ -170,8 +171,24 @@ class _Pass:
         later = {p for part in self.parts[1:] for p in part.positions}
         return [p for p in range(len(inputs)) if p not in later], token
 
-    def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Take the gradients of the outputs; run the forward again where it must be."""
+    def begin(self, gradients: Sequence[torch.Tensor | None], kept: bool) -> None:
+        """Take the gradients of the outputs; run the forward again where it must be.
+
+        Args:
+          gradients: Those.
+          kept: Whether all of it may be asked for again, by retain_graph.
+        """
+        entry = self.entry
+        given = tuple(
+            i
+            for i, gradient in enumerate(gradients[: entry.num_user_outputs])
+            if gradient is not None and entry.differentiable[i]
+        )
+        if not self._freed.isdisjoint(given):
+            raise RuntimeError(
+                "Trying to backward through the graph a second time: what the gradient needs was "
+                "freed by an earlier backward() or autograd.grad(); specify retain_graph=True there"
+            )
         self._unfinished = None  # an earlier backward may have stopped half-way
         self.refusal = ""
         batched = any(map(is_batched, gradients))
@@ -181,11 +198,14 @@ class _Pass:
                 self.refusal = "a batch of gradients comes in at once (vectorize=False takes each)"
             if batched and self.refusal:
                 raise RuntimeError(_NOT_DIFFERENTIABLE.format(self.refusal))
-            if not self.refusal:
-                self._begin_in_pytorch(gradients)
-                return
-        with torch.no_grad():
-            self._begin(gradients)
+        if (torch.is_grad_enabled() or batched) and not self.refusal:
+            self._begin_in_pytorch(gradients)
+        else:
+            with torch.no_grad():
+                self._begin(gradients, given)
+        if not kept:
+            common = entry.captured.common_saves
+            self._freed = self._freed.union(*(common[i] for i in given))
 
     def _begin_in_pytorch(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Compute the gradients such that they can be differentiated, or for a batch at once."""
@@ -193,13 +213,8 @@ class _Pass:
         user = gradients[: self.entry.num_user_outputs]
         self._made = self.again.gradients(self.inputs, self.originals, user, self.generators)
 
-    def _begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _begin(self, gradients: Sequence[torch.Tensor | None], given: tuple[int, ...]) -> None:
         entry, program = self.entry, self.program
-        given = tuple(
-            i
-            for i, gradient in enumerate(gradients[: entry.num_user_outputs])
-            if gradient is not None and entry.differentiable[i]
-        )
         if given != program.gradient_of:
             # Other outputs than guessed: run the forward of the program for these, with the same
             # seed, and expect them from now on. Zeros for the others would not do: they turn into
@@ -211,7 +226,8 @@ class _Pass:
             run = self.run
             _check_versions(self, program.reads(run))
         if not run.can_run_backward or run.in_backward:
-            _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
+            # Others may have changed: an optimizer has stepped since the backward of another output.
+            _check_versions(self, CallersMemory(entry.inputs_of(given, len(self.inputs)), []))
             with self.generators.replayed() if self.generators else contextlib.nullcontext():
                 run.forward(self.inputs)
         self._made.clear()
@@ -251,9 +267,6 @@ class _Step(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         entry = step.entry
         ctx.step, ctx.positions, ctx.linked = step, positions, token is not None
-        ctx.save_for_backward(
-            _anchor(entry.device)
-        )  # PyTorch frees it, and refuses a second backward then
         ctx.set_materialize_grads(False)
         user = outputs[: entry.num_user_outputs]
         fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
@@ -263,9 +276,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors
         step = ctx.step
-        step.begin(gradients)
+        step.begin(gradients, keeps_graph())
         with torch.no_grad():
             made = step.gradients(0, ctx.positions)
         token = _anchor(step.entry.device) if ctx.linked else None

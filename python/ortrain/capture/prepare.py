@@ -59,7 +59,9 @@ def prepare(
     read = NamesRead() if read is None else read
     kept: list[str] = []
     with read.fakes.taken_back(kept):
-        prepared = _prepare(module, call, args, kwargs, stages, read, dropout, standalone=standalone)
+        prepared = _prepare(
+            module, call, args, kwargs, stages, read, dropout, standalone=standalone
+        )
     if kept:
         raise FirstCallError(
             f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -117,6 +119,7 @@ def _prepare(
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
         unsaved_inputs=converted.unsaved_inputs,
+        common_saves=converted.common_saves,
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,

@@ -73,6 +73,11 @@ def is_transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def keeps_graph() -> bool:
+    """Tell whether the backward that runs was asked for with retain_graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def is_batched(tensor: torch.Tensor | None) -> bool:
     """Tell whether a tensor stands for a batch of tensors in a vmap."""
     kinds = torch._C._functorch

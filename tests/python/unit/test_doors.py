@@ -8,6 +8,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -373,3 +374,124 @@ def test_module_in_pieces_inside_of_compiled_code() -> None:
     compiled = torch.compile(train, backend="eager")
     ours = same_in_each_step(_Branching(), lambda m, step: compiled(m, points(step)))
     assert any(record.native_nodes for record in ours.report().pieces)
+
+
+# --- a backward for each of several results
+
+
+class _Heads(nn.Module):
+    """Two heads, each with a weight of its own, on a trunk given as a function of (module, x)."""
+
+    def __init__(self, trunk: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.actor, self.critic = nn.Linear(4, 3), nn.Linear(4, 1)
+        self.through = trunk
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.through(self, x)
+        return self.actor(h).softmax(-1), self.critic(h).tanh()
+
+
+# Whether the heads share a node that saves something is for PyTorch to say.
+_TRUNKS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "none": lambda m, x: x,
+    "trained": lambda m, x: m.trunk(x),
+    "detached": lambda m, x: m.trunk(x).detach(),
+    "no_grad": lambda m, x: torch.no_grad()(m.trunk)(x).tanh(),
+    "sum of a weight": lambda m, x: x + m.scale,
+    "product with a weight": lambda m, x: x * m.scale,
+    "product with a number": lambda m, x: ((x + m.scale) * 3).reshape(3, 2, 2).flatten(1) - 1,
+    "halves": lambda m, x: torch.cat(torch.split(x + m.trunk.bias, 2, dim=1), 1).mT.mT,
+    "tanh": lambda m, x: (x + m.scale).tanh(),
+}
+
+
+def one_after_the_other(m: nn.Module, x: torch.Tensor, roots: list[int], keep: list[bool]) -> Any:
+    """Return what each backward left in gradients, or that it was refused."""
+    outputs = m(x)
+    seen: list[Any] = []
+    for root, kept in zip(roots, keep, strict=True):
+        m.zero_grad()
+        x.grad = None
+        try:
+            outputs[root].square().sum().backward(retain_graph=kept)
+        except RuntimeError as error:
+            assert "second time" in str(error)
+            seen.append("refused")
+        else:
+            seen.append([x.grad, *(p.grad for p in m.parameters())])
+    return seen
+
+
+@pytest.mark.parametrize("trunk", _TRUNKS)
+def test_results_are_differentiated_one_after_the_other(trunk: str) -> None:
+    plain = _Heads(_TRUNKS[trunk])
+    ours = ORTModule(copy.deepcopy(plain))
+    for roots, keep in (
+        ([0, 1], [False, False]),
+        ([1, 0, 1], [False, True, False]),
+        ([0, 1, 1], [False, True, False]),
+        ([0, 0, 1, 0], [True, False, False, False]),
+    ):
+        for with_gradient in (False, True):
+            x = points().requires_grad_(with_gradient)
+            expected = one_after_the_other(plain, x, roots, keep)
+            actual = one_after_the_other(ours, x, roots, keep)
+            assert [one == "refused" for one in actual] == [e == "refused" for e in expected]
+            for ours_saw, pytorch_saw in zip(actual, expected, strict=True):
+                if pytorch_saw == "refused":
+                    continue
+                torch.testing.assert_close(ours_saw, pytorch_saw, rtol=1e-4, atol=1e-6)
+    assert not any(record.fallback for record in ours.report().captures)
+
+
+def test_optimizers_step_between_the_backwards_of_two_parts() -> None:
+    plain = _Heads(_TRUNKS["detached"])
+    ours = ORTModule(copy.deepcopy(plain))
+    for m in (plain, ours):
+        parts = [torch.optim.SGD(part.parameters(), 0.1) for part in (m.actor, m.critic)]
+        for step in range(4):
+            outputs = m(points(step))
+            for optimizer, output in zip(parts, outputs, strict=True):
+                optimizer.zero_grad()
+                output.square().sum().backward()
+                optimizer.step()
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_optimizer_of_a_shared_part_between_two_backwards_is_refused() -> None:
+    for m in (_Heads(_TRUNKS["trained"]), ORTModule(_Heads(_TRUNKS["trained"]))):
+        actor, critic = m(points().requires_grad_())
+        actor.square().sum().backward(retain_graph=True)
+        torch.optim.SGD(m.parameters(), 0.1).step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            critic.square().sum().backward()
+
+
+def test_common_saves_come_from_the_graph_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        ours = ORTModule(_SeparateHeads())
+        left, right = ours(points())
+        left.sum().backward()
+        right.sum().backward()
+        left, right = ours(points())
+        left.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            left.sum().backward()
+    assert ours.report().captures[0].from_disk
+
+
+class _SeparateHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.left(x).tanh(), self.right(x).tanh()
