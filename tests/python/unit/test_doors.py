@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parametrizations, parametrize
 
 from ortrain import ORTModule, program
 
@@ -495,3 +496,150 @@ class _SeparateHeads(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.left(x).tanh(), self.right(x).tanh()
+
+
+# --- being the wrapped module
+
+
+def fit(m: nn.Module, steps: int = 3) -> list[torch.Tensor]:
+    """Return the losses of some steps of training."""
+    optimizer = torch.optim.SGD(m.parameters(), 0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = m(points()).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def same_story(story: Callable[[Callable[[Any], Any]], list[torch.Tensor]]) -> None:
+    """Tell a story with a plain module and with a wrapped one; both must give the same tensors."""
+    seen = []
+    for wrap in (lambda m: m, ORTModule):
+        torch.manual_seed(0)
+        seen.append(story(wrap))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+
+
+_REGISTERED: dict[str, type] = {}
+
+
+class _Registering(nn.Module):
+    def __init_subclass__(cls, key: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        assert key not in _REGISTERED
+        _REGISTERED[key] = cls
+
+
+class _Registered(_Registering, key="registered"):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 4)
+        self.width = width
+
+    def another(self) -> _Registered:
+        made = type(self)(self.width)
+        made.load_state_dict(self.state_dict())
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+def test_registries_of_classes_and_modules_that_make_their_like() -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        m = wrap(_Registered())
+        first = fit(m)
+        other = m.another()
+        assert type(other) is _Registered
+        assert {"registered": _Registered} == _REGISTERED
+        return [*first, *fit(other), *fit(m)]
+
+    same_story(story)
+
+
+def test_slices_of_a_sequential() -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        m = wrap(network())
+        first = fit(m)
+        part = m[:2]
+        assert type(part) is nn.Sequential
+        return [*first, *fit(part), *fit(m)]
+
+    same_story(story)
+
+
+def test_forward_is_replaced_and_comes_back() -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        m = wrap(network())
+        first, forward = fit(m), m.forward
+        m.forward = lambda x: forward(x) * 2
+        doubled = fit(m)
+        del m.forward
+        return [*first, *doubled, *fit(m)]
+
+    same_story(story)
+
+
+class _Symmetric(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.triu() + x.triu(1).mT
+
+
+class _Negative(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+    def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_norms_of_the_weight_of_a_wrapped_layer(norm: Callable[[nn.Module], nn.Module]) -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        m = norm(wrap(nn.Linear(4, 2)))
+        first = fit(m)
+        state = [value.clone() for value in m.state_dict().values()]
+        parametrize.remove_parametrizations(m, "weight")
+        assert isinstance(m.weight, nn.Parameter)
+        return [*first, *state, *fit(m), m.weight.detach()]
+
+    same_story(story)
+
+
+def test_parametrizations_of_a_wrapped_layer_come_and_go() -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        m = wrap(nn.Linear(4, 4))
+        told = fit(m)
+        parametrize.register_parametrization(m, "weight", _Symmetric())
+        parametrize.register_parametrization(m, "bias", _Negative())
+        assert type(m).__name__ == "ParametrizedLinear"
+        told += fit(m)
+        m.bias = torch.ones(4)
+        told += fit(m)
+        again = copy.deepcopy(m)
+        told += fit(again)
+        for name in ("weight", "bias"):
+            parametrize.remove_parametrizations(m, name)
+            told += fit(m)
+        assert type(m).__name__ == "Linear"
+        assert type(again).__name__ == "ParametrizedLinear"
+        return told
+
+    same_story(story)
+
+
+def test_layer_is_parametrized_before_it_is_wrapped() -> None:
+    def story(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        layer = nn.Linear(4, 4)
+        parametrize.register_parametrization(layer, "weight", _Symmetric())
+        m = wrap(layer)
+        told = fit(m)
+        parametrize.remove_parametrizations(m, "weight")
+        assert type(layer) is nn.Linear
+        return [*told, *fit(m)]
+
+    same_story(story)
