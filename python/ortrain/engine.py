@@ -18,6 +18,7 @@ from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
+    CacheWantedError,
     CaptureError,
     ChangingAttributeError,
     EverNewCallError,
@@ -128,6 +129,11 @@ class Engine:
             if module.forward != self._forward:  # another one was put in its place
                 self._forward = module.forward
                 self.signature = CallSignature(self._forward)
+            if self.signature.asks_for_cache(args, kwargs):
+                raise CacheWantedError(
+                    "it is asked for a key-value cache, which grows from call to call",
+                    module=type(module).__name__,
+                )
             call = self.signature.flatten(args, kwargs)
         except CaptureError as error:
             if is_strict():
@@ -450,5 +456,7 @@ class Engine:
         self.records.append(record)
         if record.first_call:
             _log.info("one call runs in PyTorch: %s", error)
+        elif isinstance(error, CacheWantedError):
+            _log.info("calls like this one run in PyTorch: %s", error)
         elif self._tells:
             tell_fallback(type(self.module).__name__, record)

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize
 
 from ortrain import ORTModule, program
+from ortrain.capture.errors import CaptureError
 
 Use = Callable[[nn.Module, int], Any]
 
@@ -643,3 +644,44 @@ def test_layer_is_parametrized_before_it_is_wrapped() -> None:
         return [*told, *fit(m)]
 
     same_story(story)
+
+
+# --- key-value caches
+
+
+def language_model() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=32, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_generation_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    plain = language_model()
+    ours = ORTModule(copy.deepcopy(plain))
+    ids = torch.arange(1, 9)[None]
+    with caplog.at_level("INFO", logger="ortrain"):
+        made = [m.generate(ids, max_new_tokens=5, do_sample=False) for m in (ours, plain)]
+    assert torch.equal(*made)
+    assert [record.aten_nodes for record in ours.report().captures] == [0]
+    assert sum("key-value cache" in record.message for record in caplog.records) == 1
+
+
+def test_cache_that_is_asked_for_comes() -> None:
+    plain = language_model()
+    ours = ORTModule(copy.deepcopy(plain))
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        for m in (plain, ours):
+            cached = m(ids[:, :5], use_cache=True).past_key_values
+            assert cached.get_seq_length() == 5
+            rest = m(ids[:, 5:], past_key_values=cached).logits
+            torch.testing.assert_close(rest, m(ids).logits[:, 5:], rtol=1e-4, atol=1e-5)
+
+
+def test_cache_under_strict_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_STRICT", "1")
+    with pytest.raises(CaptureError, match="key-value cache"):
+        ORTModule(language_model())(torch.arange(1, 9)[None], use_cache=True)
