@@ -18,6 +18,7 @@ from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
+    CacheWantedError,
     CaptureError,
     ChangingAttributeError,
     EverNewCallError,
@@ -38,6 +39,7 @@ from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
+from ortrain.forward_again import ForwardAgain
 from ortrain.input_errors import check_devices, input_error
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
@@ -107,7 +109,7 @@ class Engine:
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
-        self._signature = CallSignature(module.forward)
+        self.signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
             collections.OrderedDict()
         )
@@ -133,8 +135,13 @@ class Engine:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
                 self._forward = module.forward
-                self._signature = CallSignature(self._forward)
-            call = self._signature.flatten(args, kwargs)
+                self.signature = CallSignature(self._forward)
+            if self.signature.asks_for_cache(args, kwargs):
+                raise CacheWantedError(
+                    "it is asked for a key-value cache, which grows from call to call",
+                    module=type(module).__name__,
+                )
+            call = self.signature.flatten(args, kwargs)
             refuse_inference_tensors(call)
         except CaptureError as error:
             if is_strict():
@@ -170,7 +177,8 @@ class Engine:
             return module.forward(*args, **kwargs)
         try:
             inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
-            outputs = execute(entry, inputs, targets, self._remember_plan)
+            again = ForwardAgain(self, entry, call) if entry.preferred else None
+            outputs = execute(entry, inputs, targets, self._remember_plan, again)
         except _core.UnsupportedError as error:
             if is_strict():
                 raise
@@ -184,6 +192,22 @@ class Engine:
                 raise
             return module.forward(*args, **kwargs)
         return entry.results(call, tensors, outputs)
+
+    @property
+    def state(self) -> int:
+        """The number of the module's state at the last look."""
+        return self._states.present
+
+    def is_in_state(self, state: int) -> bool:
+        """Tell whether the module is in a state that a call has seen it in."""
+        with self._lock:
+            self._look_at_module()
+            return self._states.present == state
+
+    def places(self) -> dict[str, int]:
+        """Return where graphs find each parameter and buffer, by all of its names."""
+        with self._lock:
+            return self._states.positions()
 
     @property
     def piece_records(self) -> list[CaptureRecord]:
@@ -447,5 +471,7 @@ class Engine:
         self.records.append(record)
         if record.first_call:
             _log.info("one call runs in PyTorch: %s", error)
+        elif isinstance(error, CacheWantedError):
+            _log.info("calls like this one run in PyTorch: %s", error)
         elif self._tells:
             tell_fallback(type(self.module).__name__, record)

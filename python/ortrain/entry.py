@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import extents_of_one
@@ -53,6 +54,9 @@ class Entry:
       budget: What the plans of its programs may take; None for any memory.
       places: Of parameters and buffers that are results, their positions among the module's tensors.
       seed_at: Position of the engine's seed among the inputs; None where there is none.
+      autocast: The autocast state that it was captured in.
+      other_arguments: Positions, among the tensors of a call, of those that are no input of it.
+      dependences: Positions of the inputs that outputs depend on.
       refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
     """
 
@@ -74,6 +78,9 @@ class Entry:
     budget: MemoryBudget | None = None
     places: dict[str, int] = dataclasses.field(default_factory=dict)
     seed_at: int | None = None
+    autocast: AutocastState = dataclasses.field(default_factory=AutocastState.current)
+    other_arguments: tuple[int, ...] = ()
+    dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
     refused_plans: set[str] = dataclasses.field(default_factory=set)
 
     @staticmethod
@@ -186,6 +193,9 @@ class Entry:
             unreached=frozenset(index_of_user[name] for name in unreached),
             budget=budget,
             places=positions if prepared.views is not None else {},
+            other_arguments=tuple(
+                i for i in range(len(call.tensors)) if ("user", i) not in sources
+            ),
             seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
         )
         program = entry.program(entry.preferred)
@@ -264,6 +274,20 @@ class Entry:
             for name, seconds in made.stages.items():
                 self.record.stages[name] = self.record.stages.get(name, 0.0) + seconds
         return made
+
+    def inputs_of(self, outputs: tuple[int, ...], count: int) -> list[int]:
+        """Return the positions of the inputs, ``count`` with derived ones, that outputs depend on."""
+        found = self.dependences.get(outputs)
+        if found is None:
+            graph = self.captured.graph
+            user = [o["value"] for o in graph.outputs if o["role"] == "user"]
+            needed = {user[i] for i in outputs}
+            for node in reversed(graph.nodes()):
+                if not needed.isdisjoint(node["outputs"]):
+                    needed.update(node["inputs"])
+            names = [described["name"] for described in graph.inputs]
+            found = self.dependences[outputs] = [i for i, n in enumerate(names) if n in needed]
+        return [*found, *range(len(self.tensors), count)]
 
     def update_targets(
         self, call: FlatCall, tensors: Sequence[torch.Tensor | None]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ortrain import made_modules, progress_display
+from ortrain.capture.dynamo_internals import untraced
 from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
@@ -163,13 +165,29 @@ class ORTModule(nn.Module):
         elif name == "training":
             self.__dict__["_ortrain_module"].training = value
         elif name == "__class__":
+            self.__become(value)
+        else:
+            setattr(self.__dict__["_ortrain_module"], name, value)
+
+    def __become(self, kind: type) -> None:
+        """Let the wrapped module become what one of its own class would, and join that class.
+
+        Parametrizations derive a class from that of their module, and take the first base of that
+        one when they go.
+        """
+        module, present = self.__dict__["_ortrain_module"], type(self)
+        if kind is present.__bases__[0] and "forward" not in vars(type(module)):
+            module.__class__ = type(module).__bases__[0]
+        elif kind.__bases__ == (present,):
+            own = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+            module.__class__ = type(type(module))(kind.__name__, (type(module),), own)
+        else:
             raise UnsupportedError(
-                f"an ORTModule cannot become a {value.__name__}: FSDP's fully_shard keeps pieces of "
+                f"an ORTModule cannot become a {kind.__name__}: FSDP's fully_shard keeps pieces of "
                 "parameters, and graphs need them whole; use DistributedDataParallel or DeepSpeed "
                 "ZeRO 1 or 2"
             )
-        else:
-            setattr(self.__dict__["_ortrain_module"], name, value)
+        object.__setattr__(self, "__class__", _joined_class(present.__bases__[0], type(module)))
 
     def __delattr__(self, name: str) -> None:
         if name in self.__dict__ and name in _OWN:
@@ -221,6 +239,34 @@ def _shadows(wrapped: type) -> dict[str, _Shadow]:
 
 
 @functools.cache
+def _metaclass(of_wrapped: type) -> type:
+    """Return the type of joined classes: properties belong to the wrapped class, as its own do."""
+
+    class Joined(of_wrapped):  # type: ignore[misc]
+        def __setattr__(cls, name: str, value: Any) -> None:
+            if isinstance(value, property):
+                setattr(cls.__dict__["_ortrain_wrapped_class"], name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def __delattr__(cls, name: str) -> None:
+            if name in cls.__dict__:
+                super().__delattr__(name)
+            else:
+                delattr(cls.__dict__["_ortrain_wrapped_class"], name)
+
+    return Joined
+
+
+def _deepcopy(module: Any, memo: dict[int, Any]) -> ORTModule:
+    """Copy the wrapped module its own way and wrap the copy."""
+    options = module.__dict__["_ortrain_options"]
+    copied = ORTModule(copy.deepcopy(module.__dict__["_ortrain_module"], memo), **options)
+    memo[id(module)] = copied
+    return copied
+
+
+@functools.cache
 def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
 
@@ -230,12 +276,14 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     functools.update_wrapper(forward, wrapped.forward)
     namespace = {
         **_shadows(wrapped),
-        "forward": forward,
+        "forward": untraced(forward),
         "__module__": wrapped.__module__,
         "__qualname__": wrapped.__qualname__,
         "__doc__": wrapped.__doc__,
         "_ortrain_wrapped_class": wrapped,
     }
+    if hasattr(wrapped, "__deepcopy__"):
+        namespace["__deepcopy__"] = _deepcopy
     # nn.Module itself, and bases of ORTModule, would break the linearization.
     bases = (wrapper,) if wrapped is nn.Module else (wrapper, wrapped)
-    return type(wrapped)(wrapped.__name__, bases, namespace)
+    return _metaclass(type(wrapped))(wrapped.__name__, bases, namespace)

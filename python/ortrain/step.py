@@ -13,10 +13,17 @@ import torch
 import torch.distributed as dist
 
 from ortrain import _core, devices, progress
-from ortrain.capture.torch_internals import has_accumulation_hooks
+from ortrain.capture.dynamo_internals import untraced
+from ortrain.capture.torch_internals import has_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
+from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
+
+_NOT_DIFFERENTIABLE = (
+    "PyTorch cannot take over the gradients of this ORTModule: {}; or run the module itself, "
+    "ORTModule.module"
+)
 
 
 @functools.cache
@@ -31,6 +38,7 @@ def execute(
     inputs: list[torch.Tensor],
     targets: list[torch.Tensor],
     on_run: Callable[[Any], None],
+    again: ForwardAgain | None,
 ) -> list[torch.Tensor]:
     """Run the graph of an entry under autograd and return the user outputs.
 
@@ -39,19 +47,20 @@ def execute(
       inputs: Its inputs; the seed among them is drawn here.
       targets: What it writes to.
       on_run: Is handed the `_core.Run` once its forward has run.
+      again: The call in PyTorch, where gradients are differentiated; None where it has none.
 
     Raises:
       UnsupportedError: No kernel takes the shapes.
     """
     draws, seed_at = entry.captured.draws, entry.seed_at
     if not draws and seed_at is None:
-        return _execute(entry, inputs, targets, on_run, None)
+        return _execute(entry, inputs, targets, on_run, again, None)
     before = GeneratorStates(entry.device)
     if seed_at is not None:
         # PyTorch's draws are those of a module without the engine's, which count behind them.
         inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
     try:
-        outputs = _execute(entry, inputs, targets, on_run, before if draws else None)
+        outputs = _execute(entry, inputs, targets, on_run, again, before if draws else None)
     except _core.UnsupportedError:  # PyTorch runs the call instead
         before.restore()
         raise
@@ -65,6 +74,7 @@ def _execute(
     inputs: list[torch.Tensor],
     targets: list[torch.Tensor],
     on_run: Callable[[Any], None],
+    again: ForwardAgain | None,
     generators: GeneratorStates | None,
 ) -> list[torch.Tensor]:
     devices.follow_tf32(entry.device)
@@ -85,7 +95,7 @@ def _execute(
         on_run(run)
         entry.apply_updates(targets, outputs)
         return list(outputs[: entry.num_user_outputs])
-    step = _Pass(entry, program, inputs, generators)
+    step = _Pass(entry, program, inputs, again, generators)
     outputs = step.forward()
     on_run(step.run)
     entry.apply_updates(targets, outputs)
@@ -110,6 +120,7 @@ class _Pass:
       entry: The captured graph.
       program: The form of it that runs.
       inputs: Its inputs.
+      again: The call in PyTorch.
       generators: What the forward's draws in PyTorch start from; None where there are none.
     """
 
@@ -118,9 +129,11 @@ class _Pass:
         entry: Entry,
         program: Program,
         inputs: Sequence[torch.Tensor],
+        again: ForwardAgain | None,
         generators: GeneratorStates | None,
     ) -> None:
         self.entry, self.program, self.generators = entry, program, generators
+        self.again, self.originals = again, with_own_history(inputs)
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         self.inputs = [t.detach() for t in inputs]
         for position in entry.copied_inputs:  # backward may run the forward again
@@ -129,6 +142,8 @@ class _Pass:
         self.parts: list[BackwardPart] = []
         self._unfinished: Any = None  # the run whose backward goes on with the next part
         self._made: dict[int, torch.Tensor] = {}  # by position, not handed over yet
+        self.refusal = ""  # why what was made cannot be differentiated
+        self._freed: frozenset[int] = frozenset()  # outputs that have no backward any more
 
     def forward(self) -> list[torch.Tensor]:
         """Run the forward."""
@@ -156,14 +171,50 @@ class _Pass:
         later = {p for part in self.parts[1:] for p in part.positions}
         return [p for p in range(len(inputs)) if p not in later], token
 
-    def begin(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Take the gradients of the outputs; run the forward again where it must be."""
-        entry, program = self.entry, self.program
+    def begin(self, gradients: Sequence[torch.Tensor | None], kept: bool) -> None:
+        """Take the gradients of the outputs; run the forward again where it must be.
+
+        Args:
+          gradients: Those.
+          kept: Whether all of it may be asked for again, by retain_graph.
+        """
+        entry = self.entry
         given = tuple(
             i
             for i, gradient in enumerate(gradients[: entry.num_user_outputs])
             if gradient is not None and entry.differentiable[i]
         )
+        if not self._freed.isdisjoint(given):
+            raise RuntimeError(
+                "Trying to backward through the graph a second time: what the gradient needs was "
+                "freed by an earlier backward() or autograd.grad(); specify retain_graph=True there"
+            )
+        self._unfinished = None  # an earlier backward may have stopped half-way
+        self.refusal = ""
+        batched = any(map(is_batched, gradients))
+        if torch.is_grad_enabled() or batched:
+            self.refusal = self.again.why_not()
+            if batched and torch.is_grad_enabled():
+                self.refusal = "a batch of gradients comes in at once (vectorize=False takes each)"
+            if batched and self.refusal:
+                raise RuntimeError(_NOT_DIFFERENTIABLE.format(self.refusal))
+        if (torch.is_grad_enabled() or batched) and not self.refusal:
+            self._begin_in_pytorch(gradients)
+        else:
+            with torch.no_grad():
+                self._begin(gradients, given)
+        if not kept:
+            common = entry.captured.common_saves
+            self._freed = self._freed.union(*(common[i] for i in given))
+
+    def _begin_in_pytorch(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Compute the gradients such that they can be differentiated, or for a batch at once."""
+        _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
+        user = gradients[: self.entry.num_user_outputs]
+        self._made = self.again.gradients(self.inputs, self.originals, user, self.generators)
+
+    def _begin(self, gradients: Sequence[torch.Tensor | None], given: tuple[int, ...]) -> None:
+        entry, program = self.entry, self.program
         if given != program.gradient_of:
             # Other outputs than guessed: run the forward of the program for these, with the same
             # seed, and expect them from now on. Zeros for the others would not do: they turn into
@@ -175,11 +226,11 @@ class _Pass:
             run = self.run
             _check_versions(self, program.reads(run))
         if not run.can_run_backward or run.in_backward:
-            _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
+            # Others may have changed: an optimizer has stepped since the backward of another output.
+            _check_versions(self, CallersMemory(entry.inputs_of(given, len(self.inputs)), []))
             with self.generators.replayed() if self.generators else contextlib.nullcontext():
                 run.forward(self.inputs)
         self._made.clear()
-        self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]
         if run is self.run and len(self.parts) > 1:
             run.begin_backward(incoming)
@@ -216,9 +267,6 @@ class _Step(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         entry = step.entry
         ctx.step, ctx.positions, ctx.linked = step, positions, token is not None
-        ctx.save_for_backward(
-            _anchor(entry.device)
-        )  # PyTorch frees it, and refuses a second backward then
         ctx.set_materialize_grads(False)
         user = outputs[: entry.num_user_outputs]
         fixed = [t for t, yes in zip(user, entry.differentiable, strict=True) if not yes]
@@ -226,13 +274,14 @@ class _Step(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        _ = ctx.saved_tensors
+        step = ctx.step
+        step.begin(gradients, keeps_graph())
         with torch.no_grad():
-            ctx.step.begin(gradients)
-            made = ctx.step.gradients(0, ctx.positions)
-        token = _anchor(ctx.step.entry.device) if ctx.linked else None
-        return (None, None, None, token, *_marked(made))
+            made = step.gradients(0, ctx.positions)
+        token = _anchor(step.entry.device) if ctx.linked else None
+        return (None, None, None, token, *_marked(made, step.refusal))
 
 
 class _Part(torch.autograd.Function):
@@ -247,21 +296,20 @@ class _Part(torch.autograd.Function):
         return torch.empty(0, device=step.entry.device)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
             made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index].positions)
         token = _anchor(ctx.step.entry.device) if ctx.linked else None
-        return (None, None, token, *_marked(made))
+        return (None, None, token, *_marked(made, ctx.step.refusal))
 
 
-def _marked(gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Return the gradients; under create_graph=True they refuse to be differentiated."""
-    if not torch.is_grad_enabled():
-        return gradients
-    present = [g for g in gradients if g is not None]
+def _marked(gradients: list[torch.Tensor | None], refusal: str) -> list[torch.Tensor | None]:
+    """Return the gradients; with a refusal they cannot be differentiated."""
+    present = [g for g in gradients if g is not None] if refusal else []
     if not present:
         return gradients
-    marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), *present))
+    marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), refusal, *present))
     return [None if g is None else next(marked) for g in gradients]
 
 
@@ -269,15 +317,15 @@ class _SecondDerivative(torch.autograd.Function):
     """Stands in a graph that create_graph=True asks for, and refuses to be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, refusal: str, *gradients: torch.Tensor
+    ) -> tuple[Any, ...]:
+        ctx.refusal = refusal
         return tuple(g.view_as(g) for g in gradients)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise RuntimeError(
-            "a gradient of a gradient through ORTModule is not supported; run the module itself, "
-            "ORTModule.module, where second derivatives are needed"
-        )
+        raise RuntimeError(_NOT_DIFFERENTIABLE.format(ctx.refusal))
 
 
 def _check_versions(step: _Pass, reads: CallersMemory) -> None:

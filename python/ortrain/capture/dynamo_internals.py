@@ -26,6 +26,20 @@ _SETTINGS = {
 }
 
 
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function of ours that Dynamo calls where it meets it, and does not look into.
+
+    torch.compiler.disable does the same, but imports the compiler at the first call.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP  # neither the function nor what it calls
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    # What Dynamo asks a function for before it follows a call.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it runs on Ortrain's engine"  # type: ignore[attr-defined]
+    return function
+
+
 def nothing_compiles() -> Any:
     """Return a context in which no other thread compiles."""
     from torch._dynamo import convert_frame

@@ -67,6 +67,12 @@ class UnseenStateError(CaptureError):
     may_be_cut = False
 
 
+class CacheWantedError(CaptureError):
+    """The call asks for a key-value cache, whose sizes differ in each call that extends it."""
+
+    may_be_cut = False
+
+
 class ForeignModeError(CaptureError):
     """The call is made under a mode of PyTorch that sees, or changes, what operators do."""
 

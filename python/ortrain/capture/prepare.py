@@ -120,6 +120,7 @@ def _prepare(
         escapes=converted.escapes,
         escaped_calls=converted.escaped_calls,
         unsaved_inputs=converted.unsaved_inputs,
+        common_saves=converted.common_saves,
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,

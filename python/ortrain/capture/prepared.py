@@ -54,6 +54,7 @@ class PreparedGraph:
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
       unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
+      common_saves: Of each user output those after whose backward PyTorch refuses another one.
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
@@ -73,6 +74,7 @@ class PreparedGraph:
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     unsaved_inputs: frozenset[str] = frozenset()
+    common_saves: tuple[frozenset[int], ...] = ()
     names_read: frozenset[str] | None = None
     num_made: int = 0
     cloned: frozenset[str] = frozenset()
@@ -108,6 +110,7 @@ class PreparedGraph:
             "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
             "unsaved_inputs": sorted(self.unsaved_inputs),
+            "common_saves": [sorted(outputs) for outputs in self.common_saves],
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "cloned": sorted(self.cloned),
             "name": self.graph.name,
@@ -138,6 +141,7 @@ class PreparedGraph:
                 squeezes=read["squeezes"],
                 autocast_regions=read["autocast_regions"],
                 unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
+                common_saves=tuple(map(frozenset, read["common_saves"])),
                 names_read=None if names is None else frozenset(map(str, names)),
                 cloned=frozenset(map(str, read["cloned"])),
             )

@@ -55,7 +55,7 @@ def _saves(node: fx.Node, memory: int) -> bool:
 
     def stand_in(source: fx.Node) -> Any:
         if source not in stand_ins:
-            stand_ins[source] = pytree.tree_map(_without_contents, source.meta["val"])
+            stand_ins[source] = pytree.tree_map(without_contents, source.meta["val"])
             for before, now in zip(
                 memories_of(source), pytree.tree_leaves(stand_ins[source]), strict=False
             ):
@@ -71,7 +71,7 @@ def _saves(node: fx.Node, memory: int) -> bool:
 
     args, kwargs = pytree.tree_map_only(
         (torch.SymInt, torch.SymFloat, torch.SymBool),
-        _hint,
+        hint,
         fx.map_arg((node.args, node.kwargs), stand_in),
     )
     try:
@@ -85,16 +85,18 @@ def _saves(node: fx.Node, memory: int) -> bool:
     return not asked.isdisjoint(saved)
 
 
-def _hint(number: Any) -> Any:
+def hint(number: Any) -> Any:
+    """Return a number, or what one that depends on sizes is for the sample."""
     return number if isinstance(number, (bool, int, float)) else number.node.hint
 
 
-def _without_contents(value: Any) -> Any:
+def without_contents(value: Any) -> Any:
+    """Return a tensor with a gradient that stands for one of the graph, or its number."""
     if not isinstance(value, torch.Tensor):
-        return _hint(value)
+        return hint(value)
     made = torch.empty_strided(
-        [_hint(size) for size in value.shape],
-        [_hint(stride) for stride in value.stride()],
+        [hint(size) for size in value.shape],
+        [hint(stride) for stride in value.stride()],
         dtype=value.dtype,
         device="meta",
     )

@@ -33,6 +33,8 @@ _CONSTANT_TYPES = (
     torch.layout,
     torch.memory_format,
 )
+# Arguments of models of transformers.
+_OF_CACHES = frozenset({"use_cache", "past_key_values"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +150,15 @@ class CallSignature:
             tree[name], part = flat.visit(value, "" if name == self._collecting else name)
             key.append((name, part))
         return FlatCall(flat.tensors, flat.paths, tree, tuple(key))
+
+    def asks_for_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a call asks a model of transformers for its key-value cache, or extends one."""
+        if args and not _OF_CACHES.isdisjoint(self._names):
+            kwargs = {**kwargs, **dict(zip(self._positional, args, strict=False))}
+        if kwargs.get("use_cache") is True:
+            return True
+        # A prefix that is trained comes as a cache too.
+        return kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments by name, in the order of the signature."""

@@ -78,6 +78,19 @@ def outside_of_modes() -> contextlib.AbstractContextManager[None]:
     return _disable_current_modes()
 
 
+def keeps_graph() -> bool:
+    """Tell whether the backward that runs was asked for with retain_graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_batched(tensor: torch.Tensor | None) -> bool:
+    """Tell whether a tensor stands for a batch of tensors in a vmap."""
+    kinds = torch._C._functorch
+    return tensor is not None and (
+        kinds.is_batchedtensor(tensor) or kinds.is_legacy_batchedtensor(tensor)
+    )
+
+
 def mode_around() -> str | None:
     """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
     if forward_ad._current_level >= 0:

@@ -57,7 +57,7 @@ def test_wrong_dtype_rank_and_device() -> None:
 def test_a_defect_of_the_capture_leaves_the_module_to_pytorch(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
         raise error
 
     monkeypatch.setattr(ortrain.engine, "prepare", fail)

@@ -33,6 +33,7 @@ from ortrain.capture.errors import (
 from ortrain.capture.escapes import Escape, EscapedCall, Layout
 from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.saved_inputs import inputs_not_saved
+from ortrain.capture.shared_nodes import outputs_with_common_saves
 from ortrain.random_numbers import DropoutSource
 
 # Keyword arguments of ATen operators that a graph does not have.
@@ -61,6 +62,7 @@ class Converted:
       cloned: Names of the inputs of which the module uses copies alone.
       has_seed: Whether the engine draws random numbers and takes a seed.
       unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
+      common_saves: Of each user output those after whose backward PyTorch refuses another one.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
       escapes: Those of them that run in PyTorch.
@@ -76,6 +78,7 @@ class Converted:
     cloned: frozenset[str]
     has_seed: bool
     unsaved_inputs: frozenset[str]
+    common_saves: tuple[frozenset[int], ...]
     user_outputs: list[str]
     nodes: int
     escapes: list[Escape]
@@ -154,6 +157,7 @@ class _Conversion:
             cloned=frozenset(self._cloned),
             has_seed=self._e.has_seed,
             unsaved_inputs=self._unsaved_inputs(graph),
+            common_saves=self._common_saves(graph),
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
             escapes=self._escapes,
@@ -167,11 +171,13 @@ class _Conversion:
         output = next(n for n in graph.nodes if n.op == "output")
         needed: set[fx.Node] = set()
         pending = [
-            argument
-            for described, argument in zip(self._captured.outputs, output.args[0], strict=True)
-            if described.role is not OutputRole.NONE
+            *(
+                argument
+                for described, argument in zip(self._captured.outputs, output.args[0], strict=True)
+                if described.role is not OutputRole.NONE
+            ),
+            *filter(self._draws_in_pytorch, graph.nodes),
         ]
-        pending += filter(self._draws_in_pytorch, graph.nodes)
         while pending:
             node = pending.pop()
             if node in needed:
@@ -230,6 +236,19 @@ class _Conversion:
         # A tied parameter stands in several places.
         saved = {placeholder.name for node, placeholder in names if node not in unsaved}
         return frozenset(placeholder.name for _, placeholder in names) - saved
+
+    def _common_saves(self, graph: fx.Graph) -> tuple[frozenset[int], ...]:
+        if not self._captured.grad_enabled:
+            return ()
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        pairs = zip(placeholders, self._captured.placeholders, strict=True)
+        output = next(n for n in graph.nodes if n.op == "output")
+        described = zip(self._captured.outputs, output.args[0], strict=True)
+        return outputs_with_common_saves(
+            graph,
+            [node for node, placeholder in pairs if placeholder.requires_grad],
+            [node for one, node in described if one.role is OutputRole.USER],
+        )
 
     def _placeholder(self, node: fx.Node, placeholder: Placeholder, needed: bool) -> None:
         if not needed:
