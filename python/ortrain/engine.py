@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -28,8 +29,8 @@ from ortrain.capture.errors import (
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.names_read import NamesRead
-from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.prepare import prepare, refuse_hooks, refuse_transforms
+from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
@@ -177,6 +178,14 @@ class Engine:
                 self._fall_back(error, "shapes that no kernel takes", whole=True)
             return module.forward(*args, **kwargs)
         return entry.captured.output_tree.rebuild(outputs)
+
+    def owns(self, entry: Entry) -> bool:
+        """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
+        return any(entry is captured for captured in self._captured())
+
+    def exclusively(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what keeps other threads from looking at the module, whose state is another meanwhile."""
+        return self._lock
 
     @property
     def piece_records(self) -> list[CaptureRecord]:

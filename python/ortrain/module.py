@@ -18,6 +18,8 @@ from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
 from ortrain.pieces import Pieces
 from ortrain.report import MemoryPlan, ModuleReport
+from ortrain.verification import schedule
+from ortrain.verification.check import Verification
 
 if TYPE_CHECKING:
     from ortrain.profile import NodeTime
@@ -30,7 +32,7 @@ _MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backwar
 # The latter two are accelerate's marks of a module whose forward it has replaced.
 _OWN = frozenset(
     {"_ortrain_module", "_ortrain_engine", "_ortrain_max_memory", "forward", "_original_forward"}
-    | {"_is_accelerate_prepared"}
+    | {"_ortrain_verification", "_ortrain_verify", "_is_accelerate_prepared"}
 )
 
 
@@ -48,11 +50,15 @@ class ORTModule(nn.Module):
         activations, temporaries, outputs, gradients): bytes as an int, a text such as "2GiB", or a
         share of what it would take, such as "0.3x". Where a plan exceeds it, activations are
         computed again in the backward instead of being kept (docs/memory.md). None: no limit.
+      verify: Which calls run in PyTorch too and must agree, gradients included
+        (docs/verification.md): "first", "sampled" (calls 1, 2, 4, 8, ...) or the number of first
+        calls; 0 for none. None: what the environment variable ORTRAIN_VERIFY_STEPS says.
 
     Raises:
       TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``max_memory`` has another
         type.
-      ValueError: ``max_memory`` says no number of bytes and no share.
+      ValueError: ``max_memory`` says no number of bytes and no share, or ``verify`` none of these.
+      VerificationError: (from a call, or its backward) A verified step is another in PyTorch.
 
     Example:
       >>> model = ORTModule(model)
@@ -75,8 +81,15 @@ class ORTModule(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep joined classes out of registries that the wrapped class may keep of its kinds."""
 
-    def __init__(self, module: nn.Module, *, max_memory: int | str | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        max_memory: int | str | None = None,
+        verify: str | int | None = None,
+    ) -> None:
         budget = MemoryBudget.parse(max_memory)
+        verified_steps = schedule.parse(verify)
         state = self.__dict__
         for name in _MODULE_STATE:
             if name in module.__dict__:
@@ -84,6 +97,11 @@ class ORTModule(nn.Module):
         state["_ortrain_module"] = module
         state["_ortrain_engine"] = Engine(module, cut=Pieces, budget=budget)
         state["_ortrain_max_memory"] = max_memory
+        state["_ortrain_verify"] = verify
+        engine = state["_ortrain_engine"]
+        state["_ortrain_verification"] = (
+            Verification(engine, verified_steps) if verified_steps else None
+        )
         made_modules.tell(self)
         progress_display.attach()
 
@@ -98,7 +116,9 @@ class ORTModule(nn.Module):
         """Return what was captured, what ran natively, and why anything did not."""
         engine = self.__dict__["_ortrain_engine"]
         memory = engine.last_plan if engine.budget is not None else None
-        return ModuleReport(list(engine.records), engine.piece_records, memory)
+        verification = self.__dict__["_ortrain_verification"]
+        verified = "" if verification is None else str(verification.verified)
+        return ModuleReport(list(engine.records), engine.piece_records, memory, verified)
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
@@ -178,7 +198,8 @@ class ORTModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Captured graphs are made again where the copy runs.
-        again = functools.partial(ORTModule, max_memory=self.__dict__["_ortrain_max_memory"])
+        options = {name: self.__dict__[f"_ortrain_{name}"] for name in ("max_memory", "verify")}
+        again = functools.partial(ORTModule, **options)
         return (again, (self.__dict__["_ortrain_module"],))
 
 
@@ -218,6 +239,9 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        verification = self.__dict__["_ortrain_verification"]
+        if verification is not None and verification.is_due():
+            return verification.run(args, kwargs)
         return self.__dict__["_ortrain_engine"].run(args, kwargs)
 
     functools.update_wrapper(forward, wrapped.forward)

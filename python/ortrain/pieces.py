@@ -13,6 +13,7 @@ from torch import fx, nn
 from ortrain import dynamo
 from ortrain.capture import dynamo_internals as internals
 from ortrain.engine import Engine
+from ortrain.verification.check import run_piece
 
 
 class Pieces:
@@ -39,7 +40,7 @@ class Pieces:
 
             def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 engine = held()
-                return piece(*args) if engine is None else engine.run(args, kwargs)
+                return piece(*args) if engine is None else run_piece(engine, args, kwargs)
 
             return run
 

@@ -15,6 +15,7 @@ from ortrain import _core, devices, progress
 from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import BackwardPart, Form, Program, inputs_with_gradients
+from ortrain.verification import watching
 
 
 @functools.cache
@@ -58,7 +59,9 @@ def execute(
         outputs = run.forward(inputs)
         on_run(run)
         entry.apply_updates(targets, outputs)
-        return list(outputs[: entry.num_user_outputs])
+        results = list(outputs[: entry.num_user_outputs])
+        watching.tell(entry, inputs, form, results)
+        return results
     step = _Pass(entry, program, inputs)
     outputs = step.forward()
     on_run(step.run)
@@ -67,7 +70,9 @@ def execute(
     if _gradients_are_awaited(program, inputs):
         positions, token = step.append_parts(inputs)
     outputs = _Step.apply(step, outputs, positions, token, *(inputs[p] for p in positions))
-    return list(outputs[: entry.num_user_outputs])
+    results = list(outputs[: entry.num_user_outputs])
+    watching.tell(entry, inputs, form, results, step)
+    return results
 
 
 def _gradients_are_awaited(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
@@ -84,7 +89,12 @@ class _Pass:
       entry: The captured graph.
       program: The form of it that runs.
       inputs: Its inputs.
+
+    Attributes:
+      witness: Is told of the gradients; None for nobody.
     """
+
+    witness: watching.GradientWitness | None = None
 
     def __init__(self, entry: Entry, program: Program, inputs: Sequence[torch.Tensor]) -> None:
         self.entry, self.program = entry, program
@@ -144,6 +154,8 @@ class _Pass:
         if not run.can_run_backward or run.in_backward:
             _check_versions(self, range(len(self.inputs)))
             run.forward(self.inputs)
+        if self.witness is not None:
+            self.witness.begin(gradients[: entry.num_user_outputs], program.outgoing)
         self._made.clear()
         self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]
@@ -165,7 +177,10 @@ class _Pass:
                 self._made[outgoing[place]] = gradient
             if not run.in_backward:
                 self._unfinished = None
-        return [self._made.pop(p, None) for p in positions]
+        handed_over = [self._made.pop(p, None) for p in positions]
+        if self.witness is not None:
+            self.witness.compare(list(positions), handed_over)
+        return handed_over
 
 
 class _Step(torch.autograd.Function):

@@ -99,6 +99,11 @@ class EscapedCall:
         _core.add_external_function(self.key, forward, backward)
         weakref.finalize(self, _core.remove_external_function, self.key)
 
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+        return self._stream is not None
+
     def _forward(
         self,
         operands: list[torch.Tensor],
@@ -106,7 +111,7 @@ class EscapedCall:
         tracked: list[int],
     ) -> Any:
         """Write the results; return what ``_backward`` needs if operands are ``tracked``."""
-        seed = None if self._stream is None else _mixed(int(operands.pop()), self._stream)
+        seed = None if self._stream is None else seed_of_stream(int(operands.pop()), self._stream)
         # Of the engine's memory the leaves only have the sizes: gradients end there.
         leaves = [t.requires_grad_(i in tracked) for i, t in enumerate(operands)]
         with torch.set_grad_enabled(bool(tracked)), torch.autocast("cpu", enabled=False):
@@ -189,6 +194,6 @@ class EscapedCall:
                     )
 
 
-def _mixed(seed: int, stream: int) -> int:
+def seed_of_stream(seed: int, stream: int) -> int:
     """Return a seed of its own for each stream of a graph's seed (Fibonacci hashing)."""
     return (seed ^ (stream * 0x9E3779B97F4A7C15)) & 0x7FFF_FFFF_FFFF_FFFF

@@ -40,11 +40,11 @@ from ortrain.capture.interface import (
     user_values,
 )
 from ortrain.capture.locations import error_source, reason_of
-from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.names_read import NamesRead
+from ortrain.capture.no_grad_regions import detach_no_grad_regions, refuse_writes_through_detach
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.side_effects import refuse_changes, refuse_iterators
 from ortrain.capture.shallow_copies import MadePlain
+from ortrain.capture.side_effects import refuse_changes, refuse_iterators
 from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
@@ -155,6 +155,16 @@ def tracing_alone() -> Iterator[bool]:
 def is_capturing() -> bool:
     """Tell whether this thread is inside of a capture, running some module on tensors without data."""
     return getattr(_thread, "captures", 0) > 0
+
+
+@contextlib.contextmanager
+def modules_run_themselves() -> Iterator[None]:
+    """Let this thread's ORTModules run in PyTorch for a while, as they do inside of a capture."""
+    _thread.captures = getattr(_thread, "captures", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.captures -= 1
 
 
 @contextlib.contextmanager

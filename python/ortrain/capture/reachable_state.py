@@ -22,7 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.shallow_copies import Attributes, CellVariable, Changes, Copy, Items, Table, Told
+from ortrain.capture.shallow_copies import (
+    Attributes,
+    CellVariable,
+    Changes,
+    Copy,
+    Items,
+    Table,
+    Told,
+)
 from ortrain.capture.source_files import is_installed
 
 _LEAVES = (
@@ -75,6 +83,14 @@ class ReachableState:
             for owner, name in self.variables
             if names is None or name in names or isinstance(owner, types.CellType)
         ]
+
+    def held(self) -> Iterator[Any]:
+        """Return what tables and containers held."""
+        return (value for copy in self._copies for _, value in copy.held())
+
+    def differing(self) -> Iterator[tuple[str, Any, Any]]:
+        """Return the name, what was there and what is now, of all that is another object or value."""
+        return (difference for copy in self._copies for difference in copy.differing())
 
     def restore(self) -> Changes:
         """Set back what differs now, and return its names."""

@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of one call on the engine against those of PyTorch, as they are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ortrain.verification.comparison import Difference, Pair, first_difference, largest
+from ortrain.verification.replay import Answer
+from ortrain.verification.trial import Trial
+from ortrain.verification.watching import GraphRun
+
+# What PyTorch says of a tensor that its backward needs and that was written to since.
+_OVERWRITTEN = "modified by an inplace operation"
+# What has a gradient: ("argument", index), or ("parameter", id).
+_Key = tuple[str, int]
+Incoming = Sequence[torch.Tensor | None]
+
+
+class Gradients:
+    """What PyTorch's backward of a trial makes of the gradients of its results.
+
+    Args:
+      trial: Whose forward has run.
+      incoming: Gradient per result; None for none.
+    """
+
+    def __init__(self, trial: Trial, incoming: Incoming) -> None:
+        self._trial = trial
+        self._incoming = incoming
+        self._names = {
+            ("argument", i): f"argument '{path}'"
+            for i, path in enumerate(trial.replay.call.paths)
+            if trial.replay.call.tensors[i].requires_grad
+        }
+        self._names |= {
+            ("parameter", number): f"parameter '{name}'"
+            for number, (name, parameter) in trial.parameters.items()
+            if parameter.requires_grad
+        }
+        with trial.replay.backward_apart():
+            self._expected = self._of(trial.answer, incoming)
+        self._scale = largest(list(self._expected.values()))
+
+    @property
+    def keys(self) -> Sequence[_Key]:
+        """What may have a gradient."""
+        return list(self._names)
+
+    def difference(self, actual: Mapping[_Key, torch.Tensor | None]) -> Difference | None:
+        """Return the first gradient that differs."""
+        keys = [key for key in actual if key in self._names]
+        pairs = [
+            Pair(f"gradient of {self._names[k]}", actual[k], self._expected[k], absent_is_zero=True)
+            for k in keys
+        ]
+
+        def exact() -> Sequence[torch.Tensor | None] | None:
+            wide = self._trial.wide_answer()
+            if wide is None:
+                return None
+            given = [None if g is None else g.double() for g in self._incoming]
+            with self._trial.replay.backward_apart():
+                found = self._of(wide, given)
+            return [found[k] for k in keys]
+
+        return first_difference(pairs, self._trial.precision, self._scale, exact)
+
+    def _of(self, answer: Answer, incoming: Incoming) -> dict[_Key, torch.Tensor | None]:
+        tensors: dict[_Key, torch.Tensor] = {}
+        for kind, number in self._names:
+            if kind == "argument":
+                tensors[kind, number] = answer.arguments[number]
+            else:
+                parameter = self._trial.parameters[number][1]
+                tensors[kind, number] = answer.leaves.get(number, parameter)
+        roots = [
+            (result, gradient)
+            for result, gradient in zip(answer.tensors, incoming, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        if not roots or not tensors:
+            return dict.fromkeys(tensors)
+        results, given = zip(*roots, strict=True)
+        with answer.draws:  # a checkpoint runs layers again
+            found = torch.autograd.grad(
+                results,
+                list(tensors.values()),
+                [g.to(r.dtype) for r, g in roots] if answer.leaves else given,
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return dict(zip(tensors, found, strict=True))
+
+
+class Witness:
+    """Compares what the backward of one run of a graph hands on.
+
+    Args:
+      trial: Of the run; its forward agreed.
+      run: The run.
+      on_difference: Raises; is given what differs and the gradients of the results.
+      on_agreement: Is given the seconds that comparing one backward took.
+      on_overwritten: Is told why PyTorch has no backward any more, where the engine has.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        run: GraphRun,
+        on_difference: Callable[[Difference, Incoming], None],
+        on_agreement: Callable[[float], None],
+        on_overwritten: Callable[[str], None],
+    ) -> None:
+        self._trial = trial
+        self._places = trial.places_of(run.outputs)
+        self._keys: list[_Key | None] = []
+        for position, (kind, where) in enumerate(run.entry.tensors):
+            number = where if kind == "user" else id(run.inputs[position])
+            self._keys.append(
+                {"user": ("argument", number), "module": ("parameter", number)}.get(kind)
+            )
+        self._on_difference, self._on_agreement = on_difference, on_agreement
+        self._on_overwritten = on_overwritten
+        self._incoming: list[torch.Tensor | None] = []
+        self._gradients: Gradients | None = None
+        self._awaited: set[int] = set()
+        self._seconds = 0.0
+
+    def begin(self, incoming: Incoming, made: Sequence[int]) -> None:
+        """Take the gradients of the user outputs, and the inputs that will get one."""
+        began = time.perf_counter()
+        self._incoming = [None] * len(self._trial.answer.tensors)
+        for place, gradient in zip(self._places, incoming, strict=True):
+            if place is not None:
+                self._incoming[place] = gradient
+        try:
+            self._gradients = Gradients(self._trial, self._incoming)
+        except RuntimeError as error:
+            if _OVERWRITTEN not in str(error):
+                raise
+            self._gradients = None
+            self._on_overwritten(str(error))
+            return
+        self._awaited = set(made)
+        self._seconds = time.perf_counter() - began
+        seen = {self._keys[position] for position in made}
+        self._look({key: None for key in self._gradients.keys if key not in seen})
+
+    def compare(self, positions: Sequence[int], gradients: Incoming) -> None:
+        """Look at gradients of inputs of the graph, by position, before they are handed on."""
+        actual = {
+            key: gradient
+            for position, gradient in zip(positions, gradients, strict=True)
+            if position in self._awaited and (key := self._keys[position]) is not None
+        }
+        self._awaited -= set(positions)
+        self._look(actual)
+        if not self._awaited and self._gradients is not None:
+            self._gradients = None
+            self._trial.forget_wide()
+            self._on_agreement(self._seconds)
+
+    def _look(self, actual: Mapping[_Key, torch.Tensor | None]) -> None:
+        if self._gradients is None:
+            return
+        began = time.perf_counter()
+        found = self._gradients.difference(actual)
+        self._seconds += time.perf_counter() - began
+        if found is not None:
+            self._gradients = None
+            self._on_difference(found, self._incoming)

@@ -1,0 +1,235 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the first layer, in the order of execution, that the engine computes differently."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain import _core
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.signature import flatten_outputs
+from ortrain.engine import Engine
+from ortrain.verification.comparison import Difference
+from ortrain.verification.draws import DrawsOfRun, RepeatedDraws, UnrepeatableError
+from ortrain.verification.gradients import Gradients, Incoming
+from ortrain.verification.replay import Replay, ReplayError
+from ortrain.verification.trial import Trial
+from ortrain.verification.watching import GraphRun, watched
+
+_LAYER = re.compile(r"@(\S+?)/[^/\s]+(?:\s|$)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """The first layer that differs.
+
+    Attributes:
+      layer: Its path; empty for the module itself.
+      difference: What differs when the layer runs alone on PyTorch's inputs; None where that is nothing.
+      outdated: Whether a graph captured anew agrees with PyTorch: the one that ran is out of date.
+    """
+
+    layer: str
+    difference: Difference | None
+    outdated: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """A call of a layer while PyTorch ran the one around it."""
+
+    path: str
+    replay: Replay
+    incoming: list[torch.Tensor | None]
+
+
+@dataclasses.dataclass(slots=True)
+class _Alone:
+    """What a layer gave when it ran alone: whether in one graph, which, and what differs."""
+
+    run: GraphRun | None
+    difference: Difference | None
+
+
+def first_layer(replay: Replay, run: GraphRun | None, incoming: Incoming | None) -> Found:
+    """Run layers one by one, on the inputs and gradients that they have in PyTorch.
+
+    Args:
+      replay: The call of the whole module that differs.
+      run: The run of its graph; None where there were several.
+      incoming: Gradients of the results; None where the forward differs.
+    """
+    found = _in_children(replay, run, incoming, "")
+    if found is not None:
+        return found
+    alone = _alone(replay, incoming, "")
+    if alone.run is not None and run is not None and alone.difference is None:
+        return Found(_first_changed_layer(run, alone.run), None, outdated=True)
+    return Found("", alone.difference)
+
+
+def _in_children(
+    replay: Replay, run: GraphRun | None, incoming: Incoming | None, path: str
+) -> Found | None:
+    """Return the first layer inside of a module that differs, the innermost one."""
+    for call in _calls_of_children(replay, run, incoming, path):
+        seeds = call.incoming if incoming is not None else None
+        alone = _alone(call.replay, seeds, call.path)
+        if alone.difference is None and alone.run is not None:
+            continue
+        # What is no graph of its own may hold layers that are.
+        inner = _in_children(call.replay, alone.run, seeds, call.path)
+        if inner is not None or alone.difference is not None:
+            return inner or Found(call.path, alone.difference)
+    return None
+
+
+def _calls_of_children(
+    replay: Replay, run: GraphRun | None, incoming: Incoming | None, path: str
+) -> Sequence[_Call]:
+    """Run a module in PyTorch; return the calls of the layers in it, outermost ones, in order."""
+    calls: list[_Call] = []
+    depth = 0
+
+    def before(name: str) -> Any:
+        def record(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                with contextlib.suppress(CaptureError):  # other arguments than tensors and numbers
+                    calls.append(_Call(name, Replay(layer, args, kwargs), []))
+
+        return record
+
+    def after(layer: nn.Module, args: Any, result: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0 and calls and calls[-1].replay.module is layer:
+            calls[-1].incoming = _collected(result)
+
+    handles = []
+    try:
+        with replay.rewound():
+            for name, layer in replay.module.named_modules():
+                if name:
+                    whole = f"{path}.{name}" if path else name
+                    handles.append(layer.register_forward_pre_hook(before(whole), with_kwargs=True))
+                    handles.append(layer.register_forward_hook(after))
+            answer = replay.run(RepeatedDraws(DrawsOfRun(run)))
+            for handle in handles:
+                handle.remove()
+            if incoming is not None:
+                _differentiate(replay, answer.tensors, incoming, answer.draws)
+    except (ReplayError, UnrepeatableError):
+        return []
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _collected(result: Any) -> list[torch.Tensor | None]:
+    """Return a list that takes the gradients of a result when they are made."""
+    try:
+        tensors, _ = flatten_outputs(result)
+    except CaptureError:  # a result that no graph has
+        return []
+    gradients: list[torch.Tensor | None] = [None] * len(tensors)
+
+    def keep(index: int) -> Any:
+        def take(gradient: torch.Tensor) -> None:
+            gradients[index] = gradient.detach()
+
+        return take
+
+    for index, tensor in enumerate(tensors):
+        if tensor.requires_grad:
+            tensor.register_hook(keep(index))
+    return gradients
+
+
+def _differentiate(
+    replay: Replay, results: Sequence[torch.Tensor], incoming: Incoming, draws: RepeatedDraws
+) -> None:
+    """Run a backward for what its hooks see."""
+    pairs = [
+        (r, g) for r, g in zip(results, incoming, strict=True) if g is not None and r.requires_grad
+    ]
+    wanted = [p for p in replay.module.parameters() if p.requires_grad]
+    if pairs and wanted:
+        roots, given = zip(*pairs, strict=True)
+        with replay.backward_apart(), draws:
+            torch.autograd.grad(roots, wanted, given, allow_unused=True)
+
+
+def _alone(replay: Replay, incoming: Incoming | None, path: str) -> _Alone:
+    """Run a layer on an engine of its own, and compare."""
+    engine = Engine(replay.module, tells=False)
+    prefix = f"{path}." if path else ""
+    try:
+        with replay.rewound():
+            given = replay.arguments()
+            args, kwargs = replay.bound(given)
+            with replay.modes(), watched() as runs:
+                result = engine.run(args, kwargs)
+            if len(runs) != 1:
+                return _Alone(None, None)
+            trial = Trial(replay, runs[0], result, given, prefix)
+            found = trial.forward_difference()
+            if found is None and incoming is not None:
+                found = _gradient_difference(trial, runs[0], incoming, given)
+    except (_core.OrtrainError, ReplayError, UnrepeatableError):  # it is no graph alone
+        return _Alone(None, None)
+    return _Alone(runs[0], found)
+
+
+def _gradient_difference(
+    trial: Trial, run: GraphRun, incoming: Incoming, given: Sequence[torch.Tensor]
+) -> Difference | None:
+    if len(incoming) != len(trial.answer.tensors):
+        return None
+    expected = Gradients(trial, incoming)
+    results = [
+        (output, incoming[place])
+        for output, place in zip(run.outputs, trial.places_of(run.outputs), strict=True)
+        if place is not None and incoming[place] is not None and output.requires_grad
+    ]
+    tensors = {
+        key: given[key[1]] if key[0] == "argument" else trial.parameters[key[1]][1]
+        for key in expected.keys
+    }
+    if not results or not tensors:
+        return None
+    roots, seeds = zip(*results, strict=True)
+    with trial.replay.backward_apart():
+        made = torch.autograd.grad(roots, list(tensors.values()), seeds, allow_unused=True)
+    return expected.difference(dict(zip(tensors, made, strict=True)))
+
+
+def _first_changed_layer(before: GraphRun, now: GraphRun) -> str:
+    """Return the layer of the first node that differs in a graph captured anew."""
+    texts = [run.entry.captured.graph.text().splitlines() for run in (before, now)]
+    for old, new in zip(*texts, strict=False):
+        if old != new:
+            return next(_layers(new, texts[1]), "")
+    return ""
+
+
+def _layers(line: str, lines: Sequence[str]) -> Iterator[str]:
+    """Return the layer of a node's line, or of the nodes that read a constant."""
+    constant = re.match(r"\s*const (\S+) =", line)
+    readers = [line]
+    if constant is not None:
+        used = re.compile(rf"[(,\s]{re.escape(constant[1])}[),]")
+        readers = [text for text in lines if "@" in text and used.search(text)]
+    for text in readers:
+        if found := _LAYER.search(text):
+            yield found[1]
