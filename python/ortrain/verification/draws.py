@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import _core, devices
@@ -198,13 +199,7 @@ class RepeatedDraws(TorchDispatchMode):
         if draw is None:
             return function(*args, **kwargs)
         if draw.ratio is None:
-            generator = torch.default_generator
-            state = generator.get_state()
-            try:
-                generator.manual_seed(self._draws.seed(draw))
-                return function(*args, **kwargs)
-            finally:
-                generator.set_state(state)
+            return _seeded(self._draws.seed(draw), function, args, kwargs)
         x = args[0]
         kept = self._draws.mask(draw, x.shape).to(x.device)
         if function is torch.ops.aten.native_dropout.default:
@@ -223,6 +218,24 @@ class RepeatedDraws(TorchDispatchMode):
             self._left_out -= 1
             return None
         raise UnrepeatableError(f"{function} draws random numbers that the graph does not")
+
+
+def _seeded(seed: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator as a graph does: from a seed, on contiguous tensors, of which numbers depend."""
+
+    def contiguous(value: Any) -> Any:
+        return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+    generator = torch.default_generator
+    state = generator.get_state()
+    try:
+        generator.manual_seed(seed)
+        result = function(*pytree.tree_map(contiguous, args), **pytree.tree_map(contiguous, kwargs))
+    finally:
+        generator.set_state(state)
+    if not function._schema.is_mutable:
+        return result
+    return args[0].copy_(result)
 
 
 def _dropout_ratio(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,43 +98,55 @@ def _calls_of_children(
 ) -> Sequence[_Call]:
     """Run a module in PyTorch; return the calls of the layers in it, outermost ones, in order."""
     calls: list[_Call] = []
-    depth = 0
 
-    def before(name: str) -> Any:
-        def record(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            nonlocal depth
-            depth += 1
-            if depth == 1:
-                with contextlib.suppress(CaptureError):  # other arguments than tensors and numbers
-                    calls.append(_Call(name, Replay(layer, args, kwargs), []))
+    names = {layer: name for name, layer in replay.module.named_modules() if name}
 
-        return record
+    def record(layer: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+        whole = f"{path}.{names[layer]}" if path else names[layer]
+        try:
+            recorded = _Call(whole, Replay(layer, args, kwargs), [])
+        except CaptureError:  # other arguments than tensors and numbers
+            return call(layer, *args, **kwargs)
+        calls.append(recorded)
+        result = call(layer, *args, **kwargs)
+        recorded.incoming = _collected(result)
+        return result
 
-    def after(layer: nn.Module, args: Any, result: Any) -> None:
-        nonlocal depth
-        depth -= 1
-        if depth == 0 and calls and calls[-1].replay.module is layer:
-            calls[-1].incoming = _collected(result)
-
-    handles = []
     try:
         with replay.rewound():
-            for name, layer in replay.module.named_modules():
-                if name:
-                    whole = f"{path}.{name}" if path else name
-                    handles.append(layer.register_forward_pre_hook(before(whole), with_kwargs=True))
-                    handles.append(layer.register_forward_hook(after))
-            answer = replay.run(RepeatedDraws(DrawsOfRun(run)))
-            for handle in handles:
-                handle.remove()
+            with _calls_by(record, names):
+                answer = replay.run(RepeatedDraws(DrawsOfRun(run)))
             if incoming is not None:
                 _differentiate(replay, answer.tensors, incoming, answer.draws)
     except (ReplayError, UnrepeatableError):
         return []
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
+
+
+@contextlib.contextmanager
+def _calls_by(handler: Callable[..., Any], layers: Container[nn.Module]) -> Iterator[None]:
+    """Let a function make the calls of some layers in this thread, but not those inside of them.
+
+    Hooks would not do: no graph is made of a layer that has them.
+    """
+    original = nn.Module.__call__
+    thread, is_inside = threading.get_ident(), False
+
+    def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        if threading.get_ident() != thread or is_inside or layer not in layers:
+            return original(layer, *args, **kwargs)
+        is_inside = True
+        try:
+            return handler(layer, args, kwargs, original)
+        finally:
+            is_inside = False
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 def _collected(result: Any) -> list[torch.Tensor | None]:
