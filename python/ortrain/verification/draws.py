@@ -27,6 +27,8 @@ _EXTERNAL = re.compile(
 _PACKED = "packed_rows"
 _CLOSE = 1e-6
 _DROPOUTS = (torch.ops.aten.bernoulli_.float, torch.ops.aten.native_dropout.default)
+# Arguments of operators that say how much is dropped.
+_SHARES = ("dropout_p", "dropout", "p")
 # Least precision last; other floating point types are taken for the last one.
 _PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -43,11 +45,18 @@ class _Draw:
       stream: Its number in the graph.
       ratio: Of dropout; None for an operator that runs in PyTorch.
       packed: "rows" or "pairs" of rows that are left, or "" for all.
+      operator: What runs in PyTorch; "" for dropout.
     """
 
     stream: int
     ratio: float | None
     packed: str = ""
+    operator: str = ""
+
+    @property
+    def may_draw_nothing(self) -> bool:
+        """Whether it is an operator or a function of the user's own, of which nobody knows."""
+        return bool(self.operator) and not self.operator.startswith("aten.")
 
 
 class DrawsOfRun:
@@ -91,7 +100,8 @@ class DrawsOfRun:
                     self.places.append(_Draw(int(attributes["stream"]), ratio, how))
             elif found := _EXTERNAL.search(line):
                 if found["key"] in drawing:
-                    self.places.append(_Draw(int(found["site"]), None))
+                    operator = found["key"].rpartition("#")[0]
+                    self.places.append(_Draw(int(found["site"]), None, operator=operator))
                 else:
                     others.add(int(found["site"]))
         self.places.sort(key=lambda draw: draw.stream)
@@ -165,6 +175,11 @@ class RepeatedDraws(TorchDispatchMode):
         self._places: dict[int, _Draw | None] = {}
         self.coarsest = torch.float64
 
+    @property
+    def wants_parts(self) -> bool:
+        """Whether attention is to run in parts: kernels that do all of it draw by themselves."""
+        return any(draw.ratio for draw in self._draws.places)
+
     def begin(self) -> None:
         """Hand the numbers out from the first one again."""
         self._next, self._left_out = 0, self._draws.left_out
@@ -175,11 +190,7 @@ class RepeatedDraws(TorchDispatchMode):
     ) -> Any:
         """Run an operator."""
         kwargs = kwargs or {}
-        if (
-            function.namespace == "aten"
-            and draws_random_numbers(function)
-            and kwargs.get("generator") is None
-        ):
+        if draws_random_numbers(function) and kwargs.get("generator") is None:
             result = self._drawn(function, args, kwargs)
         else:
             result = function(*args, **kwargs)
@@ -189,14 +200,14 @@ class RepeatedDraws(TorchDispatchMode):
         return result
 
     def _drawn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ratio = _dropout_ratio(function, args, kwargs)
-        if ratio in (0.0, 1.0):  # nothing is drawn
+        ratio = _probability(function, args, kwargs)
+        if ratio == 0.0 or (ratio == 1.0 and function in _DROPOUTS):  # nothing is drawn
             return function(*args, **kwargs)
         place = int(torch.randint(1 << 62, ()))
         if place not in self._places:
             self._places[place] = self._take(function, ratio)
         draw = self._places[place]
-        if draw is None:
+        if draw is None:  # what it gives is of no effect, or it draws nothing
             return function(*args, **kwargs)
         if draw.ratio is None:
             return _seeded(self._draws.seed(draw), function, args, kwargs)
@@ -206,14 +217,28 @@ class RepeatedDraws(TorchDispatchMode):
             return x * kept / (1 - draw.ratio), kept
         return x.copy_(kept)
 
+    def finish(self) -> None:
+        """Raise UnrepeatableError where the graph draws what PyTorch has not drawn."""
+        if not all(draw.may_draw_nothing for draw in self._draws.places[self._next :]):
+            raise UnrepeatableError("the graph draws random numbers that PyTorch does not")
+
     def _take(self, function: Any, ratio: float | None) -> _Draw | None:
         """Return the next place of the graph; None where the graph has dropped this one."""
-        places = self._draws.places
-        if self._next < len(places):
-            draw = places[self._next]
-            if draw.ratio is None or (ratio is not None and abs(draw.ratio - ratio) < _CLOSE):
-                self._next += 1
+        places, own = self._draws.places, function.namespace != "aten"
+        for index in range(self._next, len(places)):
+            draw = places[index]
+            if draw.operator:
+                fits = not draw.may_draw_nothing and not own or draw.operator == str(function)
+            else:
+                fits = function in _DROPOUTS and ratio is not None
+                fits = fits and abs((draw.ratio or 0.0) - (ratio or 0.0)) < _CLOSE
+            if fits:
+                self._next = index + 1
                 return draw
+            if not draw.may_draw_nothing:
+                break
+        if own:
+            return None
         if self._left_out:
             self._left_out -= 1
             return None
@@ -238,15 +263,17 @@ def _seeded(seed: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return args[0].copy_(result)
 
 
-def _dropout_ratio(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """Return the ratio if an operator may belong to dropout."""
-    if function not in _DROPOUTS:
-        return None
-    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+def _probability(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """Return the share that an operator drops, 0 where it draws nothing; None where it has no such."""
+    names = [argument.name for argument in function._schema.arguments]
+    given = {a.name: a.default_value for a in function._schema.arguments}
+    given |= dict(zip(names, args, strict=False)) | kwargs
     if function is torch.ops.aten.bernoulli_.float:
-        return 1 - p
-    train = args[2] if len(args) > 2 else kwargs.get("train")
-    return 0.0 if train is False else p
+        return 1 - given["p"]
+    if given.get("train") is False or given.get("training") is False:
+        return 0.0
+    ratio = next((given[name] for name in _SHARES if name in given), None)
+    return None if ratio is None or isinstance(ratio, torch.Tensor) else float(ratio)
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:

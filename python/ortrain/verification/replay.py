@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.export import modules_run_themselves
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs, without_cache
 from ortrain.verification.draws import RepeatedDraws, UnrepeatableError
+
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class ReplayError(Exception):
@@ -195,11 +198,13 @@ class Replay:
         draws.begin()
         tensors = self.arguments(wide=wide)
         args, kwargs = self.bound(tensors)
-        leaves = contextlib.nullcontext({}) if not wide else _in_float64(self.module)
+        leaves = _in_float64(self.module) if wide else contextlib.nullcontext({})
         with leaves as made, modules_run_themselves(), self.modes(wide=wide):
             try:
-                with without_cache(self.module), draws:
+                kernels = sdpa_kernel(SDPBackend.MATH) if draws.wants_parts else _AS_IT_IS
+                with without_cache(self.module), kernels, draws:
                     result = self.module.forward(*args, **kwargs)
+                draws.finish()
             except UnrepeatableError:
                 raise
             except Exception as error:
