@@ -160,7 +160,7 @@ class _Check:
         replay = self.replay
         began = time.perf_counter()
         try:
-            trial = Trial(replay, run, result, replay.call.tensors)
+            trial = Trial(replay, run, result, replay.called_with, replay.call.tensors)
             difference = trial.forward_difference()
         except ReplayError as error:
             found = Found("", None)
@@ -196,7 +196,7 @@ class _Check:
         began = time.perf_counter()
         run = runs[0]
         try:
-            trial = Trial(replay, run, result, replay.call.tensors)
+            trial = Trial(replay, run, result, replay.called_with, replay.call.tensors)
             difference = trial.forward_difference()
         except (ReplayError, UnrepeatableError, CaptureError) as error:
             self._unknown(str(error))

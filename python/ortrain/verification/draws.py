@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import _core, devices
+from ortrain.capture.convert.control_flow import CONTROL_FLOW
 from ortrain.capture.escapes import seed_of_stream
 from ortrain.capture.torch_internals import draws_random_numbers
 from ortrain.verification.watching import GraphRun
@@ -24,6 +27,7 @@ _NODE = re.compile(
 _EXTERNAL = re.compile(
     r"= ortrain::External <callable = \"(?P<key>[^\"]*)\".* site = (?P<site>\d+)"
 )
+_FLOAT = re.compile(r"\b(b?float(?:16|32|64))\[")
 _PACKED = "packed_rows"
 _CLOSE = 1e-6
 _DROPOUTS = (torch.ops.aten.bernoulli_.float, torch.ops.aten.native_dropout.default)
@@ -68,15 +72,18 @@ class DrawsOfRun:
     Attributes:
       places: Where it draws, in the order of execution.
       left_out: Places that it may have had and does not: nobody reads what they would give.
+      precision: The least precise floating point type that it computes in; None for no graph.
     """
 
     def __init__(self, run: GraphRun | None) -> None:
         self.places: list[_Draw] = []
         self.left_out = 0
+        self.precision: torch.dtype | None = None
         if run is None:
             return
         entry = run.entry
         graph = entry.captured.graph
+        self.precision = _precision(graph)
         if run.form is not None and entry.rows is not None:
             graph = entry.rows.packed(run.form)
             derived = run.inputs[len(entry.tensors) :]
@@ -149,6 +156,13 @@ class DrawsOfRun:
         return _core.Run(session).forward(given)[0].cpu()
 
 
+def _precision(graph: Any) -> torch.dtype:
+    """Return the least precise type among the inputs of a graph and the values that it computes."""
+    lines = [line for line in graph.text().splitlines() if not line.startswith("  const ")]
+    found = [getattr(torch, name) for line in lines for name in _FLOAT.findall(line)]
+    return functools.reduce(_coarser, found, torch.float64)
+
+
 def _attributes(text: str) -> Mapping[str, str]:
     parts = (part.partition(" = ") for part in text.split(", "))
     return {name: value for name, _, value in parts}
@@ -162,9 +176,6 @@ class RepeatedDraws(TorchDispatchMode):
 
     Args:
       draws: Of the run.
-
-    Attributes:
-      coarsest: The least precise floating point type of a result.
     """
 
     def __init__(self, draws: DrawsOfRun) -> None:
@@ -173,7 +184,7 @@ class RepeatedDraws(TorchDispatchMode):
         self._next = 0
         self._left_out = draws.left_out
         self._places: dict[int, _Draw | None] = {}
-        self.coarsest = torch.float64
+        self._coarsest = torch.float64
 
     @property
     def wants_parts(self) -> bool:
@@ -184,6 +195,29 @@ class RepeatedDraws(TorchDispatchMode):
         """Hand the numbers out from the first one again."""
         self._next, self._left_out = 0, self._draws.left_out
         self._places.clear()
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The least precise floating point type that the graph, or else PyTorch, computes in."""
+        return self._draws.precision or self._coarsest
+
+    @contextlib.contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Be on, or see that nothing is drawn: torch.cond and its like run under no such mode.
+
+        Raises:
+          UnrepeatableError: Something is drawn all the same.
+        """
+        places = self._draws.places
+        if not any(draw.operator in CONTROL_FLOW for draw in places):
+            with self:
+                yield
+            return
+        before = torch.get_rng_state()
+        yield
+        drawn = not torch.equal(before, torch.get_rng_state())
+        if drawn or not all(draw.may_draw_nothing for draw in places):
+            raise UnrepeatableError("random numbers are drawn beside a branch or loop on values")
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -196,7 +230,7 @@ class RepeatedDraws(TorchDispatchMode):
             result = function(*args, **kwargs)
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                self.coarsest = _coarser(self.coarsest, tensor.dtype)
+                self._coarsest = _coarser(self._coarsest, tensor.dtype)
         return result
 
     def _drawn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

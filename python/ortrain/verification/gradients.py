@@ -71,30 +71,33 @@ class Gradients:
         return first_difference(pairs, self._trial.precision, self._scale, exact)
 
     def _of(self, answer: Answer, incoming: Incoming) -> dict[_Key, torch.Tensor | None]:
-        tensors: dict[_Key, torch.Tensor] = {}
+        tensors: list[tuple[_Key, torch.Tensor]] = []
         for kind, number in self._names:
             if kind == "argument":
-                tensors[kind, number] = answer.arguments[number]
-            else:
-                parameter = self._trial.parameters[number][1]
-                tensors[kind, number] = answer.leaves.get(number, parameter)
+                tensors.append(((kind, number), answer.arguments[number]))
+                continue
+            # What reaches a parameter by a list or a closure finds itself, others its stand-in.
+            parameter = self._trial.parameters[number][1]
+            both = {id(t): t for t in (answer.leaves.get(number, parameter), parameter)}
+            tensors += [((kind, number), tensor) for tensor in both.values()]
+        found: dict[_Key, torch.Tensor | None] = dict.fromkeys(self._names)
         roots = [
-            (result, gradient)
+            (result, gradient.to(result.dtype))
             for result, gradient in zip(answer.tensors, incoming, strict=True)
             if gradient is not None and result.requires_grad
         ]
         if not roots or not tensors:
-            return dict.fromkeys(tensors)
+            return found
         results, given = zip(*roots, strict=True)
-        with answer.draws:  # a checkpoint runs layers again
-            found = torch.autograd.grad(
-                results,
-                list(tensors.values()),
-                [g.to(r.dtype) for r, g in roots] if answer.leaves else given,
-                retain_graph=True,
-                allow_unused=True,
+        with answer.draws.repeating():  # a checkpoint runs layers again
+            made = torch.autograd.grad(
+                results, [t for _, t in tensors], given, retain_graph=True, allow_unused=True
             )
-        return dict(zip(tensors, found, strict=True))
+        for (key, _), gradient in zip(tensors, made, strict=True):
+            if gradient is not None:
+                sofar = found[key]
+                found[key] = gradient if sofar is None else sofar + gradient
+        return found
 
 
 class Witness:

@@ -21,7 +21,7 @@ from ortrain.engine import Engine
 from ortrain.verification.comparison import Difference
 from ortrain.verification.draws import DrawsOfRun, RepeatedDraws, UnrepeatableError
 from ortrain.verification.gradients import Gradients, Incoming
-from ortrain.verification.replay import Replay, ReplayError
+from ortrain.verification.replay import Answer, Replay, ReplayError
 from ortrain.verification.trial import Trial
 from ortrain.verification.watching import GraphRun, watched
 
@@ -117,7 +117,7 @@ def _calls_of_children(
             with _calls_by(record, names):
                 answer = replay.run(RepeatedDraws(DrawsOfRun(run)))
             if incoming is not None:
-                _differentiate(replay, answer.tensors, incoming, answer.draws)
+                _differentiate(replay, answer, incoming)
     except (ReplayError, UnrepeatableError):
         return []
     return calls
@@ -169,17 +169,18 @@ def _collected(result: Any) -> list[torch.Tensor | None]:
     return gradients
 
 
-def _differentiate(
-    replay: Replay, results: Sequence[torch.Tensor], incoming: Incoming, draws: RepeatedDraws
-) -> None:
+def _differentiate(replay: Replay, answer: Answer, incoming: Incoming) -> None:
     """Run a backward for what its hooks see."""
     pairs = [
-        (r, g) for r, g in zip(results, incoming, strict=True) if g is not None and r.requires_grad
+        (r, g)
+        for r, g in zip(answer.tensors, incoming, strict=True)
+        if g is not None and r.requires_grad
     ]
-    wanted = [p for p in replay.module.parameters() if p.requires_grad]
+    leaves = [*answer.leaves.values(), *answer.arguments, *replay.module.parameters()]
+    wanted = [t for t in leaves if t.requires_grad]
     if pairs and wanted:
         roots, given = zip(*pairs, strict=True)
-        with replay.backward_apart(), draws:
+        with replay.backward_apart(), answer.draws.repeating():
             torch.autograd.grad(roots, wanted, given, allow_unused=True)
 
 
@@ -195,7 +196,7 @@ def _alone(replay: Replay, incoming: Incoming | None, path: str) -> _Alone:
                 result = engine.run(args, kwargs)
             if len(runs) != 1:
                 return _Alone(None, None)
-            trial = Trial(replay, runs[0], result, given, prefix)
+            trial = Trial(replay, runs[0], result, (args, kwargs), given, prefix)
             found = trial.forward_difference()
             if found is None and incoming is not None:
                 found = _gradient_difference(trial, runs[0], incoming, given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from ortrain.capture.export import modules_run_themselves
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs, without_cache
 from ortrain.verification.draws import RepeatedDraws, UnrepeatableError
-
-_AS_IT_IS = contextlib.nullcontext()
 
 
 class ReplayError(Exception):
@@ -35,8 +33,9 @@ class Answer:
       tensors: The results, each once.
       structure: The structure around them.
       arguments: The tensors among the arguments, as the run left them; gradients lead to these.
-      leaves: What stood in the place of parameters, by id; empty where they did themselves.
+      leaves: What stood in the place of parameters and buffers, by their ids.
       draws: The random numbers, for what a backward runs again.
+      called_with: Positional and keyword arguments, as the run left them.
     """
 
     tensors: list[torch.Tensor]
@@ -44,6 +43,7 @@ class Answer:
     arguments: list[torch.Tensor]
     leaves: dict[int, torch.Tensor]
     draws: RepeatedDraws
+    called_with: tuple[Sequence[Any], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,7 +68,8 @@ class Replay:
       kwargs: Keyword arguments.
 
     Attributes:
-      call: The arguments, flat.
+      called_with: Positional and keyword arguments.
+      call: The same, flat.
       grad_enabled: Grad mode of the call.
 
     Raises:
@@ -79,12 +80,12 @@ class Replay:
         self.module = module
         self._signature = CallSignature(module.forward)
         self.call = self._signature.flatten(args, kwargs)
-        self._arguments = (args, kwargs)
+        self.called_with = (args, kwargs)
         self.grad_enabled = torch.is_grad_enabled()
         self._autocast = AutocastState.current()
         with torch.no_grad():
             self._tensors = [t.detach().clone() for t in self.call.tensors]
-        self._state = ReachableState(module, self._arguments)
+        self._state = ReachableState(module, ())
         reachable = list(self._state.held())
         generators = [g for g in reachable if isinstance(g, torch.Generator)]
         self._generators = _unique([torch.default_generator, *_of_devices(), *generators])
@@ -96,7 +97,7 @@ class Replay:
     @contextlib.contextmanager
     def rewound(self) -> Iterator[Rewound]:
         """Go back to the state of before the call; leave it as it is now afterwards."""
-        present = ReachableState(self.module, self._arguments)
+        present = ReachableState(self.module, ())
         random = _states(self._generators)
         now = {}
         with torch.no_grad():
@@ -140,7 +141,7 @@ class Replay:
     @contextlib.contextmanager
     def backward_apart(self) -> Iterator[None]:
         """Leave buffers, attributes and generators alone while a checkpoint runs layers again."""
-        present = ReachableState(self.module, self._arguments)
+        present = ReachableState(self.module, ())
         random = _states(self._generators)
         buffers = [(b, b.detach().clone()) for b in _unique(list(self.module.buffers()))]
         hooks = [p._backward_hooks for p in self.module.parameters() if p._backward_hooks]
@@ -198,11 +199,11 @@ class Replay:
         draws.begin()
         tensors = self.arguments(wide=wide)
         args, kwargs = self.bound(tensors)
-        leaves = _in_float64(self.module) if wide else contextlib.nullcontext({})
-        with leaves as made, modules_run_themselves(), self.modes(wide=wide):
+        make = _in_float64 if wide else _alias
+        kernels = sdpa_kernel(SDPBackend.MATH) if draws.wants_parts else contextlib.nullcontext()
+        with _replaced(self.module, make) as leaves, modules_run_themselves():
             try:
-                kernels = sdpa_kernel(SDPBackend.MATH) if draws.wants_parts else _AS_IT_IS
-                with without_cache(self.module), kernels, draws:
+                with self.modes(wide=wide), without_cache(self.module), kernels, draws.repeating():
                     result = self.module.forward(*args, **kwargs)
                 draws.finish()
             except UnrepeatableError:
@@ -210,34 +211,55 @@ class Replay:
             except Exception as error:
                 raise ReplayError(f"{type(error).__name__}: {error}") from error
         flat, structure = flatten_outputs(result)
-        return Answer(flat, structure, tensors, made, draws)
+        return Answer(flat, structure, tensors, leaves, draws, (args, kwargs))
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter on the same memory, which stays whatever becomes of the first one's."""
+    if type(tensor) is not nn.Parameter:
+        return tensor
+    made = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+    made.__dict__.update(tensor.__dict__)
+    return made
+
+
+def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 
 @contextlib.contextmanager
-def _in_float64(module: nn.Module) -> Iterator[dict[int, torch.Tensor]]:
-    """Put float64 copies in the place of parameters and buffers for a while; return them by id."""
-    copies: dict[int, torch.Tensor] = {}
-    replaced: list[tuple[dict[str, Any], dict[str, Any]]] = []
+def _replaced(
+    module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[dict[int, torch.Tensor]]:
+    """Put others in the place of parameters and buffers for a while; return them by id."""
+    others: dict[int, torch.Tensor] = {}
+    replaced: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
 
-    def copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None or not tensor.is_floating_point():
-            return tensor
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().double().requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
+    def other(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in others:
+            others[id(tensor)] = make(tensor)
+        return others[id(tensor)]
+
+    def replace(table: dict[str, Any], values: dict[str, Any]) -> None:
+        replaced.append((table, {name: table[name] for name in values}, values))
+        table.update(values)
 
     try:
         for layer in module.modules():
             for table in (layer._parameters, layer._buffers):
-                replaced.append((table, dict(table)))
-                table.update({name: copied(tensor) for name, tensor in table.items()})
+                replace(table, {name: other(tensor) for name, tensor in table.items()})
             if isinstance(layer, nn.RNNBase):
-                replaced.append((layer.__dict__, {"_flat_weights": layer._flat_weights}))
-                layer.__dict__["_flat_weights"] = [copied(w) for w in layer._flat_weights]
-        yield copies
+                weights = [other(weight) for weight in layer._flat_weights]
+                replace(layer.__dict__, {"_flat_weights": weights})
+        yield others
     finally:
-        for table, before in reversed(replaced):
-            table.update(before)
+        for table, before, values in reversed(replaced):
+            # What the forward itself has put there stays.
+            table.update({n: t for n, t in before.items() if table.get(n) is values[n]})
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class Trial:
       replay: The call, from before it ran.
       run: Of the graph; None where there were several, with PyTorch in between.
       result: What the engine's side returned.
-      given: The tensors that the engine's side was called with.
+      called_with: Positional and keyword arguments of the engine's side.
+      given: The tensors among them.
       prefix: What names of parameters and buffers begin with.
 
     Attributes:
@@ -47,6 +48,7 @@ class Trial:
         replay: Replay,
         run: GraphRun | None,
         result: Any,
+        called_with: tuple[Sequence[Any], Mapping[str, Any]],
         given: Sequence[torch.Tensor],
         prefix: str = "",
     ) -> None:
@@ -55,7 +57,7 @@ class Trial:
         self._random = DrawsOfRun(run)
         self._draws = RepeatedDraws(self._random)
         self._results, self._structure = flatten_outputs(result)
-        self._given = given
+        self._called_with, self._given = called_with, given
         module = replay.module
         self.parameters = {id(p): (prefix + n, p) for n, p in module.named_parameters()}
         self._buffers = {id(b): prefix + n for n, b in module.named_buffers()}
@@ -64,8 +66,8 @@ class Trial:
 
     @property
     def precision(self) -> torch.dtype:
-        """The least precise type that PyTorch computed in."""
-        return self._draws.coarsest
+        """The least precise type that takes part."""
+        return self._draws.precision
 
     def places_of(self, outputs: Sequence[torch.Tensor]) -> list[int | None]:
         """Return where in the result each output of the graph is; None for one that is not."""
@@ -141,7 +143,17 @@ class Trial:
             Pair(f"argument '{path}' after the call", mine, theirs)
             for path, mine, theirs in zip(self.replay.call.paths, self._given, ran, strict=True)
         ]
-        return first_difference(pairs, self.precision, largest(ran), lambda: None)
+        found = first_difference(pairs, self.precision, largest(ran), lambda: None)
+        if found is not None:
+            return found
+        mine = (list(self._called_with[0]), dict(self._called_with[1]))
+        theirs = (list(self.answer.called_with[0]), dict(self.answer.called_with[1]))
+        for one, other in zip(mine, theirs, strict=True):
+            if found := value_difference(
+                "the arguments after the call", one, other, self.precision
+            ):
+                return found
+        return None
 
     def _tensor_difference(
         self, changed: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
