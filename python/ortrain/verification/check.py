@@ -173,13 +173,9 @@ class _Check:
             raise self._error(difference, first_layer(replay, run, None))
         if run is None:
             return
-        if run.step is not None:
-            run.step.witness = self._witness(trial, run, replay)
-        trial.release_results()
-        trial.forget_wide()
-        run.outputs.clear()
+        awaits = self._attach(trial, run, replay)
         self.seconds += time.perf_counter() - began
-        self.agreed(run.step is not None)
+        self.agreed(awaits)
 
     def compare_piece(self, engine: Engine, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a piece of the module, and compare it."""
@@ -204,10 +200,7 @@ class _Check:
         self.pieces += 1
         if difference is not None:
             raise self._error(difference, self._layer_of_piece(None))
-        if run.step is not None:
-            run.step.witness = self._witness(trial, run, None)
-        trial.release_results()
-        run.outputs.clear()
+        self._attach(trial, run, None)
         self.seconds += time.perf_counter() - began
         return result
 
@@ -222,6 +215,18 @@ class _Check:
             *(self.name, what, self.step, ", gradients are awaited" if training else ""),
             self.seconds,
         )
+
+    def _attach(self, trial: Trial, run: GraphRun, replay: Replay | None) -> bool:
+        """Let the gradients of a run be compared; tell whether it will have any."""
+        step = run.step
+        if step is not None:
+            step.witness = self._witness(trial, run, replay)
+        # The step leads to its witness: what leads back from there would keep both.
+        trial.release_results()
+        trial.forget_wide()
+        run.outputs.clear()
+        run.step = None
+        return step is not None
 
     def _witness(self, trial: Trial, run: GraphRun, replay: Replay | None) -> Witness:
         def differs(difference: Difference, incoming: Incoming) -> None:

@@ -210,8 +210,16 @@ class Replay:
                 raise
             except Exception as error:
                 raise ReplayError(f"{type(error).__name__}: {error}") from error
-        flat, structure = flatten_outputs(result)
+        flat, structure = flat_results(result)
         return Answer(flat, structure, tensors, leaves, draws, (args, kwargs))
+
+
+def flat_results(result: Any) -> tuple[list[torch.Tensor], OutputTree]:
+    """Return the tensors of a result in a list that nobody else holds, and their structure."""
+    tensors, structure = flatten_outputs(result)
+    own = list(tensors)
+    tensors.clear()  # the walk holds it in a cycle, until garbage is collected
+    return own, structure
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.signature import flatten_outputs
 from ortrain.verification.comparison import (
     Difference,
     Pair,
@@ -20,7 +19,7 @@ from ortrain.verification.comparison import (
     value_difference,
 )
 from ortrain.verification.draws import DrawsOfRun, RepeatedDraws, UnrepeatableError
-from ortrain.verification.replay import Answer, Replay, ReplayError
+from ortrain.verification.replay import Answer, Replay, ReplayError, flat_results
 from ortrain.verification.watching import GraphRun
 
 
@@ -56,7 +55,7 @@ class Trial:
         self.answer: Answer
         self._random = DrawsOfRun(run)
         self._draws = RepeatedDraws(self._random)
-        self._results, self._structure = flatten_outputs(result)
+        self._results, self._structure = flat_results(result)
         self._called_with, self._given = called_with, given
         module = replay.module
         self.parameters = {id(p): (prefix + n, p) for n, p in module.named_parameters()}
