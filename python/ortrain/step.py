@@ -17,6 +17,7 @@ from ortrain.capture.torch_internals import has_accumulation_hooks
 from ortrain.entry import Entry
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
+from ortrain.verification import watching
 
 
 @functools.cache
@@ -84,6 +85,7 @@ def _execute(
         outputs = run.forward(inputs)
         on_run(run)
         entry.apply_updates(targets, outputs)
+        watching.tell(entry, inputs, form)
         return list(outputs[: entry.num_user_outputs])
     step = _Pass(entry, program, inputs, generators)
     outputs = step.forward()
@@ -93,6 +95,7 @@ def _execute(
     if _gradients_are_awaited(program, inputs):
         positions, token = step.append_parts(inputs)
     outputs = _Step.apply(step, outputs, positions, token, *(inputs[p] for p in positions))
+    watching.tell(entry, inputs, form, step)
     return list(outputs[: entry.num_user_outputs])
 
 
@@ -111,7 +114,12 @@ class _Pass:
       program: The form of it that runs.
       inputs: Its inputs.
       generators: What the forward's draws in PyTorch start from; None where there are none.
+
+    Attributes:
+      witness: Is told of the gradients; None for nobody.
     """
+
+    witness: watching.GradientWitness | None = None
 
     def __init__(
         self,
@@ -178,6 +186,8 @@ class _Pass:
             _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
             with self.generators.replayed() if self.generators else contextlib.nullcontext():
                 run.forward(self.inputs)
+        if self.witness is not None:
+            self.witness.begin(gradients[: entry.num_user_outputs], program.outgoing)
         self._made.clear()
         self._unfinished = None  # an earlier backward may have stopped half-way
         incoming = [gradients[i] for i in program.incoming]
@@ -199,7 +209,10 @@ class _Pass:
                 self._made[outgoing[place]] = gradient
             if not run.in_backward:
                 self._unfinished = None
-        return [self._made.pop(p, None) for p in positions]
+        handed_over = [self._made.pop(p, None) for p in positions]
+        if self.witness is not None:
+            self.witness.compare(list(positions), handed_over)
+        return handed_over
 
 
 class _Step(torch.autograd.Function):
