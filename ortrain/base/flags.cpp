@@ -52,6 +52,9 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_CUDNN", "auto",
          "What NVIDIA's GPUs do by cuDNN, where it has an algorithm: auto (convolutions, and "
          "attention where it is known to be faster), conv (convolutions alone), all, or off."},
+    Flag{"ORTRAIN_VERIFY_STEPS", "",
+         "Steps of each ORTModule that run in PyTorch too and must agree: first, sampled (1, 2, 4, 8, "
+         "...) or a number of first steps."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         ShapeError,
         UnsupportedError,
+        VerificationError,
     )
     from ortrain.module import ORTModule
     from ortrain.trainer import ORTTrainer, ORTTrainerOptions, TrainStepInfo
@@ -41,6 +42,7 @@ _HOMES = {
     "OutOfMemoryError": "ortrain.errors",
     "ShapeError": "ortrain.errors",
     "UnsupportedError": "ortrain.errors",
+    "VerificationError": "ortrain.errors",
 }
 
 if os.environ.get("ORTRAIN_LOG"):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -192,6 +193,14 @@ class Engine:
                 raise
             return module.forward(*args, **kwargs)
         return entry.results(call, tensors, outputs)
+
+    def owns(self, entry: Entry) -> bool:
+        """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
+        return any(entry is captured for captured in self._captured())
+
+    def exclusively(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what keeps other threads from looking at the module, whose state is another meanwhile."""
+        return self._lock
 
     @property
     def state(self) -> int:

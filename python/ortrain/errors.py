@@ -16,6 +16,25 @@ from ortrain._core import (
 )
 from ortrain.capture.errors import CaptureError, ConversionError, UnsupportedOperatorError
 
+
+class VerificationError(OrtrainError):
+    """A verified step is another in PyTorch (``ORTModule(model, verify=...)``).
+
+    Attributes:
+      layer: Path of the first layer that differs; empty for the module itself.
+      what: What differs: "output #0", "gradient of parameter 'fc.weight'", "buffer 'norm.running_mean'".
+      difference: The largest difference of two numbers; infinity where they are no numbers.
+      step: Number of the call, from 1.
+    """
+
+    def __init__(self, text: str, *, layer: str, what: str, difference: float, step: int) -> None:
+        super().__init__(text)
+        self.layer = layer
+        self.what = what
+        self.difference = difference
+        self.step = step
+
+
 __all__ = [
     "CaptureError",
     "ConversionError",
@@ -30,4 +49,5 @@ __all__ = [
     "ShapeError",
     "UnsupportedError",
     "UnsupportedOperatorError",
+    "VerificationError",
 ]

@@ -21,6 +21,8 @@ from ortrain.memory_budget import MemoryBudget
 from ortrain.pieces import Pieces
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import MemoryPlan, ModuleReport
+from ortrain.verification import schedule
+from ortrain.verification.check import Verification
 
 if TYPE_CHECKING:
     from ortrain.profile import NodeTime
@@ -33,7 +35,7 @@ _MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backwar
 # The latter two are accelerate's marks of a module whose forward it has replaced.
 _OWN = frozenset(
     {"_ortrain_module", "_ortrain_engine", "_ortrain_options", "forward", "_original_forward"}
-    | {"_is_accelerate_prepared"}
+    | {"_ortrain_verification", "_is_accelerate_prepared"}
 )
 
 
@@ -55,11 +57,16 @@ class ORTModule(nn.Module):
         from PyTorch's generator, or "pytorch", the masks that the module itself would draw, so that
         a run can be compared with PyTorch's. All other random numbers are PyTorch's in both
         (docs/random_numbers.md).
+      verify: Which calls run in PyTorch too and must agree, gradients included
+        (docs/verification.md): "first", "sampled" (calls 1, 2, 4, 8, ...) or the number of first
+        calls; 0 for none. None: what the environment variable ORTRAIN_VERIFY_STEPS says.
 
     Raises:
       TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``max_memory`` has another
         type.
-      ValueError: ``max_memory`` says no number of bytes and no share, or ``random`` is another text.
+      ValueError: ``max_memory`` says no number of bytes and no share, ``random`` is another text,
+        or ``verify`` none of these.
+      VerificationError: (from a call, or its backward) A verified step is another in PyTorch.
 
     Example:
       >>> model = ORTModule(model)
@@ -83,16 +90,26 @@ class ORTModule(nn.Module):
         """Keep joined classes out of registries that the wrapped class may keep of its kinds."""
 
     def __init__(
-        self, module: nn.Module, *, max_memory: int | str | None = None, random: str = "engine"
+        self,
+        module: nn.Module,
+        *,
+        max_memory: int | str | None = None,
+        random: str = "engine",
+        verify: str | int | None = None,
     ) -> None:
         budget, dropout = MemoryBudget.parse(max_memory), DropoutSource.parse(random)
+        verified_steps = schedule.parse(verify)
         state = self.__dict__
         for name in _MODULE_STATE:
             if name in module.__dict__:
                 state[name] = module.__dict__[name]
         state["_ortrain_module"] = module
-        state["_ortrain_engine"] = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
-        state["_ortrain_options"] = {"max_memory": max_memory, "random": random}
+        engine = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
+        state["_ortrain_engine"] = engine
+        state["_ortrain_options"] = {"max_memory": max_memory, "random": random, "verify": verify}
+        state["_ortrain_verification"] = (
+            Verification(engine, verified_steps) if verified_steps else None
+        )
         made_modules.tell(self)
         progress_display.attach()
 
@@ -107,7 +124,9 @@ class ORTModule(nn.Module):
         """Return what was captured, what ran natively, and why anything did not."""
         engine = self.__dict__["_ortrain_engine"]
         memory = engine.last_plan if engine.budget is not None else None
-        return ModuleReport(list(engine.records), engine.piece_records, memory)
+        verification = self.__dict__["_ortrain_verification"]
+        verified = "" if verification is None else str(verification.verified)
+        return ModuleReport(list(engine.records), engine.piece_records, memory, verified)
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
@@ -271,6 +290,9 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        verification = self.__dict__["_ortrain_verification"]
+        if verification is not None and verification.is_due():
+            return verification.run(args, kwargs)
         return self.__dict__["_ortrain_engine"].run(args, kwargs)
 
     functools.update_wrapper(forward, wrapped.forward)

@@ -14,6 +14,7 @@ from ortrain import dynamo
 from ortrain.capture import dynamo_internals as internals
 from ortrain.engine import Engine
 from ortrain.random_numbers import DropoutSource
+from ortrain.verification.check import run_piece
 
 
 class Pieces:
@@ -41,7 +42,7 @@ class Pieces:
 
             def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
                 engine = held()
-                return piece(*args) if engine is None else engine.run(args, kwargs)
+                return piece(*args) if engine is None else run_piece(engine, args, kwargs)
 
             return run
 

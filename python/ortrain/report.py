@@ -56,11 +56,13 @@ class ModuleReport:
       native_nodes: Those that Ortrain runs.
       pieces: The same of the pieces of a module that cannot be captured whole.
       memory: The plan of the latest forward under ``max_memory``; None without.
+      verified: Which steps were compared with PyTorch, in words; empty where none is to be.
     """
 
     captures: list[CaptureRecord]
     pieces: list[CaptureRecord] = dataclasses.field(default_factory=list)
     memory: MemoryPlan | None = None
+    verified: str = ""
 
     @property
     def _records(self) -> list[CaptureRecord]:
@@ -104,6 +106,8 @@ class ModuleReport:
             lines += [f"    cut: {cause}" for cause in record.breaks]
         if self.memory is not None:
             lines.append(f"  memory: {_describe(self.memory)}")
+        if self.verified:
+            lines.append(f"  verified steps: {self.verified}")
         return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from ortrain.entry import Entry
 from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
+from ortrain.verification import watching
 
 _NOT_DIFFERENTIABLE = (
     "PyTorch cannot take over the gradients of this ORTModule: {}; or run the module itself, "
@@ -94,6 +95,7 @@ def _execute(
         outputs = run.forward(inputs)
         on_run(run)
         entry.apply_updates(targets, outputs)
+        watching.tell(entry, inputs, form)
         return list(outputs[: entry.num_user_outputs])
     step = _Pass(entry, program, inputs, again, generators)
     outputs = step.forward()
@@ -103,6 +105,7 @@ def _execute(
     if _gradients_are_awaited(program, inputs):
         positions, token = step.append_parts(inputs)
     outputs = _Step.apply(step, outputs, positions, token, *(inputs[p] for p in positions))
+    watching.tell(entry, inputs, form, step)
     return list(outputs[: entry.num_user_outputs])
 
 
@@ -122,7 +125,12 @@ class _Pass:
       inputs: Its inputs.
       again: The call in PyTorch.
       generators: What the forward's draws in PyTorch start from; None where there are none.
+
+    Attributes:
+      witness: Is told of the gradients; None for nobody.
     """
+
+    witness: watching.GradientWitness | None = None
 
     def __init__(
         self,
@@ -230,6 +238,8 @@ class _Pass:
             _check_versions(self, CallersMemory(entry.inputs_of(given, len(self.inputs)), []))
             with self.generators.replayed() if self.generators else contextlib.nullcontext():
                 run.forward(self.inputs)
+        if self.witness is not None:
+            self.witness.begin(gradients[: entry.num_user_outputs], program.outgoing)
         self._made.clear()
         incoming = [gradients[i] for i in program.incoming]
         if run is self.run and len(self.parts) > 1:
@@ -250,7 +260,10 @@ class _Pass:
                 self._made[outgoing[place]] = gradient
             if not run.in_backward:
                 self._unfinished = None
-        return [self._made.pop(p, None) for p in positions]
+        handed_over = [self._made.pop(p, None) for p in positions]
+        if self.witness is not None:
+            self.witness.compare(list(positions), handed_over)
+        return handed_over
 
 
 class _Step(torch.autograd.Function):

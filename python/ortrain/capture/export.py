@@ -200,6 +200,16 @@ def is_capturing() -> bool:
 
 
 @contextlib.contextmanager
+def modules_run_themselves() -> Iterator[None]:
+    """Let this thread's ORTModules run in PyTorch for a while, as they do inside of a capture."""
+    _thread.captures = getattr(_thread, "captures", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.captures -= 1
+
+
+@contextlib.contextmanager
 def _alone() -> Iterator[None]:
     with one_thread_traces, nothing_compiles():
         _thread.captures = getattr(_thread, "captures", 0) + 1

@@ -131,6 +131,14 @@ class ReachableState:
         read = self._names if names is None else names
         return own + [(home, n) for home in _PYTORCH for n in sorted(read & home.keys())]
 
+    def held(self) -> Iterator[Any]:
+        """Return what tables and containers held."""
+        return (value for copy in self._copies for _, value in copy.held())
+
+    def differing(self) -> Iterator[tuple[str, Any, Any]]:
+        """Return the name, what was there and what is now, of all that is another object or value."""
+        return (difference for copy in self._copies for difference in copy.differing())
+
     def restore(self) -> Changes:
         """Set back what differs now, and return its names."""
         changes = Changes()

@@ -97,14 +97,15 @@ class ResultViews:
           value_of: Returns the tensor of a source.
         """
         results = []
-        for view, steps in zip(self.views, self._steps(tensors), strict=True):
+        for view, steps in zip(self.views, self.steps(tensors), strict=True):
             result: Any = value_of(*view.source)
             for step in steps:
                 result = step(result)
             results.append(result)
         return results
 
-    def _steps(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Step, ...]]:
+    def steps(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Step, ...]]:
+        """Return the views of each result, for the sizes of a call's arguments."""
         sizes = tuple(tensors[dim.index].shape[dim.axis] for dim in self._dims)
         known = self._sized.get(sizes)
         if known is None:

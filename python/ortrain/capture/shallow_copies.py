@@ -17,7 +17,8 @@ import torch
 from ortrain.capture.torch_internals import outside_of_modes
 
 _BY_VALUE = (bool, int, float, complex, str, bytes)
-_MISSING = object()
+# Stands for what is not there.
+MISSING = object()
 # Of a tensor that is copied before a trace.
 _MOST_ELEMENTS = 1 << 20
 
@@ -62,6 +63,9 @@ class Copy(Protocol):
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return the objects that it held, with their names."""
 
+    def differing(self) -> Iterable[tuple[str, Any, Any]]:
+        """Return what differs now: its name, what was there, what is; `MISSING` for nothing."""
+
     def restore(self, changes: Changes) -> None:
         """Set the object back, adding the names of what differed."""
 
@@ -93,6 +97,14 @@ class Table:
         """Return what the names stood for."""
         return [(self._name(key), value) for key, value in self._before.items()]
 
+    def differing(self) -> Iterable[tuple[str, Any, Any]]:
+        """Return the names that stand for something else now."""
+        before, now = self._before, self._read()
+        for key in dict.fromkeys([*before, *now]):
+            old, new = before.get(key, MISSING), now.get(key, MISSING)
+            if not is_same(old, new):
+                yield self._name(key), old, new
+
     def restore(self, changes: Changes) -> None:
         """Set the table back, in its order too."""
         before, now = self._before, self._read()
@@ -100,17 +112,17 @@ class Table:
         if keys == list(now) and all(is_same(before[k], now[k]) for k in keys):
             return
         for key in dict.fromkeys([*before, *now]):
-            old = before.get(key, _MISSING)
-            if is_same(old, now.get(key, _MISSING)):
+            old = before.get(key, MISSING)
+            if is_same(old, now.get(key, MISSING)):
                 continue
-            name, new = self._name(key), now.get(key, _MISSING)
-            if old is not _MISSING and old is not None:
+            name, new = self._name(key), now.get(key, MISSING)
+            if old is not MISSING and old is not None:
                 changes.changed.append(name)
             elif is_plain(new):
                 changes.made_plain.append(MadePlain(name, self._table, key, new))
             else:
                 changes.made.append(name)
-            if old is _MISSING:
+            if old is MISSING:
                 del self._table[key]
             else:
                 self._table[key] = old
@@ -130,6 +142,12 @@ class Items:
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return the items."""
         return [(f"{self._where}[{i}]", value) for i, value in enumerate(self._before)]
+
+    def differing(self) -> Iterable[tuple[str, Any, Any]]:
+        """Return the items as a whole where they differ."""
+        now = list(self._owner)
+        if len(now) != len(self._before) or not all(map(is_same, self._before, now)):
+            yield self._where, self._before, now
 
     def restore(self, changes: Changes) -> None:
         """Put the items back where they differ."""
@@ -167,6 +185,12 @@ class Told:
         """Return nothing: what the object holds is compared with it."""
         return ()
 
+    def differing(self) -> Iterable[tuple[str, Any, Any]]:
+        """Return what the functions say where it is something else."""
+        now = self._read()
+        if not _is_equal(self._before, now):
+            yield self._where, self._before, now
+
     def restore(self, changes: Changes) -> None:
         """Set the object back where it says something else."""
         if _is_equal(self._before, self._read()):
@@ -194,6 +218,15 @@ class Contents:
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return nothing."""
         return ()
+
+    def differing(self) -> Iterable[tuple[str, Any, Any]]:
+        """Return the tensor where its contents were written to, if they were copied."""
+        before = self._before
+        if before is None or self._tensor._version == self._version:
+            return
+        with outside_of_modes():
+            if not torch.equal(self._tensor.detach(), before):
+                yield self._where, before, self._tensor
 
     def restore(self, changes: Changes) -> None:
         """Copy back what was there.
@@ -227,8 +260,8 @@ class Attributes(Mapping):
     def __getitem__(self, name: str) -> Any:
         if isinstance(self._owner, type):  # not what a base or a descriptor gives
             return self._owner.__dict__[name]
-        value = getattr(self._owner, name, _MISSING)
-        if value is _MISSING:
+        value = getattr(self._owner, name, MISSING)
+        if value is MISSING:
             raise KeyError(name)
         return value
 

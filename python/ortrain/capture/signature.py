@@ -365,47 +365,60 @@ def flatten_outputs(result: Any) -> tuple[list[torch.Tensor], OutputTree]:
     Raises:
       UnsupportedInputError: The result holds an object that is no tensor, number or container.
     """
-    tensors: list[torch.Tensor] = []
-    paths: list[str] = []
-    seen: dict[int, int] = {}
+    found = _FoundTensors()
+    tree = found.visit(result, "")
+    return found.tensors, OutputTree(tree, tuple(found.paths))
 
-    def place(tensor: torch.Tensor, path: str) -> int:
-        index = seen.get(id(tensor))
+
+class _FoundTensors:
+    """The tensors of a result; no function refers to itself here, which would keep them.
+
+    Attributes:
+      tensors: Each once.
+      paths: Where each was found first.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.paths: list[str] = []
+        self._seen: dict[int, int] = {}
+
+    def _place(self, tensor: torch.Tensor, path: str) -> int:
+        index = self._seen.get(id(tensor))
         if index is None:
-            index = seen[id(tensor)] = len(tensors)
-            tensors.append(tensor)
-            paths.append(path or "output")
+            index = self._seen[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.paths.append(path or "output")
         return index
 
-    def visit(value: Any, path: str) -> Tree:
+    def visit(self, value: Any, path: str) -> Tree:
+        """Take the tensors of a part of the result; return its structure."""
         if isinstance(value, torch.Tensor):
-            return Slot(place(value, path))
+            return Slot(self._place(value, path))
         if isinstance(value, torch.SymInt):
-            return Number(place(torch.scalar_tensor(value, dtype=torch.int64), path))
+            return Number(self._place(torch.scalar_tensor(value, dtype=torch.int64), path))
         if _is_cache(value):
             return Constant(None)
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value)
         dot = f"{path}." if path else ""
         if isinstance(value, Mapping):
-            children = tuple(visit(v, f"{dot}{k}") for k, v in value.items())
+            children = tuple(self.visit(v, f"{dot}{k}") for k, v in value.items())
             return Container(_mapping_builder(value), children)
         if _is_dataclass_instance(value):
             build = _dataclass_builder(value)
-            fields = tuple(visit(getattr(value, n), f"{dot}{n}") for n in build.keys)
+            fields = tuple(self.visit(getattr(value, n), f"{dot}{n}") for n in build.keys)
             return Container(build, fields)
         if isinstance(value, (list, tuple)):
             labels = getattr(value, "_fields", range(len(value)))
             prefix = dot or ("" if hasattr(value, "_fields") else "output.")
-            children = tuple(visit(v, f"{prefix}{k}") for k, v in zip(labels, value, strict=True))
+            both = zip(labels, value, strict=True)
+            children = tuple(self.visit(v, f"{prefix}{k}") for k, v in both)
             return Container(_sequence_builder(value), children)
         raise UnsupportedInputError(
             f"result '{path or 'output'}' is of type {type(value).__module__}."
             f"{type(value).__qualname__}, which is no tensor, number or container of these"
         )
-
-    tree = visit(result, "")
-    return tensors, OutputTree(tree, tuple(paths))
 
 
 @contextlib.contextmanager

@@ -37,6 +37,17 @@ def test_example_learns(name):
 
 
 @pytest.mark.slow
+def test_verified_training_passes_and_a_planted_error_is_named():
+    command = [sys.executable, EXAMPLES / "verify.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)", done.stdout)
+    assert float(accuracy) > 0.9
+    assert "verified steps: 1-2, 4, 8, 16, 32, 64, 128; gradients of 1-2, 4, 8," in done.stdout
+    assert "found in step 1, layer second.1: gradient of argument 'input'\n" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
 def test_getting_started_learns(tmp_path):
     command = [sys.executable, EXAMPLES / "getting_started/train.py", "--epochs", "8"]
     done = subprocess.run(

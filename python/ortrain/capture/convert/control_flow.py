@@ -33,7 +33,7 @@ def _while_loop(
     return values
 
 
-_CONTROL_FLOW: dict[str, Callable[..., tuple[Any, ...]]] = {
+CONTROL_FLOW: dict[str, Callable[..., tuple[Any, ...]]] = {
     "cond": _cond,
     "while_loop": _while_loop,
 }
@@ -41,4 +41,4 @@ _CONTROL_FLOW: dict[str, Callable[..., tuple[Any, ...]]] = {
 
 def control_flow(target: Any) -> Callable[..., tuple[Any, ...]] | None:
     """Return what runs a higher-order operator on graphs in eager PyTorch, or None."""
-    return _CONTROL_FLOW.get(internals.higher_order_name(target))
+    return CONTROL_FLOW.get(internals.higher_order_name(target))
