@@ -15,7 +15,7 @@ import torch
 
 from ortrain import logs
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.export import is_capturing
+from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.engine import Engine
 from ortrain.errors import VerificationError
 from ortrain.verification.comparison import Difference
@@ -121,7 +121,7 @@ class Verification:
             return result
         schedule.done()
         if check.replay is not None:
-            with engine.exclusively():
+            with tracing_alone(), engine.exclusively():  # in the engine's order
                 check.compare(own[0] if own else None, result)
         if not own:
             check.agreed(training)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortrain.capture.captured import AutocastState
-from ortrain.capture.export import modules_run_themselves
+from ortrain.capture.export import modules_run_themselves, tracing_alone
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs, without_cache
 from ortrain.random_numbers import DropoutSource
@@ -105,7 +105,15 @@ class Replay:
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[Rewound]:
-        """Go back to the state of before the call; leave it as it is now afterwards."""
+        """Go back to the state of before the call; leave it as it is now afterwards.
+
+        Other threads trace no module meanwhile: a trace takes PyTorch's generator for its own.
+        """
+        with tracing_alone(), self._rewound() as rewound:
+            yield rewound
+
+    @contextlib.contextmanager
+    def _rewound(self) -> Iterator[Rewound]:
         present = _state_of(self.module)
         random = _states(self._generators)
         now = {}
@@ -150,6 +158,11 @@ class Replay:
     @contextlib.contextmanager
     def backward_apart(self) -> Iterator[None]:
         """Leave buffers, attributes and generators alone while a checkpoint runs layers again."""
+        with tracing_alone(), self._backward_apart():
+            yield
+
+    @contextlib.contextmanager
+    def _backward_apart(self) -> Iterator[None]:
         present = _state_of(self.module)
         random = _states(self._generators)
         buffers = [(b, b.detach().clone()) for b in _unique(list(self.module.buffers()))]

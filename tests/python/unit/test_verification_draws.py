@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verified steps of modules that draw random numbers, or return views of what they compute."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from verified_models import wrapped
 
-from ortrain import ORTModule
+from ortrain import ORTModule, VerificationError, engine, step
+from ortrain.capture.signature import flatten_outputs
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.draws import DrawsOfRun, RepeatedDraws
 
@@ -130,3 +134,35 @@ def test_gradients_of_results_that_are_views():
         sum((r * torch.randn(r.shape)).sum() for r in results).backward()
     assert next(model._ortrain_engine._captured()).captured.views is not None
     assert model.report().verified.startswith("1-2; gradients of 1-2; ")
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.fc(x) + torch.rand_like(x) * F.dropout(x, 0.5)
+
+
+def test_noise_hides_no_difference(monkeypatch):
+    def nearly(*args):
+        outputs = step.execute(*args)
+        outputs[0].data.mul_(1.001)
+        return outputs
+
+    monkeypatch.setattr(engine, "execute", nearly)
+    with pytest.raises(VerificationError, match="rounding explains"):
+        wrapped(1, Noisy)(torch.randn(3, 6))
+
+
+def test_structure_of_a_result_keeps_none_of_its_tensors():
+    result = {"loss": torch.ones(2), "rest": [torch.zeros(3), (1, "name")]}
+    gone = weakref.ref(result["loss"])
+    tensors, _ = flatten_outputs(result)
+    gc.disable()
+    try:
+        del tensors, result
+        assert gone() is None
+    finally:
+        gc.enable()
