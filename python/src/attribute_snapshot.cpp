@@ -205,8 +205,9 @@ std::vector<nb::object> contents_of(PyObject* object) {
   return contents;
 }
 
-// Whether a module of Python code is of the standard library; the builtins read no attributes.
-bool is_standard(PyObject* module_name) {
+// Whether a module is of the standard library or one that is built like it; the builtins read no
+// attributes.
+bool is_library(PyObject* module_name) {
   static PyObject* const names = imported("sys", "stdlib_module_names");
   if (!PyUnicode_Check(module_name)) return false;
   Py_ssize_t size = 0;
@@ -222,6 +223,7 @@ bool is_standard(PyObject* module_name) {
     if (top == other) return false;
   }
   if (whole == "collections.abc") return false;
+  if (whole.starts_with("torch.distributions")) return true;
   const int found = PySet_Contains(names, nb::str(top.data(), top.size()).ptr());
   if (found < 0) PyErr_Clear();
   return found == 1;
@@ -270,9 +272,9 @@ nb::object names_of(PyObject* object, PyObject* names) {
   if (!classes.is_valid()) return nb::none();
   for (Py_ssize_t i = 0; i < PyTuple_Size(classes.ptr()); ++i) {
     PyObject* const type = PyTuple_GetItem(classes.ptr(), i);
-    // Nobody has looked at what the standard library's own code reads.
+    // Nobody has looked at what their own code reads.
     const nb::object module = attribute(type, home);
-    if (module.is_valid() && is_standard(module.ptr())) return nb::none();
+    if (module.is_valid() && is_library(module.ptr())) return nb::none();
     const nb::object name = attribute(type, called);
     const nb::object whole =
         name.is_valid() ? nb::steal(PyUnicode_FromFormat("class %U", name.ptr())) : nb::object();

@@ -147,7 +147,7 @@ class CacheSlot:
             if len(assignments) < prepared.num_made:
                 raise NotStorableError("the forward assigns to objects that are no layers")
             sources = source_files.loaded_files()
-            graph = prepared.to_bytes()
+            graph = prepared.to_bytes(self._module)
         except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:
             _log.debug("the graph is not kept: %s", reason)
             return
@@ -172,7 +172,7 @@ class CacheSlot:
                 raise NotStorableError("it belongs to another module")
             changed = source_files.changed_file(head["sources"])
             if changed is None:
-                return PreparedGraph.from_bytes(content[end:]), head["assignments"]
+                return PreparedGraph.from_bytes(content[end:], self._module), head["assignments"]
             reason = f"{changed} has changed"
         except (NotStorableError, ValueError, TypeError, KeyError, IndexError) as error:
             reason = str(error)

@@ -36,6 +36,7 @@ from ortrain.capture.interface import (
     dimensions_of,
     held_at_one,
     outputs_of,
+    outside_tensors,
     placeholders_of,
     user_values,
 )
@@ -380,7 +381,8 @@ def _capture(
             refuse_writes_through_detach(program)
         else:
             refuse_regions_with_gradients(program)
-        inputs = placeholders_of(program, module, call, flat.reached)[0]
+        outside = outside_tensors(program, flat.reached)
+        inputs = placeholders_of(program, module, call, outside)[0]
         views = None if standalone else take_views_out(program, inputs)
         with internals.recurrent_layers_whole():
             program, added = _functional(program, known, autocast, autocast_regions)
@@ -388,7 +390,7 @@ def _capture(
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()
-    placeholders, constants = placeholders_of(program, module, call, flat.reached)
+    placeholders, constants = placeholders_of(program, module, call, outside)
     values = user_values(program)
     static = [
         (index, axis, size)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import sympy
 import torch
@@ -19,6 +19,9 @@ from ortrain.capture.locations import own_name
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.result_views import ResultView
 from ortrain.capture.signature import FlatCall, OutputTree
+
+# Where a tensor's elements lie, and how.
+Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 # What stays of ways to look into a tensor.
 _READS = ("aten.resolve_conj.default", "aten.resolve_neg.default", "aten.item.default")
@@ -43,14 +46,13 @@ def placeholders_of(
     program: torch.export.ExportedProgram,
     module: nn.Module,
     call: FlatCall,
-    reached: ReachableState,
+    outside: Mapping[Place, torch.Tensor],
 ) -> tuple[list[Placeholder], dict[str, torch.Tensor]]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     canonical = _canonical_names(iter((*parameters.items(), *buffers.items())))
     placeholders: list[Placeholder] = []
     constants: dict[str, torch.Tensor] = {}
-    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     users = 0
     for spec in program.graph_signature.input_specs:
         node, target = spec.arg.name, own_name(spec.target or "")
@@ -76,18 +78,12 @@ def placeholders_of(
                 raise CaptureError(
                     f"tensor '{target}' requires a gradient but is no registered parameter of the module"
                 )
-            if _is_made(nodes[node], constant) or reached.has_array_at(constant):
-                constants[node] = constant
+            constants[node] = outside.get(_memory(constant), constant)
+            if _memory(constant) in outside:
+                name = f"outside.{len(constants)}"
+                placeholders.append(Placeholder(node, Role.OUTSIDE, name, False))
+            else:
                 placeholders.append(Placeholder(node, Role.CONSTANT, target, False))
-                continue
-            if any(str(user.target) in _READS for user in nodes[node].users):
-                raise CaptureError(f"its forward reads values of the tensor '{target}'")
-            tensor = reached.tensor_at(constant)
-            if tensor is None:
-                raise CaptureError("it uses a tensor that neither the module nor its code leads to")
-            constants[node] = tensor
-            name = f"outside.{len(constants)}"
-            placeholders.append(Placeholder(node, Role.OUTSIDE, name, False))
         else:
             raise CaptureError(
                 f"an input of kind {spec.kind.name} ({spec.target}) enters the graph"
@@ -95,10 +91,58 @@ def placeholders_of(
     return placeholders, constants
 
 
+def outside_tensors(
+    program: torch.export.ExportedProgram, reached: ReachableState
+) -> dict[Place, torch.Tensor]:
+    """Return the tensors that were there before the forward, in no table of a layer, by their memory.
+
+    Args:
+      program: As exported: further on nothing tells them from numbers that the forward has made tensors of.
+      reached: What was there.
+
+    Raises:
+      CaptureError: Nobody knows whose a tensor is, or its values were read.
+    """
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    found = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.CONSTANT_TENSOR:
+            continue
+        node, constant = nodes[spec.arg.name], program.constants[spec.target]
+        if _is_made(node, constant) or reached.has_array_at(constant):
+            continue
+        if any(str(user.target) in _READS for user in _users(node)):
+            raise CaptureError(f"its forward reads values of the tensor '{own_name(spec.target)}'")
+        tensor = reached.tensor_at(constant)
+        if tensor is None:
+            raise CaptureError("it uses a tensor that neither the module nor its code leads to")
+        found[_memory(constant)] = tensor
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> Place:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 def _is_made(node: fx.Node, constant: torch.Tensor) -> bool:
     """Tell whether the forward itself makes a constant, of numbers; one of an array lies in the array's memory."""
-    is_fresh = all(str(user.target).startswith("aten.lift_fresh") for user in node.users)
+    is_fresh = all(str(user.target).startswith("aten.lift_fresh") for user in _users(node))
     return is_fresh and (constant.numel() == 0 or constant.untyped_storage().resizable())
+
+
+def _users(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield what uses a node, in regions (of no_grad, of autocast) too."""
+    for user in node.users:
+        body = next((a for a in user.args if isinstance(a, fx.Node) and a.op == "get_attr"), None)
+        region = getattr(user.graph.owning_module, str(body.target)) if body is not None else None
+        if not isinstance(region, fx.GraphModule):
+            yield user
+            continue
+        operands = user.args[user.args.index(body) + 1 :]
+        inner = (n for n in region.graph.nodes if n.op == "placeholder")
+        for operand, placeholder in zip(operands, inner, strict=False):
+            if operand is node:
+                yield from _users(placeholder)
 
 
 def outputs_of(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from ortrain import _core
 from ortrain.capture.escapes import Escape, EscapedCall
@@ -86,8 +87,11 @@ class PreparedGraph:
         """Whether a run of it may draw from PyTorch's generators, the engine's seed aside."""
         return any(call.draws for call in self.escaped_calls)
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, module: nn.Module) -> bytes:
         """Return a form that ``from_bytes`` reads.
+
+        Args:
+          module: The module that it is the graph of.
 
         Raises:
           NotStorableError: The result's structure holds objects that have no such form, or an
@@ -95,8 +99,6 @@ class PreparedGraph:
         """
         if self.escapes:
             raise NotStorableError("operators that run in PyTorch")
-        if self.outside:
-            raise NotStorableError("tensors outside of the module")
         if self.views is not None:
             raise NotStorableError("results that share memory")
         description = {
@@ -113,14 +115,15 @@ class PreparedGraph:
             "common_saves": [sorted(outputs) for outputs in self.common_saves],
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "cloned": sorted(self.cloned),
+            "outside": {n: _attribute_that_holds(module, t) for n, t in self.outside.items()},
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
         return len(text).to_bytes(8, "little") + text + self.graph.to_onnx_bytes()
 
     @staticmethod
-    def from_bytes(data: bytes) -> PreparedGraph:
-        """Read what ``to_bytes`` wrote.
+    def from_bytes(data: bytes, module: nn.Module) -> PreparedGraph:
+        """Read what ``to_bytes`` wrote, for a module like the one that it was written for.
 
         Raises:
           NotStorableError: The bytes mean nothing in this process.
@@ -143,12 +146,25 @@ class PreparedGraph:
                 unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
                 common_saves=tuple(map(frozenset, read["common_saves"])),
                 names_read=None if names is None else frozenset(map(str, names)),
+                outside={
+                    name: vars(module.get_submodule(path))[attribute]
+                    for name, (path, attribute) in read["outside"].items()
+                },
                 cloned=frozenset(map(str, read["cloned"])),
             )
         except NotStorableError:
             raise
         except Exception as error:
             raise NotStorableError(f"{type(error).__name__}: {error}") from error
+
+
+def _attribute_that_holds(module: nn.Module, tensor: torch.Tensor) -> tuple[str, str]:
+    """Return the path of the layer that has a tensor as a plain attribute, and the attribute's name."""
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if value is tensor:
+                return path, name
+    raise NotStorableError("tensors outside of the module")
 
 
 def _tree_to_json(tree: Tree) -> list[Any]:

@@ -43,6 +43,7 @@ _LEAVES = (
 )
 # Of objects that these packages make only layers are looked into.
 _CLOSED = ("torch.", "ortrain.", "threading", "concurrent.", "asyncio.")
+_OPEN = ("torch.distributions.",)
 # Tables of a layer, whose names are those of the layer's attributes.
 _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
@@ -207,7 +208,7 @@ class ReachableState:
 
     def _object(self, where: str, value: Any) -> None:
         kind = type(value)
-        if kind.__module__.startswith(_CLOSED):
+        if kind.__module__.startswith(_CLOSED) and not kind.__module__.startswith(_OPEN):
             return
         self._class(kind)
         slots = () if kind in _PLAIN_CONTAINERS else _all_slots(kind)

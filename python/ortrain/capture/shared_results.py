@@ -49,13 +49,6 @@ class _Taking:
             )
             if placeholder.role is not Role.CONSTANT
         }
-        self._written = {
-            memory
-            for node in program.graph.nodes
-            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-            for written in written_by(node)
-            for memory in memories_of(written)
-        }
 
     def run(self) -> list[ResultView] | None:
         results = [self._output.args[0][p] for p in self._positions]
@@ -74,7 +67,7 @@ class _Taking:
                 continue
             base = node
             if memory in shared or not _lies_as_a_graph_gives_it(node):
-                base = self._base(origin, memory)
+                base = self._base(node, origin)
                 steps = self._chain(base, node)
                 if not _lies_as_a_graph_gives_it(base):
                     steps = (_restored_order(base), *steps)
@@ -96,10 +89,14 @@ class _Taking:
             return "user", placeholder.index
         return "outside" if placeholder.role is Role.OUTSIDE else "module", placeholder.name
 
-    def _base(self, origin: fx.Node, memory: list[int]) -> fx.Node:
-        """Return the tensor that results are views of, as it is at the end."""
-        if not self._written.isdisjoint(memory):
-            raise CaptureError("results share memory that its forward writes to")
+    def _base(self, node: fx.Node, origin: fx.Node) -> fx.Node:
+        """Return the tensor that a result is a view of: what is written to it later is in its value too."""
+        while node is not origin:
+            memory = set(memories_of(node))
+            source = next(n for n in node.all_input_nodes if not memory.isdisjoint(memories_of(n)))
+            if not isinstance(source.meta.get("val"), torch.Tensor):
+                return node  # one of several that an operator gives
+            node = source
         if isinstance(origin.meta.get("val"), torch.Tensor):
             return origin
         raise CaptureError(f"results share memory that {origin.target} gives")

@@ -171,7 +171,7 @@ def test_graphs_survive_the_way_through_bytes(name: str) -> None:
     if CASES[name].needs:
         pytest.importorskip(CASES[name].needs)
     before, module = engine_graph(name)
-    after = PreparedGraph.from_bytes(before.to_bytes())
+    after = PreparedGraph.from_bytes(before.to_bytes(module), module)
     assert after.graph.text() == before.graph.text()
     assert after.graph.inputs == before.graph.inputs
     assert after.graph.outputs == before.graph.outputs
@@ -458,13 +458,13 @@ def test_attributes_that_cannot_be_looked_at_do_no_harm(folder: Path) -> None:
 def test_only_classes_of_containers_are_made_again(name: str) -> None:
     net, args = Net(), (torch.zeros(3, 4),)
     call = CallSignature(net.forward).flatten(args, {})
-    data = prepare(net, call, args, {}, {}).to_bytes()
+    data = prepare(net, call, args, {}, {}).to_bytes(net)
     size = int.from_bytes(data[:8], "little")
     text = data[8 : 8 + size]
     assert text.count(b'["builtins", "dict"]') == 1
     text = text.replace(b'["builtins", "dict"]', b'["subprocess", "%s"]' % name.encode())
     with pytest.raises(NotStorableError, match="no class of containers"):
-        PreparedGraph.from_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+        PreparedGraph.from_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :], net)
 
 
 class Opaque(nn.Module):
