@@ -91,14 +91,14 @@ class _Taking:
 
     def _base(self, node: fx.Node, origin: fx.Node) -> fx.Node:
         """Return the tensor that a result is a view of: what is written to it later is in its value too."""
+        if isinstance(origin.meta.get("val"), torch.Tensor):
+            return origin
         while node is not origin:
             memory = set(memories_of(node))
             source = next(n for n in node.all_input_nodes if not memory.isdisjoint(memories_of(n)))
-            if not isinstance(source.meta.get("val"), torch.Tensor):
+            if source is origin:
                 return node  # one of several that an operator gives
             node = source
-        if isinstance(origin.meta.get("val"), torch.Tensor):
-            return origin
         raise CaptureError(f"results share memory that {origin.target} gives")
 
     def _replace(self, place: int, base: fx.Node) -> None:
