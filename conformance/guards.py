@@ -35,7 +35,7 @@ def check_microseconds() -> float:
     times = []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        call = engine._signature.flatten((), batch)
+        call = engine.signature.flatten((), batch)
         engine._look_at_module()
         entry = engine._find(engine._key(call), call)
         times.append(time.perf_counter() - start)
