@@ -133,6 +133,7 @@ lint: setup
 	$(PY) tools/check_layers.py
 	$(PY) tools/check_sizes.py
 	$(PY) tools/check_sources.py
+	$(PY) tools/check_limited_api.py
 
 demo: build
 	$(PY) examples/minilm_reuters.py $(if $(STEPS),--steps $(STEPS)) $(if $(EPOCHS),--epochs $(EPOCHS))

@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <Python.h>
 
-#if PY_VERSION_HEX < 0x030C0000 && PY_VERSION_HEX >= 0x030B0000
+// From Python 3.12 on sys.monitoring tells which code runs, and the stable ABI has none of this.
+#if PY_VERSION_HEX < 0x030C0000
+#if PY_VERSION_HEX >= 0x030B0000
 #define ORTRAIN_HOOKS_FRAMES
 #define Py_BUILD_CORE 1
 // Its inline functions are C.
@@ -15,10 +17,10 @@ extern "C" {
 #pragma GCC diagnostic pop
 #undef Py_BUILD_CORE
 #endif
+#include <frameobject.h>
+#endif
 
 #include <nanobind/nanobind.h>
-
-#include <frameobject.h>
 
 #include <unordered_set>
 #include <utility>
@@ -29,6 +31,8 @@ extern "C" {
 namespace nb = nanobind;
 
 namespace ortrain::python {
+
+#if PY_VERSION_HEX < 0x030C0000
 namespace {
 
 // Records which Python functions a thread calls. A profile function in Python costs as much as all
@@ -116,5 +120,11 @@ void init_code_recorder(nb::module_& module) {
       .def("stop", &CodeRecorder::stop)
       .def_prop_ro("codes", &CodeRecorder::codes);
 }
+
+#else
+
+void init_code_recorder(nb::module_&) {}
+
+#endif
 
 }  // namespace ortrain::python

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import check_layers  # noqa: E402
+import check_limited_api  # noqa: E402
 import check_sizes  # noqa: E402
 import check_sources  # noqa: E402
 
@@ -35,6 +36,28 @@ def test_sizes(files):
 
 def test_sources(files):
     assert check_sources.source_errors(ROOT, files) == []
+
+
+def test_limited_api(capsys):
+    assert check_limited_api.main() == 0, capsys.readouterr().err
+
+
+def test_names_outside_of_the_limited_api_are_found():
+    text = """
+#include <Python.h>
+#if PY_VERSION_HEX < 0x030C0000
+#ifdef ANY
+PyThreadState_EnterTracing(state);
+#endif
+int before = PyTuple_GET_SIZE(tuple);
+#else
+int after = PyTuple_GET_SIZE(tuple);  // PyTuple_GET_SIZE
+#endif
+state->c_profilefunc = nullptr;
+PyTuple_GetItem(tuple, 0);
+"""
+    found = check_limited_api.errors_of(text, check_limited_api.outside_names())
+    assert found == [(9, "PyTuple_GET_SIZE"), (11, "c_profilefunc")]
 
 
 def test_ruff():
