@@ -109,6 +109,7 @@ class Engine:
         self._pieces: Cut | None = None
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
+        self._last_plan_id = -1
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
         self.signature = CallSignature(module.forward)
         self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
@@ -267,7 +268,9 @@ class Engine:
         return list(written.values())
 
     def _remember_plan(self, run: Any) -> None:
-        self.last_plan = MemoryPlan.of(run.memory_plan)
+        if run.plan_id != self._last_plan_id:
+            self._last_plan_id = run.plan_id
+            self.last_plan = MemoryPlan.of(run.memory_plan)
 
     # --- looking up and capturing
 

@@ -47,7 +47,8 @@ class Entry:
       ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       copied_inputs: Positions of the inputs that a call writes to, or of which the module uses copies
         alone: its backward needs them as they were.
-      unreached: Positions, among the tensors of a call, of those with a gradient that it does not hand on.
+      with_gradient: Positions of the inputs that require a gradient.
+      unreached: Positions of the inputs that require a gradient outside, and get none.
       updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
@@ -71,7 +72,8 @@ class Entry:
     ones: tuple[Any, ...] | None
     copied_inputs: list[int]
     updated_arguments: list[int]
-    unreached: frozenset[int]
+    unreached: list[int]
+    with_gradient: list[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
     fitting: dict[tuple[torch.Size, ...], bool] = dataclasses.field(default_factory=dict)
     planned: bool = False
@@ -190,7 +192,8 @@ class Entry:
                 for i, (source, name) in enumerate(zip(sources, inputs, strict=True))
                 if source in updated or name in prepared.cloned
             ],
-            unreached=frozenset(index_of_user[name] for name in unreached),
+            unreached=[inputs.index(name) for name in unreached],
+            with_gradient=[i for i, name in enumerate(inputs) if requires_grad.get(name)],
             budget=budget,
             places=positions if prepared.views is not None else {},
             other_arguments=tuple(
@@ -227,10 +230,8 @@ class Entry:
         Where the seed stands, there is a tensor that ``execute`` replaces.
         """
         inputs = [_input(source, call, tensors, self.device) for source in self.tensors]
-        if self.unreached:
-            for i, (kind, where) in enumerate(self.tensors):
-                if kind == "user" and where in self.unreached:
-                    inputs[i] = inputs[i].detach()
+        for i in self.unreached:
+            inputs[i] = inputs[i].detach()
         return inputs
 
     def results(

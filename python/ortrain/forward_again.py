@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ortrain.engine import Engine
     from ortrain.entry import Entry
     from ortrain.random_numbers import GeneratorStates
+
+_is_leaf = operator.attrgetter("is_leaf")
 
 
 class ForwardAgain:
@@ -186,7 +189,8 @@ class _Differentiable(torch.autograd.Function):
         *originals: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.values, ctx.leaves = values, leaves
-        ctx.originals = with_own_history(originals)
+        of_gradients = (i for i, original in enumerate(originals) if original.requires_grad)
+        ctx.originals = with_own_history(originals, of_gradients)
         ctx.set_materialize_grads(False)
         given = tuple(value.detach() for value in values)
         ctx.mark_non_differentiable(
@@ -249,14 +253,16 @@ class _OwnHistory(torch.autograd.Function):
         return gradients
 
 
-def with_own_history(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return those with a gradient by position, such that keeping them makes no reference cycle.
+def with_own_history(
+    tensors: Sequence[torch.Tensor], positions: Iterable[int]
+) -> dict[int, torch.Tensor]:
+    """Return some tensors by position, such that keeping them makes no reference cycle.
 
     What is computed from a tensor may be written to it later; an alias has the history of now.
     """
-    kept = {i: t for i, t in enumerate(tensors) if t.requires_grad}
-    computed = [i for i, t in kept.items() if not t.is_leaf]
-    if computed:
+    kept = {i: tensors[i] for i in positions}
+    if not all(map(_is_leaf, kept.values())):
+        computed = [i for i, t in kept.items() if not t.is_leaf]
         with torch.enable_grad():
             aliases = _OwnHistory.apply(*(kept[i] for i in computed))
         kept.update(zip(computed, aliases, strict=True))

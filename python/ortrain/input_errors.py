@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,11 +16,15 @@ from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device, is_supported
 from ortrain.entry import Entry
 
+_is_on_cpu = operator.attrgetter("is_cpu")
+
 
 def check_devices(call: FlatCall) -> None:
     """Raise DeviceError for an argument on a device that nothing here runs."""
+    if all(map(_is_on_cpu, call.tensors)):
+        return
     for name, tensor in zip(call.names, call.tensors, strict=True):
-        if tensor.device.type != "cpu" and not is_supported(tensor.device):
+        if not tensor.is_cpu and not is_supported(tensor.device):
             common_device([(f"argument '{name}'", tensor)])
 
 

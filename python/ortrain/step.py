@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.torch_internals import has_accumulation_hooks, is_batched, keeps_graph
+from ortrain.capture.torch_internals import any_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
 from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
@@ -26,12 +26,19 @@ _NOT_DIFFERENTIABLE = (
     "ORTModule.module"
 )
 
+_AS_IT_IS = contextlib.nullcontext()
+
 
 @functools.cache
 def _anchor(device: torch.device) -> torch.Tensor:
     """Return the tensor that links nodes of PyTorch's graph; it has no elements."""
     with torch.inference_mode(False):  # whatever the first caller is in
         return torch.empty(0, device=device)
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Return `torch.no_grad`; most backwards are in it already, and entering it costs more than asking."""
+    return torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS
 
 
 def execute(
@@ -113,7 +120,7 @@ def _gradients_are_awaited(program: Program, inputs: Sequence[torch.Tensor]) -> 
     """Tell whether somebody acts on single gradients while the backward goes on."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return True
-    return any(has_accumulation_hooks(inputs[p]) for p in program.outgoing)
+    return any_accumulation_hooks([inputs[p] for p in program.outgoing])
 
 
 class _Pass:
@@ -141,7 +148,7 @@ class _Pass:
         generators: GeneratorStates | None,
     ) -> None:
         self.entry, self.program, self.generators = entry, program, generators
-        self.again, self.originals = again, with_own_history(inputs)
+        self.again, self.originals = again, with_own_history(inputs, entry.with_gradient)
         # Aliases keep the memory that this step reads, whatever `.data` is set to meanwhile.
         self.inputs = [t.detach() for t in inputs]
         for position in entry.copied_inputs:  # backward may run the forward again
@@ -209,7 +216,7 @@ class _Pass:
         if (torch.is_grad_enabled() or batched) and not self.refusal:
             self._begin_in_pytorch(gradients)
         else:
-            with torch.no_grad():
+            with _without_gradients():
                 self._begin(gradients, given)
         if not kept:
             common = entry.captured.common_saves
@@ -291,7 +298,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step = ctx.step
         step.begin(gradients, keeps_graph())
-        with torch.no_grad():
+        with _without_gradients():
             made = step.gradients(0, ctx.positions)
         token = _anchor(step.entry.device) if ctx.linked else None
         return (None, None, None, token, *_marked(made, step.refusal))
@@ -311,7 +318,7 @@ class _Part(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        with torch.no_grad():
+        with _without_gradients():
             made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index].positions)
         token = _anchor(ctx.step.entry.device) if ctx.linked else None
         return (None, None, token, *_marked(made, ctx.step.refusal))

@@ -23,9 +23,20 @@ class Variable {
   explicit Variable(nb::handle described)
       : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {}
 
-  void take(SnapshotContext& context) { value_.emplace_back(now().ptr(), context); }
+  void take(SnapshotContext& context) {
+    value_.emplace_back(now().ptr(), context);
+    may_change_ = value_[0].may_change_in_place();
+  }
 
-  bool holds(const SlotTensors& tensors) { return value_[0].holds(now().ptr(), tensors); }
+  bool holds(const SlotTensors& tensors) {
+    // Read first: comparing may run code that sets it.
+    const uint64_t version = may_change_ ? 0 : dictionary_version();
+    if (version != 0 && version == version_) return true;
+    version_ = 0;
+    if (!value_[0].holds(now().ptr(), tensors)) return false;
+    version_ = version;
+    return true;
+  }
 
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(owner_.ptr());
@@ -49,8 +60,15 @@ class Variable {
     return value.is_valid() ? value : owner_;
   }
 
+  // No two contents of a dictionary have the same one; 0 where it cannot be told.
+  uint64_t dictionary_version() const {
+    return PyDict_CheckExact(owner_.ptr()) ? version_of_dict(owner_.ptr()) : 0;
+  }
+
   nb::object owner_, name_;
   std::vector<AttributeSnapshot> value_;  // one
+  bool may_change_ = true;                // without being replaced
+  uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 
 // A state of a module, of all that a captured graph depends on: classes, layers, attributes that are

@@ -92,6 +92,10 @@ class AutocastState:
     @staticmethod
     def current() -> AutocastState:
         """Return the state of the calling thread."""
+        if not torch.is_autocast_enabled("cpu") and not (
+            _HAS_CUDA and torch.is_autocast_enabled("cuda")
+        ):
+            return _NO_AUTOCAST
         kinds = ("cpu", "cuda") if _HAS_CUDA else ("cpu",)
         return AutocastState(
             tuple((d, torch.get_autocast_dtype(d)) for d in kinds if torch.is_autocast_enabled(d))
@@ -112,6 +116,9 @@ class AutocastState:
             for device, _ in self.enabled:
                 stack.enter_context(torch.autocast(device, enabled=False))
             yield
+
+
+_NO_AUTOCAST = AutocastState(())
 
 
 @dataclasses.dataclass(slots=True)

@@ -152,7 +152,7 @@ def refuse_modes() -> None:
 
 def refuse_inference_tensors(call: FlatCall) -> None:
     """Raise ForeignModeError for arguments that PyTorch would not save for a backward."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and any(map(torch.is_inference, call.tensors)):
         for name, tensor in zip(call.names, call.tensors, strict=True):
             if tensor.is_inference():
                 raise ForeignModeError(

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -64,8 +65,7 @@ def outside_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_global_module_hooks() -> bool:
     """Tell whether hooks that run for every module are registered."""
-    module = torch.nn.modules.module
-    return any(getattr(module, table, None) for table in _GLOBAL_HOOKS)
+    return any(map(vars(torch.nn.modules.module).get, _GLOBAL_HOOKS))
 
 
 def is_transforming() -> bool:
@@ -587,6 +587,9 @@ def autograd_functions_by(
                 cls.apply = original  # type: ignore[attr-defined]
 
 
-def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
-    """Tell whether something runs when a gradient has been added to this tensor's ``grad``."""
-    return bool(tensor._post_accumulate_grad_hooks)
+def any_accumulation_hooks(tensors: Iterable[torch.Tensor]) -> bool:
+    """Tell whether something runs when a gradient has been added to the ``grad`` of one of some tensors."""
+    return any(map(_accumulation_hooks_of, tensors))
+
+
+_accumulation_hooks_of = operator.attrgetter("_post_accumulate_grad_hooks")
