@@ -55,6 +55,9 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_VERIFY_STEPS", "",
          "Steps of each ORTModule that run in PyTorch too and must agree: first, sampled (1, 2, 4, 8, "
          "...) or a number of first steps."},
+    Flag{"ORTRAIN_PIECES", "worthwhile",
+         "Which pieces of a module that no graph holds whole run on the engine: worthwhile (those "
+         "expected to gain by it; none of a module that loses by being cut) or all."},
     Flag{"ORTRAIN_STRICT", "0", "Raise instead of running anything outside the engine."},
 };
 

@@ -72,6 +72,10 @@ class Cut(Protocol):
     def breaks(self) -> Sequence[str]:
         """Why the module was cut."""
 
+    @property
+    def loss(self) -> str:
+        """Why calls like the last one are better left to PyTorch; empty where they are not."""
+
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward."""
 
@@ -107,6 +111,8 @@ class Engine:
         self.records: list[CaptureRecord] = []
         self._cut = cut
         self._pieces: Cut | None = None
+        # Why calls with gradients (True), or without, are not cut any more.
+        self._uncut: dict[bool, str] = {}
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._last_plan_id = -1
@@ -439,14 +445,21 @@ class Engine:
 
     def _run_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module itself, in pieces where it can be cut."""
-        if self._cut is None or not may_compile():
+        with_gradients = torch.is_grad_enabled()
+        if self._cut is None or with_gradients in self._uncut or not may_compile():
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
                 _log.info("%s is cut in pieces", type(self.module).__name__)
                 self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
-        return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
+        if pieces is None:
+            return self._run_forward(args, kwargs)
+        result = pieces.run(args, kwargs)
+        if pieces.loss:
+            self._uncut[with_gradients] = pieces.loss
+            _log.info("%s is left to PyTorch: %s", type(self.module).__name__, pieces.loss)
+        return result
 
     def _refuse_outside(self, reason: Exception | str) -> None:
         """Raise UnsupportedError under a budget: what runs outside of a graph has no plan."""
@@ -469,11 +482,13 @@ class Engine:
         if native == 0 and pieces is not None:
             with self._lock:
                 self._cut = self._pieces = pieces = None  # nothing is gained
+        loss = self._uncut.get(torch.is_grad_enabled(), "")
+        whole = whole or loss != ""
         record = CaptureRecord(
             reason=reason,
             training=torch.is_grad_enabled(),
             native_nodes=0,
-            fallback=str(error),
+            fallback=f"{error}; {loss}" if loss else str(error),
             aten_nodes=0,
             stages={},
             pieces=0 if whole else native,

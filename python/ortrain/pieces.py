@@ -4,54 +4,106 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
 
-from ortrain import dynamo
+from ortrain import dynamo, piece_costs
 from ortrain.capture import dynamo_internals as internals
 from ortrain.engine import Engine
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.check import run_piece
 
+# Calls in a row for which Dynamo had to compile something, after which it is left.
+_MOST_COMPILED_CALLS = 8
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class _Piece:
+    """One piece.
+
+    Attributes:
+      gain: Microseconds that a call of it is expected to save on the engine.
+      engine: Runs it; None where PyTorch does.
+      calls: How often it ran since the last call of the module began.
+    """
+
+    gain: float
+    engine: Engine | None = None
+    calls: int = 0
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the engine has found no graph for it."""
+        records = [] if self.engine is None else self.engine.records
+        return bool(records) and all(r.fallback and not r.first_call for r in records)
+
 
 class Pieces:
     """Runs a module's forward, what Dynamo can cut out of it on the engine, the rest in PyTorch.
 
+    Pieces that are expected to lose by it (`piece_costs`) run in PyTorch too.
+
     Args:
       module: The module; what changes in it between calls is seen by Dynamo's guards.
       dropout: Who draws the masks of dropout.
+
+    Attributes:
+      loss: Why calls like the last one are better left to PyTorch as a whole; empty where they are not.
     """
 
     def __init__(self, module: nn.Module, dropout: DropoutSource = DropoutSource.ENGINE) -> None:
+        self.loss = ""
         self._module = module
+        self._dropout = dropout
         self._breaks: dict[str, None] = {}
         # Dynamo keeps backends and compiled code for longer than the module lives.
-        self._engines: list[Engine] = []
+        self._pieces: list[_Piece] = []
+        self._compiled_calls = 0  # in a row
         owner = weakref.ref(self)
 
-        def run_on_engine(piece: nn.Module) -> Callable[..., Any]:
-            pieces = owner()
-            if pieces is None:
-                return lambda args, _: piece(*args)
-            engine = Engine(piece, tells=False, dropout=dropout)
-            pieces._engines.append(engine)
-            held = weakref.ref(engine)
-
-            def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-                engine = held()
-                return piece(*args) if engine is None else run_piece(engine, args, kwargs)
-
-            return run
-
         def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            return dynamo.runner_of(graph_module, run_on_engine)
+            pieces = owner()
+            return graph_module.forward if pieces is None else pieces._runner_of(graph_module)
 
         self._backend = backend
         self._compiled_for: Any = None
         self._compiled: Callable[..., Any] = module.forward
+
+    def _runner_of(self, graph_module: fx.GraphModule) -> Callable[..., Any]:
+        """Return what runs a piece; it keeps neither this object nor an engine."""
+        in_pytorch = graph_module.forward
+        chooses = piece_costs.Choice.current() is piece_costs.Choice.WORTHWHILE
+        piece = _Piece(piece_costs.gain(graph_module) if chooses else math.inf)
+        self._pieces.append(piece)
+        runs = in_pytorch
+        if piece.gain > 0:
+            runs = dynamo.runner_of(graph_module, functools.partial(self._engine_of, piece))
+        held = weakref.ref(piece)
+
+        def run(*args: Any) -> Any:
+            piece = held()
+            if piece is None:
+                return in_pytorch(*args)
+            piece.calls += 1
+            return in_pytorch(*args) if chooses and piece.is_refused else runs(*args)
+
+        return run
+
+    def _engine_of(self, piece: _Piece, module: nn.Module) -> Callable[..., Any]:
+        piece.engine = Engine(module, tells=False, dropout=self._dropout)
+        held = weakref.ref(piece.engine)
+
+        def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            engine = held()
+            return module(*args) if engine is None else run_piece(engine, args, kwargs)
+
+        return run
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward; what it returns and raises is what the module would."""
@@ -59,6 +111,9 @@ class Pieces:
         if forward != self._compiled_for:  # at first, or another one was put in its place
             self._compiled = internals.compiled_in_pieces(forward, self._backend)
             self._compiled_for = forward
+        known = len(self._pieces)
+        for piece in self._pieces:
+            piece.calls = 0
         causes: list[str] = []
         try:
             with (
@@ -66,14 +121,31 @@ class Pieces:
                 internals.graph_breaks(causes),
                 internals.failures_untold(),
             ):
-                return self._compiled(*args, **kwargs)
+                result = self._compiled(*args, **kwargs)
         finally:
             self._breaks.update(dict.fromkeys(causes))
+        self._weigh(len(self._pieces) > known)
+        return result
+
+    def _weigh(self, compiled: bool) -> None:
+        """Set `loss` after a call, whether or not Dynamo compiled something for it."""
+        compiled_before = self._compiled_calls > 0
+        self._compiled_calls = self._compiled_calls + 1 if compiled else 0
+        if piece_costs.Choice.current() is piece_costs.Choice.ALL:
+            self.loss = ""
+        elif self._compiled_calls >= _MOST_COMPILED_CALLS:
+            self.loss = f"each of the last {self._compiled_calls} calls was cut in other pieces"
+        elif compiled or compiled_before:
+            saved = sum(
+                p.gain * p.calls for p in self._pieces if p.engine is not None and not p.is_refused
+            )
+            price = piece_costs.price_of_cutting(sum(p.calls for p in self._pieces))
+            self.loss = "" if saved > price else "its pieces are too small to gain by the engine"
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """One per piece, oldest first."""
-        return self._engines
+        """Of the pieces that run on one, oldest first."""
+        return [piece.engine for piece in self._pieces if piece.engine is not None]
 
     @property
     def breaks(self) -> Sequence[str]:

@@ -322,7 +322,8 @@ std::vector<int64_t> SlotTensors::ties() const {
 
 AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth)
     : value_(nb::borrow(value)) {
-  if (is_baked_in(value)) {
+  // Each access of a method of a class or an object makes another one.
+  if (is_baked_in(value) || PyCFunction_Check(value) || (is_method(value) && depth == kDepth)) {
     kind_ = Kind::equal;
   } else if (context.inputs->count(value) != 0) {
     kind_ = Kind::identity;
@@ -433,7 +434,8 @@ bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
     case Kind::array:
       return now == value_.ptr() && checksum_of(now) == number_;
     case Kind::object:
-      return now == value_.ptr() && holds_contents(now, tensors);
+      if (now != value_.ptr() && !(is_method(now) && is_method(value_.ptr()))) return false;
+      return holds_contents(now, tensors);
   }
   return false;
 }

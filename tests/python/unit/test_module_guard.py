@@ -234,3 +234,34 @@ def test_a_tensor_moved_away_is_noticed() -> None:
         other = nn.Linear(3, 3).to(kind)
         model.weight = other.weight
         assert not guard.holds()
+
+
+class Registry:
+    """Methods of classes and of objects, each of which is another object at each access."""
+
+    scale = 2.0
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return []
+
+    def items(self) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("name", ["names", "items", "fromkeys"])
+def test_methods_hold_as_long_as_they_are_the_same(name):
+    owner = {"names": Registry, "items": Registry(), "fromkeys": dict}[name]
+    guard = _core.ModuleGuard([nn.Linear(1, 1)], None, [(owner, name)], [])
+    assert guard.holds()
+    assert guard.holds()
+
+
+def test_another_method_under_the_same_name_does_not_hold():
+    class Other(Registry):
+        pass
+
+    guard = _core.ModuleGuard([nn.Linear(1, 1)], None, [(Other, "names")], [])
+    assert guard.holds()
+    Other.names = classmethod(lambda cls: ["other"])
+    assert not guard.holds()
