@@ -18,6 +18,8 @@ void register_scatter(CaseRegistry& cases) {
   gather("rows", {5, 7}, In::integers(DType::i64, {5, 9}, -7, 7), 1);
   gather("columns", {5, 7}, In::integers(DType::i32, {8, 7}, -5, 5), 0);
   gather("smaller", {5, 7, 3}, In::integers(DType::i64, {2, 4, 3}, 0, 7), 1);
+  gather("many_beside", {6, 150}, In::integers(DType::i64, {4, 131}, -6, 6), 0);
+  gather("many_beside_rank_3", {2, 5, 70}, In::integers(DType::i64, {2, 7, 67}, 0, 5), 1);
   gather("rank_1", {17}, In::integers(DType::i64, {9}, 0, 17), -1);
   gather("no_indices", {5, 7}, In::integers(DType::i64, {5, 0}, 0, 1), 1);
   gather("too_wide", {5, 7}, In::integers(DType::i64, {6, 7}, 0, 5), 1, "do not fit data");
@@ -42,6 +44,7 @@ void register_scatter(CaseRegistry& cases) {
     };
     scatter("distinct", {7}, In::int64s({6, -7, 3}), 0);
     scatter("rows", {3, 5}, In::literal(DType::i64, {2, 3}, {0, -1, 2, 1, 3, 4}), 1);
+    scatter("beside", {3, 2, 66}, In::integers(DType::i64, {2, 1, 65}, 0, 2), 1);
     scatter("no_indices", {3, 5}, In::integers(DType::i64, {3, 0}, 0, 1), 1);
     scatter("too_large", {7}, In::int64s({7}), 0, "out of range");
     cases.add({.op = "ScatterND",

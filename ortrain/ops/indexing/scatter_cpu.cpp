@@ -49,12 +49,15 @@ T combine(Reduction reduction, T old_value, T update) {
   return update;
 }
 
-// A tensor of the shape of `indices`, read along lines of the axis: lines differ in the other
-// coordinates, so two threads never meet in one element of the data.
+// A tensor of the shape of `indices`, read along lines of the axis. Lines differ in the other
+// coordinates, so two threads never meet in one element of the data. Where the axis is not the last
+// one, lines that lie beside each other are read together.
 struct Lines {
-  Dims dims;                       // of indices, the axis left out
+  Dims dims;                       // of indices: neither the axis nor `width`
   Dims index_strides, data_strides;
-  int64_t lines = 1, length = 0;   // along the axis
+  int64_t groups = 1;              // of lines
+  int64_t width = 1;               // lines beside each other in a group
+  int64_t length = 0;              // along the axis
   int64_t index_step = 0, data_step = 0;
   int64_t axis = 0, extent = 0;    // of data
 };
@@ -70,31 +73,49 @@ Lines make_lines(const Dims& data, const Dims& indices, int64_t axis) {
       lines.index_step = index_strides[k];
       lines.data_step = data_strides[k];
       lines.extent = data[k];
+    } else if (k + 1 == data.size()) {
+      lines.width = indices[k];
     } else {
       lines.dims.push_back(indices[k]);
       lines.index_strides.push_back(index_strides[k]);
       lines.data_strides.push_back(data_strides[k]);
     }
   }
-  lines.lines = num_elements(lines.dims);
+  lines.groups = num_elements(lines.dims);
   Odometer::check_rank(lines.dims.size());
   return lines;
 }
 
+// Lines that a thread reads together: their indices fill whole cache lines.
+constexpr int64_t kBeside = 64;
+
 // body(position in indices, position in data) for every index, in order along each line.
 template <typename I, typename Body>
 void for_each_index(const Lines& lines, const I* indices, const Body& body) {
-  if (lines.lines == 0 || lines.length == 0) return;
-  parallel_for(lines.lines, 8192 / lines.length + 1, [&](int64_t begin, int64_t end) {
-    Odometer index_line(lines.dims, lines.index_strides, begin);
-    Odometer data_line(lines.dims, lines.data_strides, begin);
-    for (int64_t line = begin; line < end; ++line, index_line.next(), data_line.next()) {
-      for (int64_t j = 0; j < lines.length; ++j) {
-        const int64_t at = index_line.offset() + j * lines.index_step;
-        body(at, data_line.offset() + wrapped(indices[at], lines.extent) * lines.data_step);
+  if (lines.groups == 0 || lines.length == 0 || lines.width == 0) return;
+  const int64_t blocks = (lines.width + kBeside - 1) / kBeside;
+  const int64_t beside = std::min(lines.width, kBeside);
+  const auto read = [&](int64_t at, int64_t source, int64_t width) {
+    for (int64_t j = 0; j < lines.length; ++j, at += lines.index_step) {
+      for (int64_t c = 0; c < width; ++c) {
+        body(at + c, source + wrapped(indices[at + c], lines.extent) * lines.data_step + c);
       }
     }
-  });
+  };
+  parallel_for(lines.groups * blocks, 8192 / (lines.length * beside) + 1,
+               [&](int64_t begin, int64_t end) {
+                 Odometer index_line(lines.dims, lines.index_strides, begin / blocks);
+                 Odometer data_line(lines.dims, lines.data_strides, begin / blocks);
+                 for (int64_t unit = begin; unit < end; ++unit) {
+                   const int64_t first = unit % blocks * kBeside;
+                   read(index_line.offset() + first, data_line.offset() + first,
+                        std::min(kBeside, lines.width - first));
+                   if (first + kBeside >= lines.width) {
+                     index_line.next();
+                     data_line.next();
+                   }
+                 }
+               });
 }
 
 template <typename I, size_t kSize>
