@@ -74,6 +74,8 @@ class Emitter:
         self._streams = 0
         self._seed: Value | None = None
         self._constants: dict[tuple[Any, ...], Value] = {}
+        # What was made by repeating, by name: what it was made of, and its sizes in as many axes.
+        self._repeated: dict[str, tuple[Value, tuple[Size, ...]]] = {}
 
     # Nodes
 
@@ -293,7 +295,23 @@ class Emitter:
         value = x.value if isinstance(x, Tensor) else x
         if not target and value.rank == 0:
             return value
-        return self.node("Expand", x, self.vector(target))
+        made = self.node("Expand", x, self.vector(target))
+        if isinstance(x, Tensor):
+            self.note_repeated(made, x, len(target))
+        return made
+
+    def note_repeated(self, made: Value, x: Tensor, rank: int) -> None:
+        """Remember that a value is ``x`` along every axis of it that is not of size 1 there."""
+        self._repeated[made.name] = (x.value, ((1,) * (rank - x.rank) + x.shape))
+
+    def varies_along(self, x: Tensor, axis: int) -> Value | None:
+        """Return the vector that a tensor holds along an axis, where it is the same along all others."""
+        source, shape = self._repeated.get(x.value.name, (x.value, x.shape))
+        if any(not same(size, 1) for k, size in enumerate(shape) if k != axis):
+            return None
+        if not same(shape[axis], x.shape[axis]):
+            return None
+        return self.reshape(source, [-1])
 
     def slice(self, x: Tensor | Value, axis: int, start: Size, end: Size, step: int = 1) -> Value:
         """Take a range of one axis, with the meaning of Python's slices."""

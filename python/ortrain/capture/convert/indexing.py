@@ -72,7 +72,22 @@ def gather(e: Emitter, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = F
         raise e.unsupported("sparse_grad=True")
     if x.rank == 0:
         return e.expand(x, index.shape)
+    rows = _rows(e, x, dim, index)
+    if rows is not None:
+        return e.node("Gather", x, rows, axis=x.axis(dim))
     return e.node("GatherElements", x, e.cast(index, torch.int64), axis=x.axis(dim))
+
+
+def _rows(e: Emitter, x: Tensor, dim: int, index: Tensor) -> Value | None:
+    """Return which rows of an axis an index of elements stands for, where it says the same along others."""
+    axis = x.axis(dim)
+    if x.rank < 2 or any(
+        not same(a, b)
+        for k, (a, b) in enumerate(zip(x.shape, index.shape, strict=True))
+        if k != axis
+    ):
+        return None
+    return e.varies_along(index, axis)
 
 
 @converts("aten.take.default")
@@ -295,7 +310,11 @@ _REDUCTIONS = {
 
 @converts("aten.scatter_add.default")
 def scatter_add(e: Emitter, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Value:
-    return _scatter(e, x, dim, index, _updates(e, x, index, src), "add")
+    updates, rows = _updates(e, x, index, src), _rows(e, x, dim, index)
+    if rows is not None:
+        length = (index.shape[x.axis(dim)],)
+        return _rows_put(e, x, dim, Tensor(rows, index.dtype, length), updates, "add")
+    return _scatter(e, x, dim, index, updates, "add")
 
 
 @converts("aten.scatter.reduce")

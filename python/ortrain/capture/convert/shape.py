@@ -216,7 +216,11 @@ def unbind(e: Emitter, x: Tensor, dim: int = 0) -> tuple[Value, ...]:
 @converts("aten.repeat.default")
 def repeat(e: Emitter, x: Tensor, repeats: Sequence[Size]) -> Value:
     lead = len(repeats) - x.rank
-    return e.node("Tile", e.unsqueeze(x, range(lead)), e.vector(repeats))
+    made = e.node("Tile", e.unsqueeze(x, range(lead)), e.vector(repeats))
+    wide = (1,) * lead + x.shape
+    if all(same(n, 1) or same(size, 1) for n, size in zip(repeats, wide, strict=True)):
+        e.note_repeated(made, x, len(repeats))
+    return made
 
 
 @converts("aten.tile.default")
