@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from ortrain.capture.errors import (
     CaptureError,
     ChangingAttributeError,
     EverNewCallError,
+    FailedRunError,
     FirstCallError,
     UnseenStateError,
 )
@@ -39,7 +41,14 @@ from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
-from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
+from ortrain.fallback import (
+    Refused,
+    Sizes,
+    is_refusal,
+    is_strict,
+    tell_escapes,
+    tell_fallback,
+)
 from ortrain.forward_again import ForwardAgain
 from ortrain.input_errors import check_devices, input_error
 from ortrain.memory_budget import MemoryBudget
@@ -47,12 +56,14 @@ from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord, MemoryPlan
-from ortrain.step import execute
+from ortrain.step import ForwardError, execute
 
 _log = logs.get_logger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
+# Graphs for the sizes of one call each, beside one that holds for more and does not run them.
+_MOST_FIXED = 4
 # Kinds of calls without a graph that are remembered in case that they come back.
 _MOST_DECLINED = 256
 # What PyTorch's operators raise for arguments that they do not take.
@@ -118,6 +129,7 @@ class Engine:
         # Captures in a row, and for how many states of the module.
         self._misses = self._state_misses = 0
         self._told_of_ever_new_calls = False
+        self._told: set[str] = set()  # of runs that have failed, numbers left out
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
@@ -176,23 +188,16 @@ class Engine:
         if entry.writes_to_shared_memory(call):
             self._refuse_outside("it writes to an argument of which another one is a view")
             return module.forward(*args, **kwargs)
+        inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
+        again = ForwardAgain(self, entry, call) if entry.preferred else None
         try:
-            inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
-            again = ForwardAgain(self, entry, call) if entry.preferred else None
             outputs = execute(entry, inputs, targets, self._remember_plan, again)
-        except _core.UnsupportedError as error:
-            if is_strict():
-                raise
-            self._refuse_outside(error)
-            if str(error) not in entry.refused_plans:
-                entry.refused_plans.add(str(error))
-                self._fall_back(error, "shapes that no kernel takes", whole=True)
-            return module.forward(*args, **kwargs)
-        except IndexError:  # no target is written yet; PyTorch writes up to the one that it raises
-            if not targets or is_strict() or self.budget is not None or entry.record.escapes:
-                raise
-            return module.forward(*args, **kwargs)
-        return entry.results(call, tensors, outputs)
+        except ForwardError as error:
+            failed = error
+        else:
+            return entry.results(call, tensors, outputs)
+        del inputs, targets, again
+        return self._run_instead(entry, call, failed.cause, args, kwargs)
 
     def owns(self, entry: Entry) -> bool:
         """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
@@ -293,21 +298,31 @@ class Engine:
         self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | Refused:
         reason = "first call"
+        others = self._entries.get(key)
+        sizes = tuple(sizes_of(call.tensors))
+        failing = next(
+            (e for e in others or () if isinstance(e, Entry) and sizes in e.failed), None
+        )
         if self._captured_once:
-            others = self._entries.get(key)
-            if others and isinstance(others[0], Entry):
+            if failing is not None:
+                reason = "sizes that another graph does not run"
+            elif others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
                 reason = f"sizes: {', '.join(broken)}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             progress.note(f"capturing again: {reason}")
-        read = NamesRead()
+        read, name = NamesRead(), type(self.module).__name__
         try:
+            if failing is not None and _has_enough_fixed(others or ()):
+                raise FailedRunError("other sizes have graphs of their own", module=name)
             self._refuse_ever_new_calls(key, call)
-            entry = self._capture(call, args, kwargs, reason, read)
-        except _core.OrtrainError as error:
-            if is_strict() or isinstance(error, _core.OutOfMemoryError):
+            entry = self._capture(call, args, kwargs, reason, read, dynamic=failing is None)
+        except Exception as error:
+            if is_strict() or not is_refusal(error):
                 raise
+            if failing is not None and self.budget is None:
+                return self._refuse_sizes(key, sizes, error)
             if not isinstance(error, FirstCallError):
                 self._refuse_outside(error)
             if isinstance(error, ChangingAttributeError):
@@ -320,7 +335,7 @@ class Engine:
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
         if self._tells or is_strict():
-            tell_escapes(type(self.module).__name__, entry.record.escapes)
+            tell_escapes(name, entry.record.escapes)
         self._captured_once = True
         self._count_miss(key)
         self._keep(self._key(call), entry)
@@ -390,22 +405,105 @@ class Engine:
         kwargs: Mapping[str, Any],
         reason: str,
         read: NamesRead,
+        *,
+        dynamic: bool = True,
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        slot = CacheSlot(self.module, call, self.dropout)
-        prepared = slot.load(stages)
+        slot = CacheSlot(self.module, call, self.dropout) if dynamic else None
+        prepared = None if slot is None else slot.load(stages)
         if prepared is None:
             prepared = prepare(
-                self.module, call, args, kwargs, stages, read, self.dropout, standalone=False
+                *(self.module, call, args, kwargs, stages, read, self.dropout),
+                dynamic=dynamic,
+                standalone=False,
             )
-            slot.save(prepared)
+            if slot is not None:
+                slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
         self._note_reads(prepared.names_read, prepared.outside.values())
-        return Entry.of(prepared, call, self._states, reason, stages, self.budget)
+        entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
+        entry.fixed = not dynamic
+        return entry
 
     # --- running in PyTorch
+
+    def _run_instead(
+        self,
+        entry: Entry,
+        call: FlatCall,
+        error: Exception,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run a call in PyTorch that a graph holds for and has not run; nothing has changed yet.
+
+        Calls of these sizes get a graph of their own, if they come back and it runs them.
+
+        Raises:
+          Exception: The engine's error, where PyTorch raises too or may not be asked.
+        """
+        # On a device an index out of range is told of late, and ends the process in PyTorch.
+        late = isinstance(error, IndexError) and entry.device.type != "cpu"
+        if is_strict() or late or not is_refusal(error):
+            raise error
+        if self.budget is not None:
+            if isinstance(error, _core.UnsupportedError):
+                self._refuse_outside(error)
+            raise error
+        try:
+            with tracing_alone():
+                result = self.module.forward(*args, **kwargs)
+        except Exception as refusal:
+            if type(refusal) not in _ERRORS_OF_OPERATORS or not isinstance(
+                error, (_core.OrtrainError, IndexError)
+            ):
+                raise
+            if isinstance(error, IndexError):  # it names the operator and the index
+                raise error from refusal
+            raise input_error(
+                type(self.module).__name__, refusal, call, self._captured()
+            ) from refusal
+        with self._lock:
+            self._leave_sizes(entry, call, error)
+        self.tell_failed_run(error, "shapes that no kernel takes")
+        return result
+
+    def _leave_sizes(self, entry: Entry, call: FlatCall, error: Exception) -> None:
+        """Keep calls of these sizes away from a graph, and from another capture if it is of no use."""
+        sizes = tuple(sizes_of(call.tensors))
+        kept = next(
+            (e for e in self._entries.items() if any(entry is other for other in e[1])), None
+        )
+        if len(entry.failed) >= _MOST_DECLINED:
+            entry.failed.clear()
+        entry.failed.add(sizes)
+        if kept is None:
+            return
+        key, entries = kept
+        if entry.fixed or _has_enough_fixed(entries):
+            self._refuse_sizes(key, sizes, error)
+
+    def _refuse_sizes(self, key: _Key, sizes: Sizes, error: Exception) -> Refused:
+        """Leave calls of these sizes to PyTorch."""
+        entries = self._entries.setdefault(key, [])
+        refused = next((e for e in entries if isinstance(e, Refused) and e.sizes), None)
+        if refused is None:
+            failed = FailedRunError(str(error), module=type(self.module).__name__)
+            refused = Refused(failed, "", shown=True, sizes=set())
+            entries.append(refused)
+        refused.sizes.add(sizes)
+        if len(refused.sizes) > _MOST_DECLINED:
+            refused.sizes.pop()
+        return refused
+
+    def tell_failed_run(self, error: Exception, reason: str) -> None:
+        """Record, and tell, that PyTorch has run what a graph has not; once for each cause."""
+        cause = f"{reason}: {re.sub(r'[0-9]+', '#', str(error))}"
+        if cause not in self._told:
+            self._told.add(cause)
+            self._fall_back(error, reason, whole=True)
 
     def _run_in_pytorch(
         self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -484,3 +582,7 @@ class Engine:
             _log.info("calls like this one run in PyTorch: %s", error)
         elif self._tells:
             tell_fallback(type(self.module).__name__, record)
+
+
+def _has_enough_fixed(entries: Iterable[Entry | Refused]) -> bool:
+    return sum(isinstance(e, Entry) and e.fixed for e in entries) >= _MOST_FIXED

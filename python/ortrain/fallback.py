@@ -12,11 +12,23 @@ from collections.abc import Sequence
 
 import torch
 
+from ortrain import _core
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.escapes import Escape
+from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import FlatCall
 from ortrain.report import CaptureRecord
 
+Sizes = tuple[torch.Size, ...]
+# Memory, devices, what is watched on purpose: PyTorch is not asked whether it sees them too.
+_OF_THE_MACHINE = (
+    _core.OutOfMemoryError,
+    _core.DeviceError,
+    _core.NanError,
+    _core.FileError,
+    torch.OutOfMemoryError,
+    MemoryError,
+)
 # Between the caller and the warning: not what the user wants to be pointed at.
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)
@@ -31,15 +43,22 @@ class Refused:
       error: What stands in the way of a graph.
       reason: Why a capture was tried.
       shown: Whether PyTorch has shown that it takes the call, and the user knows.
+      sizes: Those of the calls that it holds for; None for all.
     """
 
     error: Exception
     reason: str
     shown: bool = False
+    sizes: set[Sizes] | None = None
 
     def fits(self, call: FlatCall) -> bool:
-        """Return True: a refusal holds for all sizes."""
-        return True
+        """Tell whether the refusal holds for the sizes of a call of its kind."""
+        return self.sizes is None or tuple(sizes_of(call.tensors)) in self.sizes
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether an error of the engine may be no error of PyTorch's; else it is about the machine."""
+    return not isinstance(error, _OF_THE_MACHINE)
 
 
 def is_strict() -> bool:

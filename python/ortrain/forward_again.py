@@ -52,6 +52,10 @@ class ForwardAgain:
             return "the module's flags, layers or attributes have changed since its forward"
         return ""
 
+    def tell_backward(self, error: Exception) -> None:
+        """Say that PyTorch has run a backward, and why the engine has not."""
+        self._engine.tell_failed_run(error, "the backward")
+
     def gradients(
         self,
         inputs: Sequence[torch.Tensor],
