@@ -30,6 +30,12 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.live_numbers import (
+    EveryPath,
+    LiveNumbers,
+    classes_of_numbers,
+    fixed_numbers,
+)
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepare import (
     prepare,
@@ -44,6 +50,7 @@ from ortrain.entry import Entry
 from ortrain.fallback import (
     Refused,
     Sizes,
+    StateBefore,
     is_refusal,
     is_strict,
     tell_escapes,
@@ -64,6 +71,10 @@ _log = logs.get_logger("ortrain")
 _MOST_MISSES = 8
 # Graphs for the sizes of one call each, beside one that holds for more and does not run them.
 _MOST_FIXED = 4
+# Captures in a row, each finding that the forward changes attributes, before a module is left alone for
+# a while, and for how many calls at first.
+_MOST_CHANGES = 3
+_FIRST_PAUSE = 32
 # Kinds of calls without a graph that are remembered in case that they come back.
 _MOST_DECLINED = 256
 # What PyTorch's operators raise for arguments that they do not take.
@@ -129,12 +140,15 @@ class Engine:
         # Captures in a row, and for how many states of the module.
         self._misses = self._state_misses = 0
         self._told_of_ever_new_calls = False
+        self._numbers = LiveNumbers()
         self._told: set[str] = set()  # of runs that have failed, numbers left out
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
-        # What runs all calls once no graph ever holds for a second one.
+        self._changes = 0  # captures in a row that found a forward changing attributes
+        # What runs calls where no graph holds for a second one, and how many of them; 0 for all.
         self._left_to: Callable[..., Any] | None = None
+        self._calls_left, self._pause = 0, _FIRST_PAUSE
         self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -143,7 +157,12 @@ class Engine:
         if is_capturing():  # a module around this one is
             return module.forward(*args, **kwargs)
         if self._left_to is not None and not is_strict():
-            return self._left_to(args, kwargs)
+            self._calls_left -= 1
+            if self._calls_left != 0:
+                return self._left_to(args, kwargs)
+            self._left_to = None  # what changed may have come to rest
+            self._changes, self._misses = _MOST_CHANGES - 1, 0
+            self._state_misses = _MOST_MISSES - 2
         try:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
@@ -154,7 +173,7 @@ class Engine:
                     "it is asked for a key-value cache, which grows from call to call",
                     module=type(module).__name__,
                 )
-            call = self.signature.flatten(args, kwargs)
+            call = self.signature.flatten(args, kwargs, self._numbers.paths)
             refuse_inference_tensors(call)
         except CaptureError as error:
             if is_strict():
@@ -174,14 +193,15 @@ class Engine:
             entry = self._find(self._key(call), call)
             if entry is not None:
                 self._misses = self._state_misses = 0
+                if isinstance(entry, Entry):
+                    self._changes = 0
         if entry is None:
             with tracing_alone() as alone, self._lock:
                 if not alone:
                     _log.warning("another thread captures for long; this call runs in PyTorch")
                     return module.forward(*args, **kwargs)
                 self._look_at_module()
-                key = self._key(call)
-                entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
+                call, entry = self._find_or_make(call, args, kwargs)
                 tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
@@ -294,6 +314,47 @@ class Engine:
         self._entries.move_to_end(key)
         return next((entry for entry in entries if entry.fits(call)), None)
 
+    def _find_or_make(
+        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[FlatCall, Entry | Refused]:
+        """Return a graph for a call, and the call as it takes it: numbers may be live from now on."""
+        entry = self._find(self._key(call), call)
+        if entry is not None:
+            return call, entry
+        if self._numbers.changed_by(self.signature.flatten(args, kwargs, EveryPath())):
+            call = self.signature.flatten(args, kwargs, self._numbers.paths)
+            entry = self._find(self._key(call), call)
+        if entry is None and call.numbers:
+            entry = self._make_live_entry(call, args, kwargs)
+            if entry is None:
+                call = self.signature.flatten(args, kwargs, self._numbers.paths)
+        key = self._key(call)
+        return call, entry or self._find(key, call) or self._make_entry(key, call, args, kwargs)
+
+    def _make_live_entry(
+        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Entry | None:
+        """Capture a call with its numbers as inputs; give up those that a graph does not take so."""
+        read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
+        try:
+            self._refuse_ever_new_calls(self._key(call), call)
+            with classes_of_numbers():
+                entry = self._capture(call, args, kwargs, reason, read)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            _log.info("numbers among the arguments stay fixed: %s", error)
+            self._numbers.give_up(call.numbers)
+            return None
+        fixed = fixed_numbers(entry.captured.guards, call)
+        if read.compares_classes_of_numbers():
+            fixed = list(call.numbers)
+        if fixed:
+            self._numbers.give_up(fixed)
+            return None
+        self._take(entry, self._key(call))
+        return entry
+
     def _make_entry(
         self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | Refused:
@@ -326,7 +387,9 @@ class Engine:
             if not isinstance(error, FirstCallError):
                 self._refuse_outside(error)
             if isinstance(error, ChangingAttributeError):
-                self._left_to = self._run_module
+                self._changes += 1
+                if self._changes >= _MOST_CHANGES or self._state_misses >= _MOST_MISSES:
+                    self._leave_for_a_while()
             elif isinstance(error, UnseenStateError):
                 self._left_to = self._run_forward
             if read.has_begun:
@@ -334,13 +397,17 @@ class Engine:
             self._count_miss(key)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
-        if self._tells or is_strict():
-            tell_escapes(name, entry.record.escapes)
-        self._captured_once = True
         self._count_miss(key)
-        self._keep(self._key(call), entry)
-        self.records.append(entry.record)
+        self._take(entry, self._key(call))
         return entry
+
+    def _take(self, entry: Entry, key: _Key) -> None:
+        """Keep a graph, and tell of it."""
+        if self._tells or is_strict():
+            tell_escapes(type(self.module).__name__, entry.record.escapes)
+        self._captured_once = True
+        self._keep(key, entry)
+        self.records.append(entry.record)
 
     def _refuse_ever_new_calls(self, key: _Key, call: FlatCall) -> None:
         """Raise CaptureError where capturing goes on and on, and no call finds a graph.
@@ -529,6 +596,12 @@ class Engine:
                 self._keep(self._key(call), refused)
         return result
 
+    def _leave_for_a_while(self) -> None:
+        """Run calls in pieces, each time for longer, without looking for a graph."""
+        self._left_to = self._run_module
+        self._calls_left = self._pause
+        self._pause *= 4
+
     def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.module.forward(*args, **kwargs)
 
@@ -541,7 +614,25 @@ class Engine:
                 _log.info("%s is cut in pieces", type(self.module).__name__)
                 self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
-        return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
+        if pieces is None:
+            return self._run_forward(args, kwargs)
+        before = StateBefore(self.module, args, kwargs)
+        state = self._states.present
+        try:
+            return pieces.run(args, kwargs)
+        except _ERRORS_OF_OPERATORS as error:
+            # A forward may ask whether it is traced, and do then what PyTorch refuses.
+            if not before.is_unchanged() or is_strict() or not self.is_in_state(state):
+                raise
+            before.restore_generators()
+            try:
+                result = self._run_forward(args, kwargs)
+            except Exception:
+                raise error from None
+            if not any(engine.records for engine in pieces.engines if engine.last_plan):
+                self._pieces, self._cut = None, None
+            self.tell_failed_run(error, "its pieces raise where PyTorch does not")
+            return result
 
     def _refuse_outside(self, reason: Exception | str) -> None:
         """Raise UnsupportedError under a budget: what runs outside of a graph has no plan."""

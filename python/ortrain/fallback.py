@@ -8,15 +8,19 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
 from ortrain import _core
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.escapes import Escape
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import FlatCall
+from ortrain.random_numbers import GeneratorStates
 from ortrain.report import CaptureRecord
 
 Sizes = tuple[torch.Size, ...]
@@ -54,6 +58,33 @@ class Refused:
     def fits(self, call: FlatCall) -> bool:
         """Tell whether the refusal holds for the sizes of a call of its kind."""
         return self.sizes is None or tuple(sizes_of(call.tensors)) in self.sizes
+
+
+class StateBefore:
+    """Tells whether a run that has failed may run again: what it could write to is as it was.
+
+    Args:
+      module: What runs.
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+    """
+
+    def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in given if isinstance(t, torch.Tensor) and not t.is_inference()]
+        self._tensors = [*tensors, *module.parameters(), *module.buffers()]
+        self._versions = [t._version for t in self._tensors]
+        devices = {t.device for t in self._tensors if t.device.type != "meta"}
+        self._generators = [GeneratorStates(device) for device in devices]
+
+    def is_unchanged(self) -> bool:
+        """Tell whether no tensor has been written to."""
+        return self._versions == [t._version for t in self._tensors]
+
+    def restore_generators(self) -> None:
+        """Put the generators back."""
+        for states in self._generators:
+            states.restore()
 
 
 def is_refusal(error: Exception) -> bool:

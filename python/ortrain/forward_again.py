@@ -123,7 +123,8 @@ class ForwardAgain:
         places = self._engine.places()
         replaced = {name: held[place] for name, place in places.items() if place in held}
         overwritten = [p for kind, p in written if kind == "module" and p not in held]
-        args, kwargs = self._signature.unflatten(self._tree, arguments)
+        in_order = [arguments.get(i) for i in range(1 + max(arguments, default=-1))]
+        args, kwargs = self._signature.unflatten(self._tree, in_order)
         with (
             _holding(module, replaced, [n for n, p in places.items() if p in overwritten]),
             torch.enable_grad(),

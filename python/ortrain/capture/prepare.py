@@ -92,12 +92,16 @@ def _prepare(
         without_root_hooks(module),
         nothing_added(module),
     ):
-        captured = _capture(module, args, kwargs, read, dynamic=dynamic, standalone=standalone)
+        captured = _capture(
+            module, call, args, kwargs, read, dynamic=dynamic, standalone=standalone
+        )
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(module, args, kwargs, read, dynamic=False, standalone=standalone)
+            captured = _capture(
+                module, call, args, kwargs, read, dynamic=False, standalone=standalone
+            )
     if any(touched):
         raise CaptureError(
             "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
@@ -179,6 +183,7 @@ def _has_place(target: Any) -> bool:
 
 def _capture(
     module: nn.Module,
+    call: FlatCall,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     read: NamesRead,
@@ -194,4 +199,5 @@ def _capture(
         dynamic=dynamic,
         read=read,
         standalone=standalone,
+        call=call,
     )

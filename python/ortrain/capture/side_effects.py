@@ -25,6 +25,7 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake, number_expression
@@ -107,7 +108,8 @@ def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
     """Tell whether a layer has hooks that run with its forward or backward.
 
     Those by which transformers and peft let gradients flow into an embedding count for nothing: a
-    graph has the gradients that are asked for.
+    graph has the gradients that are asked for. Nor do those that stay behind once transformers was
+    asked for what layers give, while nobody collects it; a trace of a call that asks runs them.
 
     Args:
       part: The layer.
@@ -118,6 +120,13 @@ def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
         for table in _HOOK_TABLES
         for hook in (getattr(part, table, None) or {}).values()
     )
+
+
+def _records_for_nobody(hook: Any) -> bool:
+    name = getattr(hook, "__name__", "")
+    if name != "output_capturing_hook" or hook.__module__ != COLLECTOR_MODULE:
+        return False
+    return not collects_layer_outputs()
 
 
 def _lets_gradients_flow(hook: Any) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ _CONSTANT_TYPES = (
     torch.layout,
     torch.memory_format,
 )
+_CPU = torch.device("cpu")
+# As a size, which memory of no element has.
+_LARGEST_LIVE = 1 << 31
 # Arguments of models of transformers.
 _OF_CACHES = frozenset({"use_cache", "past_key_values"})
 
@@ -52,6 +55,20 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LiveInt:
+    """Place, from the end, of a tensor without elements whose first extent is an int of the caller's."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LiveFloat:
+    """Place, from the end, of a 0-d float64 tensor that holds a float of the caller's."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
     """A value that is the same in every call that shares the structure."""
 
@@ -66,7 +83,7 @@ class Container:
     children: tuple[Tree, ...]
 
 
-Tree = Slot | Number | Constant | Container
+Tree = Slot | Number | LiveInt | LiveFloat | Constant | Container
 
 
 def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
@@ -77,6 +94,10 @@ def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
         return tree.value
     if isinstance(tree, Number):
         return int(tensors[tree.index])
+    if isinstance(tree, LiveInt):
+        return tensors[tree.index].shape[0]
+    if isinstance(tree, LiveFloat):
+        return tensors[tree.index].item()
     return tree.build([restore(child, tensors) for child in tree.children])
 
 
@@ -88,13 +109,16 @@ class FlatCall:
       tensors: The tensors among the arguments; one that is passed twice stands here once.
       paths: Of each tensor the parameter's name and the path inside it.
       tree: The bound arguments, by parameter name.
-      key: Hashable; equal for calls that differ in sizes and values of tensors only.
+      key: Hashable; equal for calls that differ in sizes and values of tensors, and in live
+        numbers, only.
+      numbers: The live numbers by path.
     """
 
     tensors: list[torch.Tensor]
     paths: list[str]
     tree: dict[str, Tree]
     key: Hashable
+    numbers: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -136,20 +160,32 @@ class CallSignature:
             (p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), ""
         )
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+    def flatten(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        live: Collection[str] = (),
+    ) -> FlatCall:
         """Bind ``args`` and ``kwargs`` to the signature and flatten them.
+
+        Args:
+          args: Positional arguments of a call.
+          kwargs: Keyword arguments of that call.
+          live: Paths of numbers that stand as tensors in the flat call, whatever their value: floats,
+            and ints from 2 on. (Of sizes, a graph takes 0 and 1 for themselves.)
 
         Raises:
           TypeError: The arguments do not fit the signature.
           UnsupportedInputError: An argument is of a type that cannot enter a graph.
         """
-        flat = _Flattener()
+        flat = _Flattener(live)
         tree: dict[str, Tree] = {}
         key = []
         for name, value in self._bind(args, kwargs).items():
             tree[name], part = flat.visit(value, "" if name == self._collecting else name)
             key.append((name, part))
-        return FlatCall(flat.tensors, flat.paths, tree, tuple(key))
+        flat.finish()
+        return FlatCall(flat.tensors, flat.paths, tree, tuple(key), flat.numbers)
 
     def asks_for_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Tell whether a call asks a model of transformers for its key-value cache, or extends one."""
@@ -261,6 +297,10 @@ def _is_cache(value: Any) -> bool:
     )
 
 
+def _may_be_live(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and 1 < value < _LARGEST_LIVE)
+
+
 def _is_dataclass_instance(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
@@ -273,15 +313,38 @@ def _identifier(path: str) -> str:
 class _Flattener:
     """Walks arguments, collecting tensors and the key of the structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Collection[str] = ()) -> None:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[str] = []
+        self.numbers: dict[str, int | float] = {}
+        self._live = live
         self._seen: dict[int, int] = {}
+
+    def finish(self) -> None:
+        """Put tensors for live numbers behind the others, the last number first, on their device."""
+        if not self.numbers:
+            return
+        device = self.tensors[0].device if self.tensors else _CPU
+        for path, value in reversed(self.numbers.items()):
+            if type(value) is int:
+                made = torch.empty((value, 0), dtype=torch.bool, device=device)
+            else:
+                made = torch.tensor(value, dtype=torch.float64, device=device)
+            self.tensors.append(made)
+            self.paths.append(path)
+
+    def _number(self, value: int | float, path: str) -> tuple[Tree, Hashable]:
+        self.numbers[path] = value
+        index = -len(self.numbers)
+        kind = LiveInt if type(value) is int else LiveFloat
+        return kind(index), (kind, index)
 
     def visit(self, value: Any, path: str) -> tuple[Tree, Hashable]:
         """Return the tree of ``value`` and its part of the key."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if self._live and path in self._live and _may_be_live(value):
+            return self._number(value, path)
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value), (type(value), value.hex() if type(value) is float else value)
         if isinstance(value, slice):
