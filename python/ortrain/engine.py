@@ -8,7 +8,7 @@ import collections
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.live_numbers import (
     EveryPath,
+    LiveAttributes,
     LiveNumbers,
     classes_of_numbers,
     fixed_numbers,
@@ -71,6 +72,8 @@ _log = logs.get_logger("ortrain")
 _MOST_MISSES = 8
 # Graphs for the sizes of one call each, beside one that holds for more and does not run them.
 _MOST_FIXED = 4
+# Calls whose pieces raise where PyTorch does not, after which a module runs there as a whole.
+_MOST_FAILURES = 2
 # Captures in a row, each finding that the forward changes attributes, before a module is left alone for
 # a while, and for how many calls at first.
 _MOST_CHANGES = 3
@@ -140,11 +143,12 @@ class Engine:
         # Captures in a row, and for how many states of the module.
         self._misses = self._state_misses = 0
         self._told_of_ever_new_calls = False
-        self._numbers = LiveNumbers()
+        self._numbers, self._attributes = LiveNumbers(), LiveAttributes()
         self._told: set[str] = set()  # of runs that have failed, numbers left out
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
+        self._failures_of_pieces = 0
         self._changes = 0  # captures in a row that found a forward changing attributes
         # What runs calls where no graph holds for a second one, and how many of them; 0 for all.
         self._left_to: Callable[..., Any] | None = None
@@ -173,7 +177,7 @@ class Engine:
                     "it is asked for a key-value cache, which grows from call to call",
                     module=type(module).__name__,
                 )
-            call = self.signature.flatten(args, kwargs, self._numbers.paths)
+            call = self._flatten(args, kwargs)
             refuse_inference_tensors(call)
         except CaptureError as error:
             if is_strict():
@@ -298,7 +302,8 @@ class Engine:
 
     def _look_at_module(self) -> Tensors:
         """Return the module's tensors; forget the states that no kept graph is for."""
-        tensors, changed = self._states.look()
+        with self._attributes.held():
+            tensors, changed = self._states.look()
         if changed:
             self._states.keep(state for _, state, _ in self._entries)
         return tensors
@@ -321,15 +326,25 @@ class Engine:
         entry = self._find(self._key(call), call)
         if entry is not None:
             return call, entry
-        if self._numbers.changed_by(self.signature.flatten(args, kwargs, EveryPath())):
-            call = self.signature.flatten(args, kwargs, self._numbers.paths)
+        more = self._numbers.changed_by(self.signature.flatten(args, kwargs, EveryPath()))
+        if self._attributes.changed_in(self.module, self._states.names) or more:
+            self._look_at_module()
+            call = self._flatten(args, kwargs)
             entry = self._find(self._key(call), call)
         if entry is None and call.numbers:
             entry = self._make_live_entry(call, args, kwargs)
             if entry is None:
-                call = self.signature.flatten(args, kwargs, self._numbers.paths)
+                self._look_at_module()
+                call = self._flatten(args, kwargs)
         key = self._key(call)
         return call, entry or self._find(key, call) or self._make_entry(key, call, args, kwargs)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+        return self.signature.flatten(args, kwargs, self._numbers.paths, self._attributes.present())
+
+    def _give_up(self, paths: Collection[str]) -> None:
+        self._numbers.give_up(paths)
+        self._attributes.give_up(paths)
 
     def _make_live_entry(
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -343,14 +358,14 @@ class Engine:
         except Exception as error:
             if not is_refusal(error):
                 raise
-            _log.info("numbers among the arguments stay fixed: %s", error)
-            self._numbers.give_up(call.numbers)
+            _log.info("numbers stay fixed: %s", error)
+            self._give_up(call.numbers)
             return None
         fixed = fixed_numbers(entry.captured.guards, call)
         if read.compares_classes_of_numbers():
             fixed = list(call.numbers)
         if fixed:
-            self._numbers.give_up(fixed)
+            self._give_up(fixed)
             return None
         self._take(entry, self._key(call))
         return entry
@@ -457,7 +472,8 @@ class Engine:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
         variables = ReachableState(self.module, (), keeps_contents=False).variables_named(names)
-        self._states.reads(names, variables, outside)
+        with self._attributes.held():
+            self._states.reads(names, variables, outside)
         now = self._states.present
         if now != before:
             kept = (
@@ -477,7 +493,8 @@ class Engine:
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        slot = CacheSlot(self.module, call, self.dropout) if dynamic else None
+        kept = dynamic and not call.numbers
+        slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
         if prepared is None:
             prepared = prepare(
@@ -629,7 +646,8 @@ class Engine:
                 result = self._run_forward(args, kwargs)
             except Exception:
                 raise error from None
-            if not any(engine.records for engine in pieces.engines if engine.last_plan):
+            self._failures_of_pieces += 1
+            if self._failures_of_pieces >= _MOST_FAILURES:
                 self._pieces, self._cut = None, None
             self.tell_failed_run(error, "its pieces raise where PyTorch does not")
             return result

@@ -13,7 +13,7 @@ from torch import nn
 
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.signature import FlatCall, flatten_outputs
+from ortrain.capture.signature import FlatCall, attributes_set, flatten_outputs
 
 if TYPE_CHECKING:
     from ortrain.engine import Engine
@@ -33,12 +33,12 @@ class ForwardAgain:
       call: The call.
     """
 
-    __slots__ = ("_engine", "_entry", "_others", "_signature", "_state", "_tree")
+    __slots__ = ("_attributes", "_engine", "_entry", "_others", "_signature", "_state", "_tree")
 
     def __init__(self, engine: Engine, entry: Entry, call: FlatCall) -> None:
         self._engine, self._entry = engine, entry
         self._signature, self._state = engine.signature, engine.state
-        self._tree = call.tree
+        self._tree, self._attributes = call.tree, call.attributes
         self._others = {i: call.tensors[i].detach() for i in entry.other_arguments}
 
     def why_not(self) -> str:
@@ -130,6 +130,7 @@ class ForwardAgain:
             torch.enable_grad(),
             AutocastState.current().left(),
             entry.autocast.applied(),
+            attributes_set(self._attributes, in_order),
         ):
             results, _ = flatten_outputs(module.forward(*args, **kwargs))
         return self._as_the_graph_gives(results)

@@ -68,6 +68,7 @@ from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
     OutputTree,
+    attributes_set,
     flatten_outputs,
     order_of,
     without_cache,
@@ -99,6 +100,10 @@ class _FlatModule(nn.Module):
         self.training = module.training
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with attributes_set(call.attributes, tensors):
+                return run(*tensors)
+
+        def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for (first, first_axis), *rest in equal:
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])

@@ -12,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from ortrain.capture.guards import Guards, sizes_of
-from ortrain.capture.signature import FlatCall
+from ortrain.capture.signature import FlatCall, may_be_live
 
 # Kinds of calls whose numbers are remembered.
 _MOST_KINDS = 64
@@ -66,6 +67,69 @@ class LiveNumbers:
         """Hold numbers fixed from now on, each value in a graph of its own."""
         self._constant.update(paths)
         self.paths -= self._constant
+
+
+class LiveAttributes:
+    """Which numbers among the attributes of layers are inputs of graphs: those seen to change."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, tuple[nn.Module, str, int | float]] = {}  # with the first value seen
+        self._constant: set[str] = set()
+        self._seen: dict[str, tuple[nn.Module, str, int | float]] | None = None
+
+    def present(self) -> list[tuple[str, nn.Module, str]]:
+        """Return path, layer and name of each live one."""
+        return [(path, layer, name) for path, (layer, name, _) in self._live.items()]
+
+    def changed_in(self, module: nn.Module, names: frozenset[str] | None) -> bool:
+        """Look at the attributes of a module for which there is no graph.
+
+        Args:
+          module: The module.
+          names: Those that its forward has read; None for all.
+
+        Returns:
+          Whether there are more live attributes now.
+        """
+        now = {
+            f"{path}.{name}" if path else f".{name}": (layer, name, value)
+            for path, layer in module.named_modules()
+            for name, value in layer.__dict__.items()
+            if type(value) in (int, float) and (names is None or name in names)
+        }
+        before, self._seen = self._seen, now
+        count = len(self._live)
+        for path, (layer, name, value) in (before or {}).items():
+            here = now.get(path)
+            if path in self._live or path in self._constant or here is None:
+                continue
+            if here[0] is layer and repr(here[2]) != repr(value):
+                self._live[path] = layer, name, value
+        return len(self._live) > count
+
+    def give_up(self, paths: Collection[str]) -> None:
+        """Hold attributes fixed from now on."""
+        self._constant.update(paths)
+        for path in paths:
+            self._live.pop(path, None)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let live attributes have the first value seen, for who compares them."""
+        if not self._live:
+            yield
+            return
+        now = []
+        for layer, name, first in self._live.values():
+            # Only numbers that a graph takes as an input may hide their value.
+            if may_be_live(layer.__dict__.get(name)):
+                now.append((layer.__dict__, name, layer.__dict__[name]))
+                layer.__dict__[name] = first
+        try:
+            yield
+        finally:
+            for attributes, name, value in now:
+                attributes[name] = value
 
 
 def fixed_numbers(guards: Guards, call: FlatCall) -> list[str]:

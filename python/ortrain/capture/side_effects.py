@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from ortrain.capture.aliases import writes_through
 from ortrain.capture.call_path import CallPath
+from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.errors import (
     CaptureError,
     ChangingAttributeError,
@@ -25,7 +26,6 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake, number_expression

@@ -112,6 +112,7 @@ class FlatCall:
       key: Hashable; equal for calls that differ in sizes and values of tensors, and in live
         numbers, only.
       numbers: The live numbers by path.
+      attributes: Layer, name and place of the live ones that are attributes.
     """
 
     tensors: list[torch.Tensor]
@@ -119,6 +120,7 @@ class FlatCall:
     tree: dict[str, Tree]
     key: Hashable
     numbers: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
+    attributes: tuple[tuple[nn.Module, str, Tree], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -132,6 +134,21 @@ class FlatCall:
                 name = f"{base}_{count}"
             names.append(name)
         return names
+
+
+@contextlib.contextmanager
+def attributes_set(
+    attributes: Sequence[tuple[nn.Module, str, Tree]], tensors: Sequence[Any]
+) -> Iterator[None]:
+    """Let layers have the live attributes of a call, for a while."""
+    before = [(layer.__dict__, name, layer.__dict__.get(name)) for layer, name, _ in attributes]
+    try:
+        for layer, name, tree in attributes:
+            layer.__dict__[name] = restore(tree, tensors)
+        yield
+    finally:
+        for table, name, value in before:
+            table[name] = value
 
 
 class CallSignature:
@@ -165,6 +182,7 @@ class CallSignature:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         live: Collection[str] = (),
+        attributes: Sequence[tuple[str, nn.Module, str]] = (),
     ) -> FlatCall:
         """Bind ``args`` and ``kwargs`` to the signature and flatten them.
 
@@ -173,6 +191,7 @@ class CallSignature:
           kwargs: Keyword arguments of that call.
           live: Paths of numbers that stand as tensors in the flat call, whatever their value: floats,
             and ints from 2 on. (Of sizes, a graph takes 0 and 1 for themselves.)
+          attributes: Path, layer and name of attributes that stand as tensors too.
 
         Raises:
           TypeError: The arguments do not fit the signature.
@@ -184,8 +203,19 @@ class CallSignature:
         for name, value in self._bind(args, kwargs).items():
             tree[name], part = flat.visit(value, "" if name == self._collecting else name)
             key.append((name, part))
+        held = []
+        for path, layer, name in attributes:
+            value = layer.__dict__.get(name)
+            if may_be_live(value):
+                part, kind = flat.number(value, path)
+                held.append((layer, name, part))
+                key.append((path, kind))
+            else:  # compared as other attributes are
+                key.append((path, None))
         flat.finish()
-        return FlatCall(flat.tensors, flat.paths, tree, tuple(key), flat.numbers)
+        return FlatCall(
+            flat.tensors, flat.paths, tree, tuple(key), flat.numbers, attributes=tuple(held)
+        )
 
     def asks_for_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Tell whether a call asks a model of transformers for its key-value cache, or extends one."""
@@ -297,7 +327,8 @@ def _is_cache(value: Any) -> bool:
     )
 
 
-def _may_be_live(value: Any) -> bool:
+def may_be_live(value: Any) -> bool:
+    """Tell whether a value is a number that a tensor can stand for."""
     return type(value) is float or (type(value) is int and 1 < value < _LARGEST_LIVE)
 
 
@@ -333,7 +364,8 @@ class _Flattener:
             self.tensors.append(made)
             self.paths.append(path)
 
-    def _number(self, value: int | float, path: str) -> tuple[Tree, Hashable]:
+    def number(self, value: int | float, path: str) -> tuple[Tree, Hashable]:
+        """Return the tree of a live number and its part of the key."""
         self.numbers[path] = value
         index = -len(self.numbers)
         kind = LiveInt if type(value) is int else LiveFloat
@@ -343,8 +375,8 @@ class _Flattener:
         """Return the tree of ``value`` and its part of the key."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        if self._live and path in self._live and _may_be_live(value):
-            return self._number(value, path)
+        if self._live and path in self._live and may_be_live(value):
+            return self.number(value, path)
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value), (type(value), value.hex() if type(value) is float else value)
         if isinstance(value, slice):

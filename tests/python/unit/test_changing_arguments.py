@@ -151,3 +151,127 @@ def test_gradients_of_gradients_with_a_live_number() -> None:
             slopes.append([x.grad, m.fc.weight.grad])
         torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-5, atol=1e-5)
     assert captures(ours) == 2
+
+
+# --- attributes
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(4, 4)
+        self.fc.alpha = 0.5
+        self.steps = 0
+        self.warm = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * self.fc.alpha + x * (1 - self.fc.alpha) ** 2 + self.warm
+
+
+def test_an_annealed_attribute_costs_two_captures() -> None:
+    plain, ours = pair(Annealed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for step in range(20):
+            for m in (plain, ours):
+                m.fc.alpha = 0.5 + step / 40
+                m.steps = step  # nobody reads it
+            agree(plain, ours, X)
+    assert captures(ours) == 2
+    assert ours.fc.alpha == plain.fc.alpha and type(ours.fc.alpha) is float
+    for m in (plain, ours):
+        m.warm = 5
+    agree(plain, ours, X)
+    for warm in (6, 7, 8, 9):
+        for m in (plain, ours):
+            m.warm = warm
+            m.fc.alpha -= 0.125
+        agree(plain, ours, X)
+    assert captures(ours) == 3
+
+
+def test_a_live_attribute_may_become_something_else() -> None:
+    plain, ours = pair(Annealed())
+    for alpha in (0.5, 0.25, 0.75, 1, torch.tensor(2.0), True, 0.125):
+        for m in (plain, ours):
+            m.fc.alpha = alpha
+        agree(plain, ours, X)
+
+
+def test_gradients_of_gradients_take_the_attribute_of_their_forward() -> None:
+    plain, ours = pair(Annealed())
+    for alpha in (0.5, 0.25, 0.75):
+        seen = []
+        for m in (plain, ours):
+            m.fc.alpha = alpha
+            x = X.clone().requires_grad_()
+            y = m(x).square().sum()
+            if alpha != 0.5 and m is ours:  # the first graph holds it fixed
+                m.fc.alpha = alpha + 1
+            (g,) = torch.autograd.grad(y, x, create_graph=True)
+            g.square().sum().backward()
+            seen.append(x.grad)
+        torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_an_attribute_that_decides_has_graphs_of_its_own() -> None:
+    class Decides(Annealed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) * 2 if self.fc.alpha > 0.6 else self.fc(x)
+
+    plain, ours = pair(Decides())
+    for step in range(5):
+        for m in (plain, ours):
+            m.fc.alpha = 0.5 + step / 20
+        agree(plain, ours, X)
+    assert captures(ours) == 5
+
+
+class Rescaled(nn.Module):
+    """Rescales its weight where its mode has changed, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(4, 4)
+        self.rescaled = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rescaled == self.training:
+            with torch.no_grad():
+                self.fc.weight.mul_(0.5 if not self.training else 2.0)
+            self.rescaled = not self.training
+        return self.fc(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_a_switch_of_modes_leaves_the_module_its_graph() -> None:
+    plain, ours = pair(Rescaled())
+    for _ in range(4):
+        for training in (True, True, True, False):
+            plain.train(training), ours.train(training)
+            agree(plain, ours, X)
+    ours.train(), plain.train()
+    agree(plain, ours, X)
+    before = len(ours.report().captures)
+    engine = ours._ortrain_engine
+    assert engine._left_to is None
+    for _ in range(3):
+        agree(plain, ours, X)
+    assert len(ours.report().captures) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
+def test_a_module_that_counts_for_a_while_is_captured_once_it_rests() -> None:
+    class Counts(Annealed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.steps < 20:
+                self.steps += 1
+            return self.fc(x) * self.steps
+
+    plain, ours = pair(Counts())
+    for _ in range(60):
+        agree(plain, ours, X)
+    assert captures(ours) == 1 and ours.steps == 20
