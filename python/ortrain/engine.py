@@ -49,6 +49,7 @@ from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import (
+    OUT_OF_MEMORY,
     Refused,
     Sizes,
     StateBefore,
@@ -356,7 +357,7 @@ class Engine:
             with classes_of_numbers():
                 entry = self._capture(call, args, kwargs, reason, read)
         except Exception as error:
-            if not is_refusal(error):
+            if isinstance(error, OUT_OF_MEMORY):
                 raise
             _log.info("numbers stay fixed: %s", error)
             self._give_up(call.numbers)
@@ -395,7 +396,7 @@ class Engine:
             self._refuse_ever_new_calls(key, call)
             entry = self._capture(call, args, kwargs, reason, read, dynamic=failing is None)
         except Exception as error:
-            if is_strict() or not is_refusal(error):
+            if is_strict() or isinstance(error, OUT_OF_MEMORY):
                 raise
             if failing is not None and self.budget is None:
                 return self._refuse_sizes(key, sizes, error)
@@ -668,6 +669,10 @@ class Engine:
           reason: Why a capture was tried.
           whole: Whether all of the module runs in PyTorch.
         """
+        if isinstance(error, ChangingAttributeError) and any(
+            record.fallback == str(error) for record in self.records
+        ):
+            return  # another of the states that the forward goes through
         pieces = self._pieces
         native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
         if native == 0 and pieces is not None:

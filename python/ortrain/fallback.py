@@ -25,14 +25,8 @@ from ortrain.report import CaptureRecord
 
 Sizes = tuple[torch.Size, ...]
 # Memory, devices, what is watched on purpose: PyTorch is not asked whether it sees them too.
-_OF_THE_MACHINE = (
-    _core.OutOfMemoryError,
-    _core.DeviceError,
-    _core.NanError,
-    _core.FileError,
-    torch.OutOfMemoryError,
-    MemoryError,
-)
+OUT_OF_MEMORY = (_core.OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
+_OF_THE_MACHINE = (*OUT_OF_MEMORY, _core.DeviceError, _core.NanError, _core.FileError)
 # Between the caller and the warning: not what the user wants to be pointed at.
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)

@@ -206,12 +206,10 @@ class CallSignature:
         held = []
         for path, layer, name in attributes:
             value = layer.__dict__.get(name)
-            if may_be_live(value):
+            if may_be_live(value):  # others are compared as attributes are
                 part, kind = flat.number(value, path)
                 held.append((layer, name, part))
                 key.append((path, kind))
-            else:  # compared as other attributes are
-                key.append((path, None))
         flat.finish()
         return FlatCall(
             flat.tensors, flat.paths, tree, tuple(key), flat.numbers, attributes=tuple(held)
