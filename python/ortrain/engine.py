@@ -45,7 +45,7 @@ from ortrain.capture.prepare import (
     refuse_modes,
 )
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
 from ortrain.fallback import (
@@ -73,6 +73,7 @@ _log = logs.get_logger("ortrain")
 _MOST_MISSES = 8
 # Graphs for the sizes of one call each, beside one that holds for more and does not run them.
 _MOST_FIXED = 4
+_IS_CACHE = "its configuration asks for a key-value cache, which grows from call to call"
 # Calls whose pieces raise where PyTorch does not, after which a module runs there as a whole.
 _MOST_FAILURES = 2
 # Captures in a row, each finding that the forward changes attributes, before a module is left alone for
@@ -149,6 +150,8 @@ class Engine:
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
+        # Whether calls without gradients give a cache for which the configuration asks; None before one.
+        self._gives_cache: bool | None = None
         self._failures_of_pieces = 0
         self._changes = 0  # captures in a row that found a forward changing attributes
         # What runs calls where no graph holds for a second one, and how many of them; 0 for all.
@@ -168,6 +171,13 @@ class Engine:
             self._left_to = None  # what changed may have come to rest
             self._changes, self._misses = _MOST_CHANGES - 1, 0
             self._state_misses = _MOST_MISSES - 2
+        if self._gives_cache is not False and self._may_give_cache(kwargs):
+            result = module.forward(*args, **kwargs)
+            if self._gives_cache is None:
+                self._gives_cache = holds_cache(result)
+            if self._gives_cache and not any(_IS_CACHE in r.fallback for r in self.records):
+                self._fall_back(CacheWantedError(_IS_CACHE), "", whole=True)
+            return result
         try:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
@@ -223,6 +233,11 @@ class Engine:
             return entry.results(call, tensors, outputs)
         del inputs, targets, again
         return self._run_instead(entry, call, failed.cause, args, kwargs)
+
+    def _may_give_cache(self, kwargs: Mapping[str, Any]) -> bool:
+        if self.budget is not None or is_strict():
+            return False
+        return self.signature.may_give_cache(self.module, kwargs)
 
     def owns(self, entry: Entry) -> bool:
         """Tell whether a graph is one of the module itself, and not of a piece or of another module."""

@@ -116,7 +116,8 @@ def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
       observers: Whether those count that say of themselves ``only_observes``.
     """
     return any(
-        not _lets_gradients_flow(hook) and (observers or not getattr(hook, "only_observes", False))
+        not (_lets_gradients_flow(hook) or _records_for_nobody(hook))
+        and (observers or not getattr(hook, "only_observes", False))
         for table in _HOOK_TABLES
         for hook in (getattr(part, table, None) or {}).values()
     )

@@ -168,6 +168,7 @@ class CallSignature:
             p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
         self._names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        self._takes_cache = _OF_CACHES.issubset(self._names)
         self._required = frozenset(
             p.name
             for p in parameters
@@ -223,6 +224,17 @@ class CallSignature:
             return True
         # A prefix that is trained comes as a cache too.
         return kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
+
+    def may_give_cache(self, module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a call may give a cache for which its module's configuration alone asks.
+
+        Without gradients and without labels, that is: of a training nobody takes one.
+        """
+        if torch.is_grad_enabled() or not self._takes_cache:
+            return False
+        if kwargs.get("use_cache") is not None or kwargs.get("labels") is not None:
+            return False
+        return getattr(getattr(module, "config", None), "use_cache", None) is True
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments by name, in the order of the signature."""
@@ -328,6 +340,14 @@ def _is_cache(value: Any) -> bool:
 def may_be_live(value: Any) -> bool:
     """Tell whether a value is a number that a tensor can stand for."""
     return type(value) is float or (type(value) is int and 1 < value < _LARGEST_LIVE)
+
+
+def holds_cache(result: Any) -> bool:
+    """Tell whether a key-value cache of transformers is what a module returns, or one of the items."""
+    items = result.values() if isinstance(result, Mapping) else result
+    return _is_cache(result) or (
+        isinstance(result, (Mapping, tuple)) and any(map(_is_cache, items))
+    )
 
 
 def _is_dataclass_instance(value: Any) -> bool:
