@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ortrain
-from ortrain import ORTModule, _core, step
+from ortrain import ORTModule, _core, pieces, step
 from ortrain.random_numbers import GeneratorStates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*of its operators run in PyTorch")
@@ -206,3 +206,58 @@ def test_states_of_the_generators_are_those_before(refuse: Refuse) -> None:
     before.restore()
     torch.rand(5, 4)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_shapes_that_do_not_fit_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Adds(nn.Module):
+        def __init__(self, cut: bool) -> None:
+            super().__init__()
+            self.fc, self.cut = nn.Linear(3, 4), cut
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = self.fc(x)
+            if self.cut and z.sum() > 1e9:
+                z = -z
+            return z + y
+
+    for cut in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for first in (True, False):
+                ours = ORTModule(Adds(cut))
+                if not first:
+                    ours(rows(2), torch.ones(2, 4))
+                with pytest.raises(RuntimeError, match="must match the size of tensor"):
+                    ours(rows(2), torch.ones(3, 4))
+                with pytest.raises(RuntimeError, match="mat1 and mat2"):
+                    ours(torch.ones(2, 7), torch.ones(2, 4))
+    written = capfd.readouterr()
+    assert "Traceback" not in written.err and "torch/" not in written.err, written.err
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_pieces_that_raise_where_pytorch_does_not(
+    writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return -y if y.sum() > 1e9 else y
+
+    def run(self: Any, args: Any, kwargs: Any) -> None:
+        torch.rand(3)
+        if writes:
+            self._module.norm.num_batches_tracked.add_(1)
+        raise RuntimeError("as it is traced")
+
+    monkeypatch.setattr(pieces.Pieces, "run", run)
+    model = Cut()
+    plain, ours = copy.deepcopy(model), ORTModule(model)
+    if writes:  # PyTorch would count once more
+        with pytest.raises(ortrain.ShapeError, match="as it is traced"):
+            ours(rows(3))
+        return
+    with pytest.warns(RuntimeWarning, match="as it is traced"):
+        for count in (3, 5, 3, 4):
+            agree(plain, ours, rows(count))
+    assert "its pieces raise where PyTorch does not" in str(ours.report())
