@@ -275,3 +275,26 @@ def test_a_module_that_counts_for_a_while_is_captured_once_it_rests() -> None:
     for _ in range(60):
         agree(plain, ours, X)
     assert captures(ours) == 1 and ours.steps == 20
+
+
+@pytest.mark.parametrize("model", [Timed, Annealed])
+def test_live_numbers_in_verified_steps(model: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    ours = ORTModule(model(), verify=8)
+    for step in range(8):
+        if model is Timed:
+            ours(X, 3 + step).sum().backward()
+        else:
+            ours.fc.alpha = 0.5 + step / 16
+            ours(X).sum().backward()
+    assert captures(ours) == 2
+    assert ours.report().verified.startswith("1-8; gradients of 1-8")
+
+
+def test_names_of_variables_of_the_script_are_no_attributes() -> None:
+    plain, ours = pair(Annealed())
+    for step in range(12):
+        globals()["steps"] = step  # the forward names an attribute so, nobody the variable
+        globals()["warm"] = torch.ones(step)
+        agree(plain, ours, X)
+    assert captures(ours) == 1
