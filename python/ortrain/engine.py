@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from ortrain import _core, logs, progress
+from ortrain import logs, progress
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
@@ -51,18 +49,15 @@ from ortrain.entry import Entry
 from ortrain.fallback import (
     OUT_OF_MEMORY,
     Refused,
-    Sizes,
-    StateBefore,
-    is_refusal,
     is_strict,
     tell_escapes,
-    tell_fallback,
 )
 from ortrain.forward_again import ForwardAgain
-from ortrain.input_errors import check_devices, input_error
+from ortrain.input_errors import check_devices
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
+from ortrain.pytorch_runs import MOST_DECLINED, Cut, Key, PyTorchRuns, has_enough_fixed
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import ForwardError, execute
@@ -71,39 +66,14 @@ _log = logs.get_logger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
-# Graphs for the sizes of one call each, beside one that holds for more and does not run them.
-_MOST_FIXED = 4
 _IS_CACHE = "its configuration asks for a key-value cache, which grows from call to call"
-# Calls whose pieces raise where PyTorch does not, after which a module runs there as a whole.
-_MOST_FAILURES = 2
 # Captures in a row, each finding that the forward changes attributes, before a module is left alone for
 # a while, and for how many calls at first.
 _MOST_CHANGES = 3
 _FIRST_PAUSE = 32
-# Kinds of calls without a graph that are remembered in case that they come back.
-_MOST_DECLINED = 256
-# What PyTorch's operators raise for arguments that they do not take.
-_ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
-# Kind of the call, number of the module's state, modes of PyTorch.
-_Key = tuple[Hashable, int, Hashable]
 
 
-class Cut(Protocol):
-    """Runs a module in pieces, with an engine for each (`ortrain.pieces`)."""
-
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """One per piece."""
-
-    @property
-    def breaks(self) -> Sequence[str]:
-        """Why the module was cut."""
-
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the module's forward."""
-
-
-class Engine:
+class Engine(PyTorchRuns):
     """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
 
     Args:
@@ -138,7 +108,7 @@ class Engine:
         self.last_plan: MemoryPlan | None = None
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
         self.signature = CallSignature(module.forward)
-        self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
+        self._entries: collections.OrderedDict[Key, list[Entry | Refused]] = (
             collections.OrderedDict()
         )
         self._states = ModuleStates(module)
@@ -324,11 +294,11 @@ class Engine:
             self._states.keep(state for _, state, _ in self._entries)
         return tensors
 
-    def _key(self, call: FlatCall) -> _Key:
+    def _key(self, call: FlatCall) -> Key:
         """Return what a captured graph depends on, sizes of the arguments aside."""
         return (call.key, self._states.present, environment_key())
 
-    def _find(self, key: _Key, call: FlatCall) -> Entry | Refused | None:
+    def _find(self, key: Key, call: FlatCall) -> Entry | Refused | None:
         entries = self._entries.get(key)
         if entries is None:
             return None
@@ -387,7 +357,7 @@ class Engine:
         return entry
 
     def _make_entry(
-        self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | Refused:
         reason = "first call"
         others = self._entries.get(key)
@@ -406,7 +376,7 @@ class Engine:
             progress.note(f"capturing again: {reason}")
         read, name = NamesRead(), type(self.module).__name__
         try:
-            if failing is not None and _has_enough_fixed(others or ()):
+            if failing is not None and has_enough_fixed(others or ()):
                 raise FailedRunError("other sizes have graphs of their own", module=name)
             self._refuse_ever_new_calls(key, call)
             entry = self._capture(call, args, kwargs, reason, read, dynamic=failing is None)
@@ -432,7 +402,7 @@ class Engine:
         self._take(entry, self._key(call))
         return entry
 
-    def _take(self, entry: Entry, key: _Key) -> None:
+    def _take(self, entry: Entry, key: Key) -> None:
         """Keep a graph, and tell of it."""
         if self._tells or is_strict():
             tell_escapes(type(self.module).__name__, entry.record.escapes)
@@ -440,7 +410,7 @@ class Engine:
         self._keep(key, entry)
         self.records.append(entry.record)
 
-    def _refuse_ever_new_calls(self, key: _Key, call: FlatCall) -> None:
+    def _refuse_ever_new_calls(self, key: Key, call: FlatCall) -> None:
         """Raise CaptureError where capturing goes on and on, and no call finds a graph.
 
         A kind of call that comes back is captured then.
@@ -452,7 +422,7 @@ class Engine:
             self._misses = self._state_misses = 0
             return
         self._declined[kind] = None
-        if len(self._declined) > _MOST_DECLINED:
+        if len(self._declined) > MOST_DECLINED:
             self._declined.popitem(last=False)
         name = type(self.module).__name__
         if self._state_misses >= _MOST_MISSES:
@@ -467,13 +437,13 @@ class Engine:
             module=name,
         )
 
-    def _count_miss(self, key: _Key) -> None:
+    def _count_miss(self, key: Key) -> None:
         """Count a call for which there was no graph, and whether the module's state was new."""
         self._misses += 1
         self._state_misses += key[1] != self._captured_state
         self._captured_state = self._states.present
 
-    def _keep(self, key: _Key, entry: Entry | Refused) -> None:
+    def _keep(self, key: Key, entry: Entry | Refused) -> None:
         self._entries.setdefault(key, []).append(entry)
         while sum(map(len, self._entries.values())) > self.max_graphs:
             oldest = next(iter(self._entries))
@@ -526,192 +496,3 @@ class Engine:
         entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry
-
-    # --- running in PyTorch
-
-    def _run_instead(
-        self,
-        entry: Entry,
-        call: FlatCall,
-        error: Exception,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Run a call in PyTorch that a graph holds for and has not run; nothing has changed yet.
-
-        Calls of these sizes get a graph of their own, if they come back and it runs them.
-
-        Raises:
-          Exception: The engine's error, where PyTorch raises too or may not be asked.
-        """
-        # On a device an index out of range is told of late, and ends the process in PyTorch.
-        late = isinstance(error, IndexError) and entry.device.type != "cpu"
-        if is_strict() or late or not is_refusal(error):
-            raise error
-        if self.budget is not None:
-            if isinstance(error, _core.UnsupportedError):
-                self._refuse_outside(error)
-            raise error
-        try:
-            with tracing_alone():
-                result = self.module.forward(*args, **kwargs)
-        except Exception as refusal:
-            if type(refusal) not in _ERRORS_OF_OPERATORS or not isinstance(
-                error, (_core.OrtrainError, IndexError)
-            ):
-                raise
-            if isinstance(error, IndexError):  # it names the operator and the index
-                raise error from refusal
-            raise input_error(
-                type(self.module).__name__, refusal, call, self._captured()
-            ) from refusal
-        with self._lock:
-            self._leave_sizes(entry, call, error)
-        self.tell_failed_run(error, "shapes that no kernel takes")
-        return result
-
-    def _leave_sizes(self, entry: Entry, call: FlatCall, error: Exception) -> None:
-        """Keep calls of these sizes away from a graph, and from another capture if it is of no use."""
-        sizes = tuple(sizes_of(call.tensors))
-        kept = next(
-            (e for e in self._entries.items() if any(entry is other for other in e[1])), None
-        )
-        if len(entry.failed) >= _MOST_DECLINED:
-            entry.failed.clear()
-        entry.failed.add(sizes)
-        if kept is None:
-            return
-        key, entries = kept
-        if entry.fixed or _has_enough_fixed(entries):
-            self._refuse_sizes(key, sizes, error)
-
-    def _refuse_sizes(self, key: _Key, sizes: Sizes, error: Exception) -> Refused:
-        """Leave calls of these sizes to PyTorch."""
-        entries = self._entries.setdefault(key, [])
-        refused = next((e for e in entries if isinstance(e, Refused) and e.sizes), None)
-        if refused is None:
-            failed = FailedRunError(str(error), module=type(self.module).__name__)
-            refused = Refused(failed, "", shown=True, sizes=set())
-            entries.append(refused)
-        refused.sizes.add(sizes)
-        if len(refused.sizes) > _MOST_DECLINED:
-            refused.sizes.pop()
-        return refused
-
-    def tell_failed_run(self, error: Exception, reason: str) -> None:
-        """Record, and tell, that PyTorch has run what a graph has not; once for each cause."""
-        cause = f"{reason}: {re.sub(r'[0-9]+', '#', str(error))}"
-        if cause not in self._told:
-            self._told.add(cause)
-            self._fall_back(error, reason, whole=True)
-
-    def _run_in_pytorch(
-        self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Run the module itself; the first time, say so, or say which argument is at fault."""
-        whole = isinstance(refused.error, CaptureError) and not refused.error.may_be_cut
-        run = self._run_forward if whole else self._run_module
-        if refused.shown:
-            return run(args, kwargs)
-        try:
-            with tracing_alone():  # a trace takes in what other threads run in PyTorch
-                result = run(args, kwargs)
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if type(error) not in _ERRORS_OF_OPERATORS:
-                raise
-            name = type(self.module).__name__
-            raise input_error(name, error, call, self._captured()) from error
-        self._fall_back(refused.error, refused.reason, whole=whole)
-        self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
-        refused.shown = True
-        if not isinstance(refused.error, (EverNewCallError, FirstCallError)):  # may be captured yet
-            with self._lock:
-                self._keep(self._key(call), refused)
-        return result
-
-    def _leave_for_a_while(self) -> None:
-        """Run calls in pieces, each time for longer, without looking for a graph."""
-        self._left_to = self._run_module
-        self._calls_left = self._pause
-        self._pause *= 4
-
-    def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return self.module.forward(*args, **kwargs)
-
-    def _run_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the module itself, in pieces where it can be cut."""
-        if self._cut is None or not may_compile():
-            return self._run_forward(args, kwargs)
-        with self._lock:
-            if self._pieces is None and self._cut is not None:
-                _log.info("%s is cut in pieces", type(self.module).__name__)
-                self._pieces = self._cut(self.module, self.dropout)
-            pieces = self._pieces
-        if pieces is None:
-            return self._run_forward(args, kwargs)
-        before = StateBefore(self.module, args, kwargs)
-        state = self._states.present
-        try:
-            return pieces.run(args, kwargs)
-        except _ERRORS_OF_OPERATORS as error:
-            # A forward may ask whether it is traced, and do then what PyTorch refuses.
-            if not before.is_unchanged() or is_strict() or not self.is_in_state(state):
-                raise
-            before.restore_generators()
-            try:
-                result = self._run_forward(args, kwargs)
-            except Exception:
-                raise error from None
-            self._failures_of_pieces += 1
-            if self._failures_of_pieces >= _MOST_FAILURES:
-                self._pieces, self._cut = None, None
-            self.tell_failed_run(error, "its pieces raise where PyTorch does not")
-            return result
-
-    def _refuse_outside(self, reason: Exception | str) -> None:
-        """Raise UnsupportedError under a budget: what runs outside of a graph has no plan."""
-        if self.budget is not None:
-            raise _core.UnsupportedError(
-                f"max_memory holds for what is one graph, and {type(self.module).__name__} is none "
-                f"for this call: {reason}"
-            ) from (reason if isinstance(reason, Exception) else None)
-
-    def _fall_back(self, error: Exception, reason: str, *, whole: bool = False) -> None:
-        """Record, and tell, that a kind of call runs in PyTorch or in pieces; after its first run.
-
-        Args:
-          error: What stands in the way of a graph.
-          reason: Why a capture was tried.
-          whole: Whether all of the module runs in PyTorch.
-        """
-        if isinstance(error, ChangingAttributeError) and any(
-            record.fallback == str(error) for record in self.records
-        ):
-            return  # another of the states that the forward goes through
-        pieces = self._pieces
-        native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
-        if native == 0 and pieces is not None:
-            with self._lock:
-                self._cut = self._pieces = pieces = None  # nothing is gained
-        record = CaptureRecord(
-            reason=reason,
-            training=torch.is_grad_enabled(),
-            native_nodes=0,
-            fallback=str(error),
-            aten_nodes=0,
-            stages={},
-            pieces=0 if whole else native,
-            breaks=() if whole or pieces is None else tuple(pieces.breaks),
-            first_call=isinstance(error, FirstCallError),
-        )
-        self.records.append(record)
-        if record.first_call:
-            _log.info("one call runs in PyTorch: %s", error)
-        elif isinstance(error, CacheWantedError):
-            _log.info("calls like this one run in PyTorch: %s", error)
-        elif self._tells:
-            tell_fallback(type(self.module).__name__, record)
-
-
-def _has_enough_fixed(entries: Iterable[Entry | Refused]) -> bool:
-    return sum(isinstance(e, Entry) and e.fixed for e in entries) >= _MOST_FIXED

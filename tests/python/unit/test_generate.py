@@ -104,7 +104,7 @@ def test_outputs_of_layers_asked_for_once(attention: str) -> None:
             expected = plain(input_ids=batch, labels=batch, **asked)
             found = ours(input_ids=batch, labels=batch, **asked)
             assert found.keys() == expected.keys()
-            for name in expected.keys():
+            for name in expected:
                 torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
     # Hooks stay behind after the first such call, which is another capture of the ordinary one.
     assert captures(ours) == 4
