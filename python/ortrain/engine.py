@@ -141,7 +141,11 @@ class Engine(PyTorchRuns):
             self._left_to = None  # what changed may have come to rest
             self._changes, self._misses = _MOST_CHANGES - 1, 0
             self._state_misses = _MOST_MISSES - 2
-        if self._gives_cache is not False and self._may_give_cache(kwargs):
+        if (
+            self.signature.takes_cache
+            and self._gives_cache is not False
+            and self._may_give_cache(kwargs)
+        ):
             result = module.forward(*args, **kwargs)
             if self._gives_cache is None:
                 self._gives_cache = holds_cache(result)
@@ -205,9 +209,8 @@ class Engine(PyTorchRuns):
         return self._run_instead(entry, call, failed.cause, args, kwargs)
 
     def _may_give_cache(self, kwargs: Mapping[str, Any]) -> bool:
-        if self.budget is not None or is_strict():
-            return False
-        return self.signature.may_give_cache(self.module, kwargs)
+        may = self.signature.may_give_cache(self.module, kwargs)
+        return may and self.budget is None and not is_strict()
 
     def owns(self, entry: Entry) -> bool:
         """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
@@ -288,7 +291,10 @@ class Engine(PyTorchRuns):
 
     def _look_at_module(self) -> Tensors:
         """Return the module's tensors; forget the states that no kept graph is for."""
-        with self._attributes.held():
+        if self._attributes.are_any:
+            with self._attributes.held():
+                tensors, changed = self._states.look()
+        else:
             tensors, changed = self._states.look()
         if changed:
             self._states.keep(state for _, state, _ in self._entries)

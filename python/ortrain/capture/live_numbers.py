@@ -77,6 +77,11 @@ class LiveAttributes:
         self._constant: set[str] = set()
         self._seen: dict[str, tuple[nn.Module, str, int | float]] | None = None
 
+    @property
+    def are_any(self) -> bool:
+        """Whether there is a live one."""
+        return bool(self._live)
+
     def present(self) -> list[tuple[str, nn.Module, str]]:
         """Return path, layer and name of each live one."""
         return [(path, layer, name) for path, (layer, name, _) in self._live.items()]
@@ -116,9 +121,6 @@ class LiveAttributes:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Let live attributes have the first value seen, for who compares them."""
-        if not self._live:
-            yield
-            return
         now = []
         for layer, name, first in self._live.values():
             # Only numbers that a graph takes as an input may hide their value.

@@ -168,7 +168,8 @@ class CallSignature:
             p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
         self._names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        self._takes_cache = _OF_CACHES.issubset(self._names)
+        # Whether it has the arguments of a model of transformers with a key-value cache.
+        self.takes_cache = _OF_CACHES.issubset(self._names)
         self._required = frozenset(
             p.name
             for p in parameters
@@ -230,7 +231,7 @@ class CallSignature:
 
         Without gradients and without labels, that is: of a training nobody takes one.
         """
-        if torch.is_grad_enabled() or not self._takes_cache:
+        if torch.is_grad_enabled() or not self.takes_cache:
             return False
         if kwargs.get("use_cache") is not None or kwargs.get("labels") is not None:
             return False
