@@ -7,27 +7,34 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from ortrain import _core, logs, progress
+from ortrain import logs, progress
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
     ChangingAttributeError,
     EverNewCallError,
+    FailedRunError,
     FirstCallError,
     UnseenStateError,
 )
 from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.live_numbers import (
+    EveryPath,
+    LiveAttributes,
+    LiveNumbers,
+    classes_of_numbers,
+    fixed_numbers,
+)
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepare import (
     prepare,
@@ -36,51 +43,37 @@ from ortrain.capture.prepare import (
     refuse_modes,
 )
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
 from ortrain.capture.torch_internals import is_fake
 from ortrain.entry import Entry
-from ortrain.fallback import Refused, is_strict, tell_escapes, tell_fallback
+from ortrain.fallback import (
+    OUT_OF_MEMORY,
+    Refused,
+    is_strict,
+    tell_escapes,
+)
 from ortrain.forward_again import ForwardAgain
-from ortrain.input_errors import check_devices, input_error
+from ortrain.input_errors import check_devices
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
+from ortrain.pytorch_runs import MOST_DECLINED, Cut, Key, PyTorchRuns, has_enough_fixed
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord, MemoryPlan
-from ortrain.step import execute
+from ortrain.step import ForwardError, execute
 
 _log = logs.get_logger("ortrain")
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
-# Kinds of calls without a graph that are remembered in case that they come back.
-_MOST_DECLINED = 256
-# What PyTorch's operators raise for arguments that they do not take.
-_ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
-# Kind of the call, number of the module's state, modes of PyTorch.
-_Key = tuple[Hashable, int, Hashable]
+_IS_CACHE = "its configuration asks for a key-value cache, which grows from call to call"
+# Captures in a row, each finding that the forward changes attributes, before a module is left alone for
+# a while, and for how many calls at first.
+_MOST_CHANGES = 3
+_FIRST_PAUSE = 32
 
 
-class Cut(Protocol):
-    """Runs a module in pieces, with an engine for each (`ortrain.pieces`)."""
-
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """One per piece."""
-
-    @property
-    def breaks(self) -> Sequence[str]:
-        """Why the module was cut."""
-
-    @property
-    def loss(self) -> str:
-        """Why calls like the last one are better left to PyTorch; empty where they are not."""
-
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the module's forward."""
-
-
-class Engine:
+class Engine(PyTorchRuns):
     """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
 
     Args:
@@ -118,18 +111,28 @@ class Engine:
         self._last_plan_id = -1
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
         self.signature = CallSignature(module.forward)
-        self._entries: collections.OrderedDict[_Key, list[Entry | Refused]] = (
+        self._entries: collections.OrderedDict[Key, list[Entry | Refused]] = (
             collections.OrderedDict()
         )
         self._states = ModuleStates(module)
         # Captures in a row, and for how many states of the module.
         self._misses = self._state_misses = 0
         self._told_of_ever_new_calls = False
+        self._numbers, self._attributes = LiveNumbers(), LiveAttributes()
+        self._told: set[str] = set()  # of runs that have failed, numbers left out
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         self._captured_state = 0
         self._captured_once = False
-        # What runs all calls once no graph ever holds for a second one.
+        # Whether calls without gradients give a cache for which the configuration asks; None before one.
+        self._gives_cache: bool | None = None
+        self._failures_of_pieces = 0
+        self._changes = 0  # captures in a row that found a forward changing attributes
+        # What runs calls without a look at the module, how many of them (0 for all), and of what kind.
         self._left_to: Callable[..., Any] | None = None
+        self._calls_left, self._pause = 0, _FIRST_PAUSE
+        self._left_kind: Hashable = None  # None for any
+        self._refused_calls = 0  # in a row
+        self._pause_of_refused = _FIRST_PAUSE
         self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -138,7 +141,25 @@ class Engine:
         if is_capturing():  # a module around this one is
             return module.forward(*args, **kwargs)
         if self._left_to is not None and not is_strict():
-            return self._left_to(args, kwargs)
+            if self._left_kind in (None, self._kind(args, kwargs)):
+                self._calls_left -= 1
+                if self._calls_left != 0:
+                    return self._left_to(args, kwargs)
+            if self._left_kind is None:  # what changed may have come to rest
+                self._changes, self._misses = _MOST_CHANGES - 1, 0
+                self._state_misses = _MOST_MISSES - 2
+            self._left_to = self._left_kind = None
+        if (
+            self.signature.takes_cache
+            and self._gives_cache is not False
+            and self._may_give_cache(kwargs)
+        ):
+            result = module.forward(*args, **kwargs)
+            if self._gives_cache is None:
+                self._gives_cache = holds_cache(result)
+            if self._gives_cache and not any(_IS_CACHE in r.fallback for r in self.records):
+                self._fall_back(CacheWantedError(_IS_CACHE), "", whole=True)
+            return result
         try:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
@@ -149,7 +170,7 @@ class Engine:
                     "it is asked for a key-value cache, which grows from call to call",
                     module=type(module).__name__,
                 )
-            call = self.signature.flatten(args, kwargs)
+            call = self._flatten(args, kwargs)
             refuse_inference_tensors(call)
         except CaptureError as error:
             if is_strict():
@@ -158,7 +179,7 @@ class Engine:
             whole = not error.may_be_cut
             run = self._run_forward if whole else self._run_module
             result = run(args, kwargs)
-            if not any(record.fallback == str(error) for record in self.records):
+            if not self._has_told(error):
                 self._fall_back(error, "", whole=whole)
             return result
         if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
@@ -169,37 +190,35 @@ class Engine:
             entry = self._find(self._key(call), call)
             if entry is not None:
                 self._misses = self._state_misses = 0
+                if isinstance(entry, Entry):
+                    self._changes = self._refused_calls = 0
         if entry is None:
             with tracing_alone() as alone, self._lock:
                 if not alone:
                     _log.warning("another thread captures for long; this call runs in PyTorch")
                     return module.forward(*args, **kwargs)
                 self._look_at_module()
-                key = self._key(call)
-                entry = self._find(key, call) or self._make_entry(key, call, args, kwargs)
+                call, entry = self._find_or_make(call, args, kwargs)
                 tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call):
             self._refuse_outside("it writes to an argument of which another one is a view")
             return module.forward(*args, **kwargs)
+        inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
+        again = ForwardAgain(self, entry, call) if entry.preferred else None
         try:
-            inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
-            again = ForwardAgain(self, entry, call) if entry.preferred else None
             outputs = execute(entry, inputs, targets, self._remember_plan, again)
-        except _core.UnsupportedError as error:
-            if is_strict():
-                raise
-            self._refuse_outside(error)
-            if str(error) not in entry.refused_plans:
-                entry.refused_plans.add(str(error))
-                self._fall_back(error, "shapes that no kernel takes", whole=True)
-            return module.forward(*args, **kwargs)
-        except IndexError:  # no target is written yet; PyTorch writes up to the one that it raises
-            if not targets or is_strict() or self.budget is not None or entry.record.escapes:
-                raise
-            return module.forward(*args, **kwargs)
-        return entry.results(call, tensors, outputs)
+        except ForwardError as error:
+            failed = error
+        else:
+            return entry.results(call, tensors, outputs)
+        del inputs, targets, again
+        return self._run_instead(entry, call, failed.cause, args, kwargs)
+
+    def _may_give_cache(self, kwargs: Mapping[str, Any]) -> bool:
+        may = self.signature.may_give_cache(self.module, kwargs)
+        return may and self.budget is None and not is_strict()
 
     def owns(self, entry: Entry) -> bool:
         """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
@@ -282,45 +301,112 @@ class Engine:
 
     def _look_at_module(self) -> Tensors:
         """Return the module's tensors; forget the states that no kept graph is for."""
-        tensors, changed = self._states.look()
+        if self._attributes.are_any:
+            with self._attributes.held():
+                tensors, changed = self._states.look()
+        else:
+            tensors, changed = self._states.look()
         if changed:
             self._states.keep(state for _, state, _ in self._entries)
         return tensors
 
-    def _key(self, call: FlatCall) -> _Key:
+    def _key(self, call: FlatCall) -> Key:
         """Return what a captured graph depends on, sizes of the arguments aside."""
         return (call.key, self._states.present, environment_key())
 
-    def _find(self, key: _Key, call: FlatCall) -> Entry | Refused | None:
+    def _find(self, key: Key, call: FlatCall) -> Entry | Refused | None:
         entries = self._entries.get(key)
         if entries is None:
             return None
         self._entries.move_to_end(key)
         return next((entry for entry in entries if entry.fits(call)), None)
 
+    def _find_or_make(
+        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[FlatCall, Entry | Refused]:
+        """Return a graph for a call, and the call as it takes it: numbers may be live from now on."""
+        entry = self._find(self._key(call), call)
+        if entry is not None:
+            return call, entry
+        more = self._numbers.changed_by(self.signature.flatten(args, kwargs, EveryPath()))
+        if self._attributes.changed_in(self.module, self._states.names) or more:
+            self._look_at_module()
+            call = self._flatten(args, kwargs)
+            entry = self._find(self._key(call), call)
+        if entry is None and call.numbers:
+            entry = self._make_live_entry(call, args, kwargs)
+            if entry is None:
+                self._look_at_module()
+                call = self._flatten(args, kwargs)
+        key = self._key(call)
+        return call, entry or self._find(key, call) or self._make_entry(key, call, args, kwargs)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+        return self.signature.flatten(args, kwargs, self._numbers.paths, self._attributes.present())
+
+    def _give_up(self, paths: Collection[str]) -> None:
+        self._numbers.give_up(paths)
+        self._attributes.give_up(paths)
+
+    def _make_live_entry(
+        self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Entry | None:
+        """Capture a call with its numbers as inputs; give up those that a graph does not take so."""
+        read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
+        try:
+            self._refuse_ever_new_calls(self._key(call), call)
+            with classes_of_numbers():
+                entry = self._capture(call, args, kwargs, reason, read)
+        except Exception as error:
+            if isinstance(error, OUT_OF_MEMORY):
+                raise
+            _log.info("numbers stay fixed: %s", error)
+            self._give_up(call.numbers)
+            return None
+        fixed = fixed_numbers(entry.captured.guards, call)
+        if read.compares_classes_of_numbers():
+            fixed = list(call.numbers)
+        if fixed:
+            self._give_up(fixed)
+            return None
+        self._take(entry, self._key(call))
+        return entry
+
     def _make_entry(
-        self, key: _Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, key: Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | Refused:
         reason = "first call"
+        others = self._entries.get(key)
+        sizes = tuple(sizes_of(call.tensors))
+        failing = next(
+            (e for e in others or () if isinstance(e, Entry) and sizes in e.failed), None
+        )
         if self._captured_once:
-            others = self._entries.get(key)
-            if others and isinstance(others[0], Entry):
+            if failing is not None:
+                reason = "sizes that another graph does not run"
+            elif others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
                 reason = f"sizes: {', '.join(broken)}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             progress.note(f"capturing again: {reason}")
-        read = NamesRead()
+        read, name = NamesRead(), type(self.module).__name__
         try:
+            if failing is not None and has_enough_fixed(others or ()):
+                raise FailedRunError("other sizes have graphs of their own", module=name)
             self._refuse_ever_new_calls(key, call)
-            entry = self._capture(call, args, kwargs, reason, read)
-        except _core.OrtrainError as error:
-            if is_strict() or isinstance(error, _core.OutOfMemoryError):
+            entry = self._capture(call, args, kwargs, reason, read, dynamic=failing is None)
+        except Exception as error:
+            if is_strict() or isinstance(error, OUT_OF_MEMORY):
                 raise
+            if failing is not None and self.budget is None:
+                return self._refuse_sizes(key, sizes, error)
             if not isinstance(error, FirstCallError):
                 self._refuse_outside(error)
             if isinstance(error, ChangingAttributeError):
-                self._left_to = self._run_module
+                self._changes += 1
+                if self._changes >= _MOST_CHANGES or self._state_misses >= _MOST_MISSES:
+                    self._leave_for_a_while()
             elif isinstance(error, UnseenStateError):
                 self._left_to = self._run_forward
             if read.has_begun:
@@ -328,15 +414,19 @@ class Engine:
             self._count_miss(key)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
+        self._count_miss(key)
+        self._take(entry, self._key(call))
+        return entry
+
+    def _take(self, entry: Entry, key: Key) -> None:
+        """Keep a graph, and tell of it."""
         if self._tells or is_strict():
             tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
-        self._count_miss(key)
-        self._keep(self._key(call), entry)
+        self._keep(key, entry)
         self.records.append(entry.record)
-        return entry
 
-    def _refuse_ever_new_calls(self, key: _Key, call: FlatCall) -> None:
+    def _refuse_ever_new_calls(self, key: Key, call: FlatCall) -> None:
         """Raise CaptureError where capturing goes on and on, and no call finds a graph.
 
         A kind of call that comes back is captured then.
@@ -348,7 +438,7 @@ class Engine:
             self._misses = self._state_misses = 0
             return
         self._declined[kind] = None
-        if len(self._declined) > _MOST_DECLINED:
+        if len(self._declined) > MOST_DECLINED:
             self._declined.popitem(last=False)
         name = type(self.module).__name__
         if self._state_misses >= _MOST_MISSES:
@@ -363,13 +453,13 @@ class Engine:
             module=name,
         )
 
-    def _count_miss(self, key: _Key) -> None:
+    def _count_miss(self, key: Key) -> None:
         """Count a call for which there was no graph, and whether the module's state was new."""
         self._misses += 1
         self._state_misses += key[1] != self._captured_state
         self._captured_state = self._states.present
 
-    def _keep(self, key: _Key, entry: Entry | Refused) -> None:
+    def _keep(self, key: Key, entry: Entry | Refused) -> None:
         self._entries.setdefault(key, []).append(entry)
         while sum(map(len, self._entries.values())) > self.max_graphs:
             oldest = next(iter(self._entries))
@@ -384,7 +474,8 @@ class Engine:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
         variables = ReachableState(self.module, (), keeps_contents=False).variables_named(names)
-        self._states.reads(names, variables, outside)
+        with self._attributes.held():
+            self._states.reads(names, variables, outside)
         now = self._states.present
         if now != before:
             kept = (
@@ -399,106 +490,25 @@ class Engine:
         kwargs: Mapping[str, Any],
         reason: str,
         read: NamesRead,
+        *,
+        dynamic: bool = True,
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        slot = CacheSlot(self.module, call, self.dropout)
-        prepared = slot.load(stages)
+        kept = dynamic and not call.numbers
+        slot = CacheSlot(self.module, call, self.dropout) if kept else None
+        prepared = None if slot is None else slot.load(stages)
         if prepared is None:
             prepared = prepare(
-                self.module, call, args, kwargs, stages, read, self.dropout, standalone=False
+                *(self.module, call, args, kwargs, stages, read, self.dropout),
+                dynamic=dynamic,
+                standalone=False,
             )
-            slot.save(prepared)
+            if slot is not None:
+                slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
         self._note_reads(prepared.names_read, prepared.outside.values())
-        return Entry.of(prepared, call, self._states, reason, stages, self.budget)
-
-    # --- running in PyTorch
-
-    def _run_in_pytorch(
-        self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Run the module itself; the first time, say so, or say which argument is at fault."""
-        whole = isinstance(refused.error, CaptureError) and not refused.error.may_be_cut
-        run = self._run_forward if whole else self._run_module
-        if refused.shown:
-            return run(args, kwargs)
-        try:
-            with tracing_alone():  # a trace takes in what other threads run in PyTorch
-                result = run(args, kwargs)
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if type(error) not in _ERRORS_OF_OPERATORS:
-                raise
-            name = type(self.module).__name__
-            raise input_error(name, error, call, self._captured()) from error
-        self._fall_back(refused.error, refused.reason, whole=whole)
-        self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
-        refused.shown = True
-        if not isinstance(refused.error, (EverNewCallError, FirstCallError)):  # may be captured yet
-            with self._lock:
-                self._keep(self._key(call), refused)
-        return result
-
-    def _run_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return self.module.forward(*args, **kwargs)
-
-    def _run_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the module itself, in pieces where it can be cut."""
-        with_gradients = torch.is_grad_enabled()
-        if self._cut is None or with_gradients in self._uncut or not may_compile():
-            return self._run_forward(args, kwargs)
-        with self._lock:
-            if self._pieces is None and self._cut is not None:
-                _log.info("%s is cut in pieces", type(self.module).__name__)
-                self._pieces = self._cut(self.module, self.dropout)
-            pieces = self._pieces
-        if pieces is None:
-            return self._run_forward(args, kwargs)
-        result = pieces.run(args, kwargs)
-        if pieces.loss:
-            self._uncut[with_gradients] = pieces.loss
-            _log.info("%s is left to PyTorch: %s", type(self.module).__name__, pieces.loss)
-        return result
-
-    def _refuse_outside(self, reason: Exception | str) -> None:
-        """Raise UnsupportedError under a budget: what runs outside of a graph has no plan."""
-        if self.budget is not None:
-            raise _core.UnsupportedError(
-                f"max_memory holds for what is one graph, and {type(self.module).__name__} is none "
-                f"for this call: {reason}"
-            ) from (reason if isinstance(reason, Exception) else None)
-
-    def _fall_back(self, error: Exception, reason: str, *, whole: bool = False) -> None:
-        """Record, and tell, that a kind of call runs in PyTorch or in pieces; after its first run.
-
-        Args:
-          error: What stands in the way of a graph.
-          reason: Why a capture was tried.
-          whole: Whether all of the module runs in PyTorch.
-        """
-        pieces = self._pieces
-        native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
-        if native == 0 and pieces is not None:
-            with self._lock:
-                self._cut = self._pieces = pieces = None  # nothing is gained
-        loss = self._uncut.get(torch.is_grad_enabled(), "")
-        whole = whole or loss != ""
-        record = CaptureRecord(
-            reason=reason,
-            training=torch.is_grad_enabled(),
-            native_nodes=0,
-            fallback=f"{error}; {loss}" if loss else str(error),
-            aten_nodes=0,
-            stages={},
-            pieces=0 if whole else native,
-            breaks=() if whole or pieces is None else tuple(pieces.breaks),
-            first_call=isinstance(error, FirstCallError),
-        )
-        self.records.append(record)
-        if record.first_call:
-            _log.info("one call runs in PyTorch: %s", error)
-        elif isinstance(error, CacheWantedError):
-            _log.info("calls like this one run in PyTorch: %s", error)
-        elif self._tells:
-            tell_fallback(type(self.module).__name__, record)
+        entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
+        entry.fixed = not dynamic
+        return entry

@@ -58,7 +58,8 @@ class Entry:
       autocast: The autocast state that it was captured in.
       other_arguments: Positions, among the tensors of a call, of those that are no input of it.
       dependences: Positions of the inputs that outputs depend on.
-      refused_plans: What the plan of some shapes was refused for; those calls run in PyTorch.
+      failed: Sizes of calls that it has not run, though its conditions hold.
+      fixed: Whether it was captured for the sizes of one call, which another graph did not run.
     """
 
     captured: PreparedGraph
@@ -83,7 +84,8 @@ class Entry:
     autocast: AutocastState = dataclasses.field(default_factory=AutocastState.current)
     other_arguments: tuple[int, ...] = ()
     dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
-    refused_plans: set[str] = dataclasses.field(default_factory=set)
+    failed: set[tuple[torch.Size, ...]] = dataclasses.field(default_factory=set)
+    fixed: bool = False
 
     @staticmethod
     def of(
@@ -215,6 +217,8 @@ class Entry:
     def fits(self, call: FlatCall) -> bool:
         """Tell whether the graph holds for the sizes of a call of its kind."""
         sizes = tuple(sizes_of(call.tensors))
+        if sizes in self.failed:
+            return False
         holds = self.fitting.get(sizes)
         if holds is None:
             holds = self.ones is None or self.ones == extents_of_one(call)

@@ -8,15 +8,25 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
+from ortrain import _core
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.escapes import Escape
+from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import FlatCall
+from ortrain.random_numbers import GeneratorStates
 from ortrain.report import CaptureRecord
 
+Sizes = tuple[torch.Size, ...]
+# Memory, devices, what is watched on purpose: PyTorch is not asked whether it sees them too.
+OUT_OF_MEMORY = (_core.OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
+_OF_THE_MACHINE = (*OUT_OF_MEMORY, _core.DeviceError, _core.NanError, _core.FileError)
 # Between the caller and the warning: not what the user wants to be pointed at.
 _INSIDE = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)
@@ -31,15 +41,49 @@ class Refused:
       error: What stands in the way of a graph.
       reason: Why a capture was tried.
       shown: Whether PyTorch has shown that it takes the call, and the user knows.
+      sizes: Those of the calls that it holds for; None for all.
     """
 
     error: Exception
     reason: str
     shown: bool = False
+    sizes: set[Sizes] | None = None
 
     def fits(self, call: FlatCall) -> bool:
-        """Return True: a refusal holds for all sizes."""
-        return True
+        """Tell whether the refusal holds for the sizes of a call of its kind."""
+        return self.sizes is None or tuple(sizes_of(call.tensors)) in self.sizes
+
+
+class StateBefore:
+    """Tells whether a run that has failed may run again: what it could write to is as it was.
+
+    Args:
+      module: What runs.
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+    """
+
+    def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in given if isinstance(t, torch.Tensor) and not t.is_inference()]
+        self._tensors = [*tensors, *module.parameters(), *module.buffers()]
+        self._versions = [t._version for t in self._tensors]
+        devices = {t.device for t in self._tensors if t.device.type != "meta"}
+        self._generators = [GeneratorStates(device) for device in devices]
+
+    def is_unchanged(self) -> bool:
+        """Tell whether no tensor has been written to."""
+        return self._versions == [t._version for t in self._tensors]
+
+    def restore_generators(self) -> None:
+        """Put the generators back."""
+        for states in self._generators:
+            states.restore()
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether an error of the engine may be no error of PyTorch's; else it is about the machine."""
+    return not isinstance(error, _OF_THE_MACHINE)
 
 
 def is_strict() -> bool:

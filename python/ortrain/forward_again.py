@@ -14,7 +14,7 @@ from torch import nn
 
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.signature import FlatCall, flatten_outputs
+from ortrain.capture.signature import FlatCall, attributes_set, flatten_outputs
 
 if TYPE_CHECKING:
     from ortrain.engine import Engine
@@ -36,12 +36,12 @@ class ForwardAgain:
       call: The call.
     """
 
-    __slots__ = ("_engine", "_entry", "_others", "_signature", "_state", "_tree")
+    __slots__ = ("_attributes", "_engine", "_entry", "_others", "_signature", "_state", "_tree")
 
     def __init__(self, engine: Engine, entry: Entry, call: FlatCall) -> None:
         self._engine, self._entry = engine, entry
         self._signature, self._state = engine.signature, engine.state
-        self._tree = call.tree
+        self._tree, self._attributes = call.tree, call.attributes
         self._others = {i: call.tensors[i].detach() for i in entry.other_arguments}
 
     def why_not(self) -> str:
@@ -54,6 +54,10 @@ class ForwardAgain:
         if not self._engine.is_in_state(self._state):
             return "the module's flags, layers or attributes have changed since its forward"
         return ""
+
+    def tell_backward(self, error: Exception) -> None:
+        """Say that PyTorch has run a backward, and why the engine has not."""
+        self._engine.tell_failed_run(error, "the backward")
 
     def gradients(
         self,
@@ -122,12 +126,14 @@ class ForwardAgain:
         places = self._engine.places()
         replaced = {name: held[place] for name, place in places.items() if place in held}
         overwritten = [p for kind, p in written if kind == "module" and p not in held]
-        args, kwargs = self._signature.unflatten(self._tree, arguments)
+        in_order = [arguments.get(i) for i in range(1 + max(arguments, default=-1))]
+        args, kwargs = self._signature.unflatten(self._tree, in_order)
         with (
             _holding(module, replaced, [n for n, p in places.items() if p in overwritten]),
             torch.enable_grad(),
             AutocastState.current().left(),
             entry.autocast.applied(),
+            attributes_set(self._attributes, in_order),
         ):
             results, _ = flatten_outputs(module.forward(*args, **kwargs))
         return self._as_the_graph_gives(results)

@@ -51,6 +51,11 @@ class ModuleStates:
         """Parameters and buffers at the last look; graphs know them by their position here."""
         return self._guard.tensors
 
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Names of the attributes that forwards have read; None where any may count."""
+        return self._names
+
     def look(self) -> tuple[Tensors, bool]:
         """Look at the module again.
 

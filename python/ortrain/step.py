@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
 from ortrain.capture.torch_internals import any_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
+from ortrain.fallback import is_refusal
 from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
@@ -41,6 +42,18 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
     return torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS
 
 
+class ForwardError(Exception):
+    """The forward of a graph has failed before anything that others see had changed.
+
+    Attributes:
+      cause: Why.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 def execute(
     entry: Entry,
     inputs: list[torch.Tensor],
@@ -58,33 +71,49 @@ def execute(
       again: The call in PyTorch, where gradients are differentiated; None where it has none.
 
     Raises:
-      UnsupportedError: No kernel takes the shapes.
+      ForwardError: The plan, of the backward too, or a node of the forward refuses the call.
     """
     draws, seed_at = entry.captured.draws, entry.seed_at
-    if not draws and seed_at is None:
-        return _execute(entry, inputs, targets, on_run, again, None)
-    before = GeneratorStates(entry.device)
-    if seed_at is not None:
-        # PyTorch's draws are those of a module without the engine's, which count behind them.
-        inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
+    before = None if not draws and seed_at is None else GeneratorStates(entry.device)
     try:
-        outputs = _execute(entry, inputs, targets, on_run, again, before if draws else None)
-    except _core.UnsupportedError:  # PyTorch runs the call instead
-        before.restore()
-        raise
+        if before is not None and seed_at is not None:
+            # PyTorch's draws are those of a module without the engine's, which count behind them.
+            inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
+        done = _run_forward(entry, inputs, again, before if draws else None)
+    except Exception as error:
+        if before is not None:
+            before.restore()
+        raise ForwardError(error) from error
+    on_run(done.run)
+    entry.apply_updates(targets, done.outputs)
+    step, outputs = done.step, done.outputs
+    if step is not None:
+        positions, token = range(len(done.inputs)), None
+        if _gradients_are_awaited(step.program, done.inputs):
+            positions, token = step.append_parts(done.inputs)
+        outputs = _Step.apply(step, outputs, positions, token, *(done.inputs[p] for p in positions))
+    watching.tell(entry, done.inputs, done.form, step)
     if draws and seed_at is not None:
         draw_seed(entry.device)  # the next forward has another one
-    return outputs
+    return list(outputs[: entry.num_user_outputs])
 
 
-def _execute(
+class _Forward(NamedTuple):
+    """A forward that has run and has written to nothing yet."""
+
+    step: _Pass | None  # None without a backward
+    run: Any
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    form: Form
+
+
+def _run_forward(
     entry: Entry,
     inputs: list[torch.Tensor],
-    targets: list[torch.Tensor],
-    on_run: Callable[[Any], None],
     again: ForwardAgain | None,
     generators: GeneratorStates | None,
-) -> list[torch.Tensor]:
+) -> _Forward:
     devices.follow_tf32(entry.device)
     form: Form = None
     selected = entry.rows.select(inputs) if entry.rows is not None else None
@@ -99,21 +128,10 @@ def _execute(
         entry.planned = True
     if not program.gradient_of:
         run = _core.Run(program.session)
-        outputs = run.forward(inputs)
-        on_run(run)
-        entry.apply_updates(targets, outputs)
-        watching.tell(entry, inputs, form)
-        return list(outputs[: entry.num_user_outputs])
+        return _Forward(None, run, inputs, run.forward(inputs), form)
     step = _Pass(entry, program, inputs, again, generators)
     outputs = step.forward()
-    on_run(step.run)
-    entry.apply_updates(targets, outputs)
-    positions, token = range(len(inputs)), None
-    if _gradients_are_awaited(program, inputs):
-        positions, token = step.append_parts(inputs)
-    outputs = _Step.apply(step, outputs, positions, token, *(inputs[p] for p in positions))
-    watching.tell(entry, inputs, form, step)
-    return list(outputs[: entry.num_user_outputs])
+    return _Forward(step, step.run, inputs, outputs, form)
 
 
 def _gradients_are_awaited(program: Program, inputs: Sequence[torch.Tensor]) -> bool:
@@ -217,10 +235,22 @@ class _Pass:
             self._begin_in_pytorch(gradients)
         else:
             with _without_gradients():
-                self._begin(gradients, given)
+                self._begin_or_ask_pytorch(gradients, given)
         if not kept:
             common = entry.captured.common_saves
             self._freed = self._freed.union(*(common[i] for i in given))
+
+    def _begin_or_ask_pytorch(
+        self, gradients: Sequence[torch.Tensor | None], given: tuple[int, ...]
+    ) -> None:
+        """Run the backward; where the engine has none for these gradients, PyTorch's."""
+        try:
+            self._begin(gradients, given)
+        except _core.OrtrainError as error:
+            if not is_refusal(error) or self.entry.budget is not None or self.again.why_not():
+                raise
+            self._begin_in_pytorch(gradients)
+            self.again.tell_backward(error)
 
     def _begin_in_pytorch(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Compute the gradients such that they can be differentiated, or for a batch at once."""

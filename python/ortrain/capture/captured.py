@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import sys
 from collections.abc import Hashable, Iterator
 
 import sympy
@@ -21,6 +22,10 @@ from ortrain.capture.signature import OutputTree
 
 # Asking for devices would start the driver, which processes made by fork do not survive.
 _HAS_CUDA = torch.version.cuda is not None or torch.version.hip is not None
+
+
+# Of transformers; holds where hooks put what layers give.
+COLLECTOR_MODULE = "transformers.utils.output_capturing"
 
 
 class Role(enum.Enum):
@@ -168,6 +173,13 @@ class CapturedModule:
     autocast_regions: bool = False
 
 
+def collects_layer_outputs() -> bool:
+    """Tell whether a model of transformers around this call takes what layers inside of it give."""
+    home = sys.modules.get(COLLECTOR_MODULE)
+    collector = getattr(home, "_active_collector", None)
+    return collector is not None and collector.get() is not None
+
+
 def environment_key() -> Hashable:
     """Return what a captured graph depends on besides the call and the module."""
     return (
@@ -176,6 +188,7 @@ def environment_key() -> Hashable:
         torch.get_default_dtype(),
         internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),
+        collects_layer_outputs(),
         torch.get_deterministic_debug_mode(),
         torch.get_float32_matmul_precision(),
         _HAS_CUDA and devices.rounds_to_tf32(),

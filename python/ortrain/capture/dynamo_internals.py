@@ -66,22 +66,31 @@ def settings_for_pieces() -> Iterator[None]:
         yield
 
 
-_frames = logging.getLogger("torch._dynamo.convert_frame")
+# What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.
+_UNTOLD = {
+    "torch._dynamo.convert_frame": ("WON'T CONVERT", "recompile_limit", "recompilation"),
+    "torch._subclasses.fake_tensor": ("failed while attempting to run meta",),
+}
 
 
 @contextlib.contextmanager
 def failures_untold() -> Iterator[None]:
-    """Keep Dynamo from printing why it leaves a function to PyTorch, whose error says it better."""
+    """Keep this thread's traces from printing why they end; what PyTorch raises says it better."""
     thread = threading.get_ident()
 
-    def passes(record: logging.LogRecord) -> bool:
-        return record.thread != thread or "WON'T CONVERT" not in str(record.msg)
+    def filter_of(texts: tuple[str, ...]) -> Callable[[logging.LogRecord], bool]:
+        return lambda record: (
+            record.thread != thread or not any(text in str(record.msg) for text in texts)
+        )
 
-    _frames.addFilter(passes)
+    filters = [(logging.getLogger(name), filter_of(texts)) for name, texts in _UNTOLD.items()]
+    for logger, passes in filters:
+        logger.addFilter(passes)
     try:
         yield
     finally:
-        _frames.removeFilter(passes)
+        for logger, passes in filters:
+            logger.removeFilter(passes)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,12 @@ class UnseenStateError(CaptureError):
     may_be_cut = False
 
 
+class FailedRunError(CaptureError):
+    """A graph that holds for a call by its guards does not run it."""
+
+    may_be_cut = False
+
+
 class CacheWantedError(CaptureError):
     """The call asks for a key-value cache, whose sizes differ in each call that extends it."""
 

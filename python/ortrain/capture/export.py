@@ -27,7 +27,7 @@ from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
-from ortrain.capture.dynamo_internals import nothing_compiles
+from ortrain.capture.dynamo_internals import failures_untold, nothing_compiles
 from ortrain.capture.errors import CaptureError, UnseenStateError
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
@@ -68,6 +68,7 @@ from ortrain.capture.signature import (
     CallSignature,
     FlatCall,
     OutputTree,
+    attributes_set,
     flatten_outputs,
     order_of,
     without_cache,
@@ -99,6 +100,10 @@ class _FlatModule(nn.Module):
         self.training = module.training
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with attributes_set(call.attributes, tensors):
+                return run(*tensors)
+
+        def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for (first, first_axis), *rest in equal:
                 for index, axis in rest:
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
@@ -232,6 +237,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
         internals.quiet_logs(),
+        failures_untold(),
         no_traces_kept(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),
@@ -258,6 +264,7 @@ def capture(
     dynamic: bool = True,
     read: NamesRead | None = None,
     standalone: bool = True,
+    call: FlatCall | None = None,
 ) -> CapturedModule:
     """Capture ``module`` as it runs for the given arguments.
 
@@ -272,13 +279,14 @@ def capture(
       dynamic: Whether sizes may vary at all.
       read: Takes what the forward reads.
       standalone: Whether the graph gives all results by itself, copies of those that share memory.
+      call: The arguments, flat, where numbers among them stand as tensors.
 
     Raises:
       CaptureError: The module cannot be captured; names the module, the reason and the line.
       TypeError: The arguments do not fit the module's signature.
     """
     signature = CallSignature(module.forward)
-    call = signature.flatten(args, kwargs or {})
+    call = signature.flatten(args, kwargs or {}) if call is None else call
     name = type(module).__name__
     read = NamesRead() if read is None else read
     try:

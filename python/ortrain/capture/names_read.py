@@ -115,6 +115,13 @@ class NamesRead:
         )
         return next(filter(None, map(outside_read, own)), "")
 
+    def compares_classes_of_numbers(self) -> bool:
+        """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
+        return any(
+            {"type", "int"} <= names or {"type", "float"} <= names
+            for names in (frozenset(code.co_names) for code in self._codes if _is_users(code))
+        )
+
     def names(self) -> frozenset[str] | None:
         """Return the names of attributes that may have been read; None for all there are.
 
@@ -206,3 +213,8 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
             yield constant
         elif isinstance(constant, (tuple, frozenset)):
             yield from _texts(constant)
+
+
+def _is_users(code: types.CodeType) -> bool:
+    file = code.co_filename
+    return not (file.startswith((TORCH_ROOT, _OWN_ROOT, *_NEVER_READ)) or is_standard(file))

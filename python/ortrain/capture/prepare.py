@@ -39,6 +39,7 @@ def prepare(
     read: NamesRead | None = None,
     dropout: DropoutSource = DropoutSource.ENGINE,
     *,
+    dynamic: bool = True,
     standalone: bool = True,
 ) -> PreparedGraph:
     """Capture the module and convert it.
@@ -51,6 +52,7 @@ def prepare(
       stages: Takes the seconds of each stage.
       read: Takes what the forward reads, as far as it came where an error is raised.
       dropout: Who draws the masks of dropout.
+      dynamic: Whether sizes may vary at all.
       standalone: Whether the graph stands for the forward by itself: tensors outside of the module stay what they
         are at this moment, and results that share memory are copies.
 
@@ -61,7 +63,9 @@ def prepare(
     kept: list[str] = []
     with read.fakes.taken_back(kept):
         prepared = _prepare(
-            module, call, args, kwargs, stages, read, dropout, standalone=standalone
+            *(module, call, args, kwargs, stages, read, dropout),
+            dynamic=dynamic,
+            standalone=standalone,
         )
     if kept:
         raise FirstCallError(
@@ -79,6 +83,7 @@ def _prepare(
     read: NamesRead,
     dropout: DropoutSource,
     *,
+    dynamic: bool,
     standalone: bool,
 ) -> PreparedGraph:
     with (
@@ -87,12 +92,16 @@ def _prepare(
         without_root_hooks(module),
         nothing_added(module),
     ):
-        captured = _capture(module, args, kwargs, read, standalone=standalone)
+        captured = _capture(
+            module, call, args, kwargs, read, dynamic=dynamic, standalone=standalone
+        )
         # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
         nodes = captured.graph_module.graph.nodes
         squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
         if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(module, args, kwargs, read, dynamic=False, standalone=standalone)
+            captured = _capture(
+                module, call, args, kwargs, read, dynamic=False, standalone=standalone
+            )
     if any(touched):
         raise CaptureError(
             "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
@@ -174,11 +183,12 @@ def _has_place(target: Any) -> bool:
 
 def _capture(
     module: nn.Module,
+    call: FlatCall,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     read: NamesRead,
     *,
-    dynamic: bool = True,
+    dynamic: bool,
     standalone: bool,
 ) -> CapturedModule:
     return capture(
@@ -189,4 +199,5 @@ def _capture(
         dynamic=dynamic,
         read=read,
         standalone=standalone,
+        call=call,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import dis
 import functools
 import logging
 import random
@@ -53,6 +54,14 @@ _PYTORCH = (vars(torch), vars(nn.functional))
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
 _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
+_GLOBAL_STEPS = frozenset(
+    f"{kind}_{what}"
+    for kind in ("LOAD", "STORE", "DELETE")
+    for what in ("GLOBAL", "NAME", "FROM_DICT_OR_GLOBALS")
+)
+_known_globals: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class ReachableState:
@@ -297,7 +306,9 @@ class ReachableState:
         if not is_installed(code.co_filename):
             names = {n for part in _codes(code) for n in part.co_names}
             self._names |= names
-            self._globals(function.__module__ or "", function.__globals__, names)
+            # Attributes may be named as a variable of the script is that changes in each step.
+            read = {n for part in _codes(code) for n in _globals_of(part)}
+            self._globals(function.__module__ or "", function.__globals__, read)
             for imported in names - function.__globals__.keys():  # in the function
                 if _is_own(sys.modules.get(imported)):
                     self._own_modules[imported] = sys.modules[imported]
@@ -371,3 +382,13 @@ def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _globals_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names that code looks up outside of functions, those of attributes aside."""
+    names = _known_globals.get(code)
+    if names is None:
+        names = _known_globals[code] = frozenset(
+            step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_STEPS
+        )
+    return names

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from ortrain.capture.aliases import writes_through
 from ortrain.capture.call_path import CallPath
+from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.errors import (
     CaptureError,
     ChangingAttributeError,
@@ -107,17 +108,26 @@ def has_hooks(part: nn.Module, *, observers: bool = True) -> bool:
     """Tell whether a layer has hooks that run with its forward or backward.
 
     Those by which transformers and peft let gradients flow into an embedding count for nothing: a
-    graph has the gradients that are asked for.
+    graph has the gradients that are asked for. Nor do those that stay behind once transformers was
+    asked for what layers give, while nobody collects it; a trace of a call that asks runs them.
 
     Args:
       part: The layer.
       observers: Whether those count that say of themselves ``only_observes``.
     """
     return any(
-        not _lets_gradients_flow(hook) and (observers or not getattr(hook, "only_observes", False))
+        not (_lets_gradients_flow(hook) or _records_for_nobody(hook))
+        and (observers or not getattr(hook, "only_observes", False))
         for table in _HOOK_TABLES
         for hook in (getattr(part, table, None) or {}).values()
     )
+
+
+def _records_for_nobody(hook: Any) -> bool:
+    name = getattr(hook, "__name__", "")
+    if name != "output_capturing_hook" or hook.__module__ != COLLECTOR_MODULE:
+        return False
+    return not collects_layer_outputs()
 
 
 def _lets_gradients_flow(hook: Any) -> bool:

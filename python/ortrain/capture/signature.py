@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ _CONSTANT_TYPES = (
     torch.layout,
     torch.memory_format,
 )
+_CPU = torch.device("cpu")
+# As a size, which memory of no element has.
+_LARGEST_LIVE = 1 << 31
 # Arguments of models of transformers.
 _OF_CACHES = frozenset({"use_cache", "past_key_values"})
 
@@ -52,6 +55,20 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LiveInt:
+    """Place, from the end, of a tensor without elements whose first extent is an int of the caller's."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LiveFloat:
+    """Place, from the end, of a 0-d float64 tensor that holds a float of the caller's."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
     """A value that is the same in every call that shares the structure."""
 
@@ -66,7 +83,7 @@ class Container:
     children: tuple[Tree, ...]
 
 
-Tree = Slot | Number | Constant | Container
+Tree = Slot | Number | LiveInt | LiveFloat | Constant | Container
 
 
 def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
@@ -77,6 +94,10 @@ def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
         return tree.value
     if isinstance(tree, Number):
         return int(tensors[tree.index])
+    if isinstance(tree, LiveInt):
+        return tensors[tree.index].shape[0]
+    if isinstance(tree, LiveFloat):
+        return tensors[tree.index].item()
     return tree.build([restore(child, tensors) for child in tree.children])
 
 
@@ -88,13 +109,18 @@ class FlatCall:
       tensors: The tensors among the arguments; one that is passed twice stands here once.
       paths: Of each tensor the parameter's name and the path inside it.
       tree: The bound arguments, by parameter name.
-      key: Hashable; equal for calls that differ in sizes and values of tensors only.
+      key: Hashable; equal for calls that differ in sizes and values of tensors, and in live
+        numbers, only.
+      numbers: The live numbers by path.
+      attributes: Layer, name and place of the live ones that are attributes.
     """
 
     tensors: list[torch.Tensor]
     paths: list[str]
     tree: dict[str, Tree]
     key: Hashable
+    numbers: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
+    attributes: tuple[tuple[nn.Module, str, Tree], ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -108,6 +134,21 @@ class FlatCall:
                 name = f"{base}_{count}"
             names.append(name)
         return names
+
+
+@contextlib.contextmanager
+def attributes_set(
+    attributes: Sequence[tuple[nn.Module, str, Tree]], tensors: Sequence[Any]
+) -> Iterator[None]:
+    """Let layers have the live attributes of a call, for a while."""
+    before = [(layer.__dict__, name, layer.__dict__.get(name)) for layer, name, _ in attributes]
+    try:
+        for layer, name, tree in attributes:
+            layer.__dict__[name] = restore(tree, tensors)
+        yield
+    finally:
+        for table, name, value in before:
+            table[name] = value
 
 
 class CallSignature:
@@ -127,6 +168,8 @@ class CallSignature:
             p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
         self._names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        # Whether it has the arguments of a model of transformers with a key-value cache.
+        self.takes_cache = _OF_CACHES.issubset(self._names)
         self._required = frozenset(
             p.name
             for p in parameters
@@ -136,20 +179,43 @@ class CallSignature:
             (p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), ""
         )
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+    def flatten(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        live: Collection[str] = (),
+        attributes: Sequence[tuple[str, nn.Module, str]] = (),
+    ) -> FlatCall:
         """Bind ``args`` and ``kwargs`` to the signature and flatten them.
+
+        Args:
+          args: Positional arguments of a call.
+          kwargs: Keyword arguments of that call.
+          live: Paths of numbers that stand as tensors in the flat call, whatever their value: floats,
+            and ints from 2 on. (Of sizes, a graph takes 0 and 1 for themselves.)
+          attributes: Path, layer and name of attributes that stand as tensors too.
 
         Raises:
           TypeError: The arguments do not fit the signature.
           UnsupportedInputError: An argument is of a type that cannot enter a graph.
         """
-        flat = _Flattener()
+        flat = _Flattener(live)
         tree: dict[str, Tree] = {}
         key = []
         for name, value in self._bind(args, kwargs).items():
             tree[name], part = flat.visit(value, "" if name == self._collecting else name)
             key.append((name, part))
-        return FlatCall(flat.tensors, flat.paths, tree, tuple(key))
+        held = []
+        for path, layer, name in attributes:
+            value = layer.__dict__.get(name)
+            if may_be_live(value):  # others are compared as attributes are
+                part, kind = flat.number(value, path)
+                held.append((layer, name, part))
+                key.append((path, kind))
+        flat.finish()
+        return FlatCall(
+            flat.tensors, flat.paths, tree, tuple(key), flat.numbers, attributes=tuple(held)
+        )
 
     def asks_for_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Tell whether a call asks a model of transformers for its key-value cache, or extends one."""
@@ -159,6 +225,17 @@ class CallSignature:
             return True
         # A prefix that is trained comes as a cache too.
         return kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
+
+    def may_give_cache(self, module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a call may give a cache for which its module's configuration alone asks.
+
+        Without gradients and without labels, that is: of a training nobody takes one.
+        """
+        if torch.is_grad_enabled() or not self.takes_cache:
+            return False
+        if kwargs.get("use_cache") is not None or kwargs.get("labels") is not None:
+            return False
+        return getattr(getattr(module, "config", None), "use_cache", None) is True
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments by name, in the order of the signature."""
@@ -261,6 +338,19 @@ def _is_cache(value: Any) -> bool:
     )
 
 
+def may_be_live(value: Any) -> bool:
+    """Tell whether a value is a number that a tensor can stand for."""
+    return type(value) is float or (type(value) is int and 1 < value < _LARGEST_LIVE)
+
+
+def holds_cache(result: Any) -> bool:
+    """Tell whether a key-value cache of transformers is what a module returns, or one of the items."""
+    items = result.values() if isinstance(result, Mapping) else result
+    return _is_cache(result) or (
+        isinstance(result, (Mapping, tuple)) and any(map(_is_cache, items))
+    )
+
+
 def _is_dataclass_instance(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
@@ -273,15 +363,39 @@ def _identifier(path: str) -> str:
 class _Flattener:
     """Walks arguments, collecting tensors and the key of the structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Collection[str] = ()) -> None:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[str] = []
+        self.numbers: dict[str, int | float] = {}
+        self._live = live
         self._seen: dict[int, int] = {}
+
+    def finish(self) -> None:
+        """Put tensors for live numbers behind the others, the last number first, on their device."""
+        if not self.numbers:
+            return
+        device = self.tensors[0].device if self.tensors else _CPU
+        for path, value in reversed(self.numbers.items()):
+            if type(value) is int:
+                made = torch.empty((value, 0), dtype=torch.bool, device=device)
+            else:
+                made = torch.tensor(value, dtype=torch.float64, device=device)
+            self.tensors.append(made)
+            self.paths.append(path)
+
+    def number(self, value: int | float, path: str) -> tuple[Tree, Hashable]:
+        """Return the tree of a live number and its part of the key."""
+        self.numbers[path] = value
+        index = -len(self.numbers)
+        kind = LiveInt if type(value) is int else LiveFloat
+        return kind(index), (kind, index)
 
     def visit(self, value: Any, path: str) -> tuple[Tree, Hashable]:
         """Return the tree of ``value`` and its part of the key."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if self._live and path in self._live and may_be_live(value):
+            return self.number(value, path)
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value), (type(value), value.hex() if type(value) is float else value)
         if isinstance(value, slice):

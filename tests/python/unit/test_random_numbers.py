@@ -374,7 +374,7 @@ def test_a_refused_call_draws_in_pytorch_alone(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any) -> None:
         raise UnsupportedError("no kernel takes these shapes")
 
-    monkeypatch.setattr(step, "_execute", refuse)
+    monkeypatch.setattr(step, "_run_forward", refuse)
     expected, state = seeded(3, plain, torch.ones(4, 5))
     found, our_state = seeded(3, ours, torch.ones(4, 5))
     for a, b in zip(expected, found, strict=True):
