@@ -18,6 +18,7 @@ from ortrain import _core, logs, progress
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.dynamo_internals import may_compile
+from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
@@ -440,8 +441,12 @@ class Engine:
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
-                _log.info("%s is cut in pieces", type(self.module).__name__)
-                self._pieces = self._cut(self.module, self.dropout)
+                name, what = type(self.module).__name__, misread_by_dynamo(self.module, (args, kwargs))
+                _log.info("%s", f"{name} runs whole: {what}" if what else f"{name} is cut in pieces")
+                if what:
+                    self._cut = None
+                else:
+                    self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
         return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
 

@@ -50,6 +50,7 @@ from ortrain.capture.no_grad_regions import (
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.replaced_functions import replacements_watched
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.shared_results import take_views_out
@@ -112,7 +113,12 @@ class _FlatModule(nn.Module):
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
                         # Not the class's own __call__, which goes around this one.
-                        with read.recording(), methods_refused(), read.fakes.recording():
+                        with (
+                            read.recording(),
+                            methods_refused(),
+                            replacements_watched(),
+                            read.fakes.recording(),
+                        ):
                             result = nn.Module.__call__(module, *args, **kwargs)
                         refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
@@ -129,6 +135,11 @@ class _FlatModule(nn.Module):
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
                     raise kind(
                         f"its forward reads {what}, which a graph would do only once", module=name
+                    )
+                if caches := before.caches.giving_tensors():
+                    raise UnseenStateError(
+                        f"its forward gets tensors from the cache of {', '.join(caches)}",
+                        module=name,
                     )
                 made[:] = changes.made_plain
                 if made and not functions.calls:

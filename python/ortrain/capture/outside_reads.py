@@ -62,6 +62,8 @@ def _found_in(code: types.CodeType) -> str:
             if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
                 return _CLASS
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES:
+            if name == "grad" and i > 0 and steps[i - 1].argval == "func":  # torch.func.grad
+                continue
             return _ATTRIBUTES[name]
     return ""
 

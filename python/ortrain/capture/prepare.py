@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule
@@ -132,6 +133,9 @@ def _prepare(
 def refuse_hooks(module: nn.Module) -> None:
     """Raise CaptureError where hooks run inside of the module, which a graph would lose."""
     for path, part in module.named_modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
+            # Its first call draws random numbers, which Dynamo takes back.
+            raise FirstCallError("the layer is initialized by its first call", module=path)
         if path and has_hooks(part):
             raise CaptureError("the layer has hooks, which a graph would lose", module=path)
     if has_global_module_hooks():

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.cached_functions import CachedFunctions, LruCache
+from ortrain.capture.replaced_functions import functions_named
 from ortrain.capture.shallow_copies import (
     Attributes,
     CellVariable,
@@ -49,7 +51,6 @@ _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-_PYTORCH = (vars(torch), vars(nn.functional))
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
 _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
@@ -71,6 +72,8 @@ class ReachableState:
         the name of the item, of the cell's content or of the attribute.
       closing: Names of classes, not of layers, whose methods use variables of a function around them.
       consumed: Iterators and generators, which a trace could use up and not set back.
+      caches: Functions that keep what they have returned.
+      functions: Those of the user's own code.
     """
 
     def __init__(
@@ -84,13 +87,15 @@ class ReachableState:
     ) -> None:
         self._keeps_contents = keeps_contents
         self._of = module, arguments
-        self._functions, self._notes_tensors = functions, tensors
+        self._takes_functions, self._notes_tensors = functions, tensors
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
         self.closing: list[str] = []
         self.consumed: list[str] = []
+        self.caches = CachedFunctions()
+        self.functions: list[types.FunctionType] = []
         self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
@@ -119,7 +124,7 @@ class ReachableState:
 
     def again(self) -> ReachableState:
         """Return what is there now."""
-        return ReachableState(*self._of, functions=self._functions, tensors=False)
+        return ReachableState(*self._of, functions=self._takes_functions, tensors=False)
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -130,7 +135,7 @@ class ReachableState:
         ]
         # Somebody may put functions of his own in the place of PyTorch's.
         read = self._names if names is None else names
-        return own + [(home, n) for home in _PYTORCH for n in sorted(read & home.keys())]
+        return own + functions_named(read)
 
     def held(self) -> Iterator[Any]:
         """Return what tables and containers held."""
@@ -186,6 +191,9 @@ class ReachableState:
             self._object(where, value)
         elif isinstance(value, (tuple, frozenset)):
             self._pending += [(where, item) for item in value]
+        elif isinstance(value, LruCache):
+            self.caches.add(value)
+            self._pending.append((where, value.__wrapped__))
         elif isinstance(value, weakref.ref):
             self._pending.append((where, value()))
         elif isinstance(value, contextvars.ContextVar):
@@ -269,7 +277,7 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own(sys.modules.get(base.__module__)):
                 continue
-            if issubclass(base, torch.autograd.Function) and not self._functions:
+            if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
@@ -295,6 +303,7 @@ class ReachableState:
         self._pending += [(name, v) for v in (function.__kwdefaults__ or {}).values()]
         self._pending.append((name, getattr(function, "__wrapped__", None)))
         if not is_installed(code.co_filename):
+            self.functions.append(function)
             names = {n for part in _codes(code) for n in part.co_names}
             self._names |= names
             self._globals(function.__module__ or "", function.__globals__, names)
