@@ -122,6 +122,7 @@ def _prepare(
         escaped_calls=converted.escaped_calls,
         unsaved_inputs=converted.unsaved_inputs,
         common_saves=converted.common_saves,
+        needed_results=converted.needed_results,
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,
