@@ -441,8 +441,13 @@ class Engine:
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
-                name, what = type(self.module).__name__, misread_by_dynamo(self.module, (args, kwargs))
-                _log.info("%s", f"{name} runs whole: {what}" if what else f"{name} is cut in pieces")
+                name, what = (
+                    type(self.module).__name__,
+                    misread_by_dynamo(self.module, (args, kwargs)),
+                )
+                _log.info(
+                    "%s", f"{name} runs whole: {what}" if what else f"{name} is cut in pieces"
+                )
                 if what:
                     self._cut = None
                 else:

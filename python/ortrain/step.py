@@ -198,7 +198,9 @@ class _Pass:
                 "freed by an earlier backward() or autograd.grad(); specify retain_graph=True there"
             )
         if needed := entry.captured.needed_results:
-            _check_versions(self, CallersMemory([], sorted(set().union(*(needed[i] for i in given)))))
+            _check_versions(
+                self, CallersMemory([], sorted(set().union(*(needed[i] for i in given))))
+            )
         self._unfinished = None  # an earlier backward may have stopped half-way
         self.refusal = ""
         batched = any(map(is_batched, gradients))
