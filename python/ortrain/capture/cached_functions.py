@@ -32,14 +32,22 @@ class CachedFunctions:
         """Return what all of them are called."""
         return [_name(function) for function, _ in self._found]
 
-    def giving_tensors(self) -> list[str]:
-        """Return the names of those that were called since and keep tensors."""
-        return [
-            _name(function)
-            for function, before in self._found
-            if function.cache_info()[:2] != before[:2]
-            and _holds_tensor(gc.get_referents(function), _DEPTH)
-        ]
+    def with_tensors(self) -> list[str]:
+        """Return the names of those that keep tensors."""
+        return [_name(function) for function, _ in self._found if _keeps_tensors(function)]
+
+    def emptied(self) -> list[str]:
+        """Empty those that have come to keep tensors, which are a trace's; return their names."""
+        found = []
+        for function, before in self._found:
+            if function.cache_info()[:2] != before[:2] and _keeps_tensors(function):
+                function.cache_clear()
+                found.append(_name(function))
+        return found
+
+
+def _keeps_tensors(function: Any) -> bool:
+    return _holds_tensor(gc.get_referents(function), _DEPTH)
 
 
 def _name(function: Any) -> str:

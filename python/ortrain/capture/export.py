@@ -57,6 +57,7 @@ from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
     containers_kept,
     first_call_error,
+    refuse_caches,
     refuse_changes,
     refuse_collectives,
     refuse_conditions_on_values,
@@ -107,6 +108,7 @@ class _FlatModule(nn.Module):
             before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
+                refuse_caches(before.caches.with_tensors(), name)
                 switched: list[bool] = []
                 try:
                     with internals.at_grad_mode_switches(
@@ -115,15 +117,16 @@ class _FlatModule(nn.Module):
                         # Not the class's own __call__, which goes around this one.
                         with (
                             read.recording(),
-                            methods_refused(),
                             replacements_watched(),
+                            methods_refused(),
                             read.fakes.recording(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
                         refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
                 finally:
-                    changes = before.restore()
+                    changes, caches = before.restore(), before.caches.emptied()
+                refuse_caches(caches, name)
                 if any(switched):
                     raise CaptureError(
                         "its forward turns gradients on or off inside an autocast region of its "
@@ -135,11 +138,6 @@ class _FlatModule(nn.Module):
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
                     raise kind(
                         f"its forward reads {what}, which a graph would do only once", module=name
-                    )
-                if caches := before.caches.giving_tensors():
-                    raise UnseenStateError(
-                        f"its forward gets tensors from the cache of {', '.join(caches)}",
-                        module=name,
                     )
                 made[:] = changes.made_plain
                 if made and not functions.calls:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import is_floating, memories_of
+from ortrain.capture.checkpoints import checkpoint_of
 from ortrain.capture.saved_inputs import hint, without_contents
 
 
@@ -63,7 +64,8 @@ def results_that_gradients_need(
 
 def _saved(node: fx.Node, with_history: set[fx.Node]) -> set[int]:
     """Return the memories, of arguments and results, that an operator keeps for its gradient."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    # A checkpoint keeps nothing of what it makes.
+    if not isinstance(node.target, torch._ops.OpOverload) or checkpoint_of(node):
         return set()
     stand_ins: dict[fx.Node, Any] = {}
 

@@ -240,6 +240,14 @@ def refuse_iterators(names: list[str], module: str) -> None:
         )
 
 
+def refuse_caches(names: list[str], module: str) -> None:
+    """Raise UnseenStateError where a forward gets tensors from caches, which others empty and write to."""
+    if names:
+        raise UnseenStateError(
+            f"its forward gets tensors from the cache of {_quoted(names)}", module=module
+        )
+
+
 def refuse_collectives(program: torch.export.ExportedProgram, module: str) -> None:
     """Raise CollectiveError where a forward calls torch.distributed.
 
