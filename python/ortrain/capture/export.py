@@ -57,6 +57,7 @@ from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
     containers_kept,
     first_call_error,
+    refuse_acting_tensors,
     refuse_caches,
     refuse_changes,
     refuse_collectives,
@@ -109,6 +110,7 @@ class _FlatModule(nn.Module):
             try:
                 refuse_iterators(before.consumed, name)
                 refuse_caches(before.caches.with_tensors(), name)
+                refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
                 try:
                     with internals.at_grad_mode_switches(

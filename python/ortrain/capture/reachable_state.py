@@ -36,7 +36,7 @@ from ortrain.capture.shallow_copies import (
     Told,
 )
 from ortrain.capture.source_files import is_installed
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import acts_by_itself, is_fake
 
 _LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None)),
@@ -73,6 +73,7 @@ class ReachableState:
       closing: Names of classes, not of layers, whose methods use variables of a function around them.
       consumed: Iterators and generators, which a trace could use up and not set back.
       caches: Functions that keep what they have returned.
+      acting_tensors: Those of a class that decides what operators do.
       functions: Those of the user's own code.
     """
 
@@ -95,6 +96,7 @@ class ReachableState:
         self.closing: list[str] = []
         self.consumed: list[str] = []
         self.caches = CachedFunctions()
+        self.acting_tensors: list[str] = []
         self.functions: list[types.FunctionType] = []
         self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -141,6 +143,10 @@ class ReachableState:
         """Return what tables and containers held."""
         return (value for copy in self._copies for _, value in copy.held())
 
+    def places(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Return where tables and containers held what they did: something with items, the key, the object."""
+        return (place for copy in self._copies for place in copy.places())
+
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return the name, what was there and what is now, of all that is another object or value."""
         return (difference for copy in self._copies for difference in copy.differing())
@@ -160,6 +166,8 @@ class ReachableState:
         while self._pending:
             where, value = self._pending.pop()
             if self._notes_tensors and isinstance(value, torch.Tensor):
+                if acts_by_itself(value):
+                    self.acting_tensors.append(where)
                 place = _place(value)
                 if place is not None and place not in self._tensors:
                     self._tensors[place] = value
@@ -315,6 +323,11 @@ class ReachableState:
         shared = sorted(names & variables.keys())
         self._take(Table(where, variables, shared))
         self.variables += [(variables, name) for name in shared]
+
+
+def is_looked_into(value: Any) -> bool:
+    """Tell whether an object may hold others."""
+    return not isinstance(value, (*_LEAVES, type, types.FunctionType, types.ModuleType))
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from side_by_side import Linear, assert_same_calls
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from side_by_side import Linear, assert_same_calls
+from torch import nn
 
 from ortrain import _core
-from side_by_side import Linear, assert_same_calls
+from ortrain.capture.object_places import ObjectPlaces
 
 
 class Chooses(Linear):
@@ -84,17 +86,75 @@ class CountsOnTheActive(Chooses):
         return y * 2 if self.active is self.first else y.neg()
 
 
-class ReadsBoth(Chooses):
-    """No question for identity, but what it changes under one name it reads under another."""
+def test_equal_objects_that_the_forward_changes() -> None:
+    assert_same_calls(lambda: CountsOnTheActive(Equal), swap)
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.uses = 0
+
+
+class Slotted:
+    __slots__ = ("uses",)
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses = 0
+
+
+class ReadsUnderAnotherName(Linear):
+    """Asks no question, but reads under one name what it has changed under another."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.first, self.second = make(), make()
+        self.active = None
+        self.unset = collections.defaultdict(list)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.active.uses += 1
         return self.linear(x) * (1 + self.first.uses)
 
 
-@pytest.mark.parametrize("kind", [CountsOnTheActive, ReadsBoth])
-def test_an_object_of_two_names_that_the_forward_changes(kind: type[Chooses]) -> None:
-    assert_same_calls(lambda: kind(Equal), swap)
+class ReadsItems(ReadsUnderAnotherName):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.active[0] += 1
+        return self.linear(x) * (1 + self.first[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (ReadsUnderAnotherName, Plain),
+        (ReadsUnderAnotherName, Slotted),
+        (ReadsUnderAnotherName, Layer),
+        (ReadsItems, lambda: [0]),
+        (ReadsItems, lambda: {0: 0}),
+    ],
+)
+def test_an_object_of_two_names_that_the_forward_changes(
+    kind: type[ReadsUnderAnotherName], make: Callable[[], Any]
+) -> None:
+    model = assert_same_calls(lambda: kind(make), swap)
+    assert not model.module.unset
+
+
+def test_places_are_compared_by_which_hold_the_same_object() -> None:
+    module = ReadsUnderAnotherName(Plain)
+    places = ObjectPlaces(module, ())
+    apart = places.pattern()
+    module.active = module.first
+    assert places.pattern() != apart
+    module.active = Plain()
+    assert places.pattern() == apart
+    module.unset["a"] = [1]
+    assert places.pattern() == apart
 
 
 class Shapes(Linear):

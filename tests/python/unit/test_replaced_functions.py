@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
 from side_by_side import Linear, assert_same_calls
+from torch import nn
 
 
 class Relu(Linear):
