@@ -70,7 +70,7 @@ class FakesMade:
                         alive.pop(id(tensor), None)
         if not alive:
             return []
-        return _taken_out(list(alive.values()), ages.old(), {id(alive), id(ages.made)})
+        return _taken_out(list(alive.values()), ages, {id(alive), id(ages.made)})
 
 
 class _Ages:
@@ -100,34 +100,37 @@ class _Ages:
             known = set(map(id, self._before))
             self.made = [value for value in self.made if id(value) not in known]
 
-    def old(self) -> set[int]:
-        """Return the addresses of what was there at first."""
-        known = gc.get_objects(2) if self._freezes else self._before
-        return set(map(id, known)) - set(map(id, self.made))
+    def old_among(self, values: list[Any]) -> set[int]:
+        """Return the addresses of those that were there at first, of objects that are tracked."""
+        young = {*map(id, self.made), *map(id, gc.get_objects(0))}  # the latter made since the end
+        return {id(value) for value in values} - young
 
 
-def _taken_out(values: list[Any], old: set[int], ours: set[int]) -> list[str]:
+def _taken_out(values: list[Any], ages: _Ages, ours: set[int]) -> list[str]:
     """Take values out of the tables that hold them and are held by what is older; return what these are.
 
     Args:
       values: Objects.
-      old: Addresses of what was there before.
+      ages: Tells what is older.
       ours: Addresses of what counts for nothing.
     """
     holders = gc.get_referrers(*values)
     ours = {*ours, id(values), id(holders)}
     holders = [h for h in holders if id(h) not in ours]
+    old = ages.old_among(holders)
     tuples = [h for h in holders if isinstance(h, tuple)]
     tables = [h for h in holders if id(h) in old and not isinstance(h, tuple)]
     ours |= {id(holders), id(tuples), id(tables)}
     # A table is tracked once it holds what is tracked, however old it is.
     rest = {id(h): h for h in holders if isinstance(h, (dict, list)) and id(h) not in old}
-    for owner in gc.get_referrers(*rest.values()) if rest else ():
-        if id(owner) in old:
+    owners = gc.get_referrers(*rest.values()) if rest else []
+    old_owners = ages.old_among(owners)
+    for owner in owners:
+        if id(owner) in old_owners:
             held = [part for part in gc.get_referents(owner) if id(part) in rest]
             tables += [rest.pop(id(part)) for part in held if id(part) in rest]
     found = [name for name in [_take_out(values, table) for table in tables] if name]
-    return found + (_taken_out(tuples, old, {*ours, id(rest)}) if tuples else [])
+    return found + (_taken_out(tuples, ages, {*ours, id(rest), id(owners)}) if tuples else [])
 
 
 def _take_out(values: list[Any], holder: Any) -> str:

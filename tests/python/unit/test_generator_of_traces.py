@@ -80,3 +80,15 @@ class DrawsInAThread(Linear):
 @pytest.mark.parametrize("kind", [SeedsAsItWas, DrawsInAThread])
 def test_forwards_that_use_the_generator_otherwise_than_by_operators(kind: type[Linear]) -> None:
     assert_same_calls(kind)
+
+
+@pytest.mark.parametrize("kind", [SeedsAsItWas, DrawsInAThread])
+def test_such_forwards_while_another_thread_lives(kind: type[Linear]) -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert_same_calls(kind)
+    finally:
+        end.set()
+        thread.join()
