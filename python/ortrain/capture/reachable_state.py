@@ -30,6 +30,7 @@ from ortrain.capture.shallow_copies import (
     CellVariable,
     Changes,
     Contents,
+    ContextValue,
     Copy,
     Items,
     Table,
@@ -205,7 +206,7 @@ class ReachableState:
         elif isinstance(value, weakref.ref):
             self._pending.append((where, value()))
         elif isinstance(value, contextvars.ContextVar):
-            self._pending.append((where, value.get(None)))
+            self._take(Table(where, ContextValue(value)))
         elif isinstance(value, (types.MappingProxyType, *_VIEWS)):
             shown = value.items() if isinstance(value, types.MappingProxyType) else value
             self._pending += [(where, item) for item in shown]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -322,6 +323,27 @@ class CellVariable(Mapping):
 
     def __delitem__(self, name: str) -> None:
         del self._cell.cell_contents
+
+
+class ContextValue(Mapping):
+    """What a context variable stands for in this context, None where it is not set, as a dictionary."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    def __getitem__(self, name: str) -> Any:
+        if name != self._variable.name:
+            raise KeyError(name)
+        return self._variable.get(None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self._variable.name])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._variable.set(value)
 
 
 def is_same(a: Any, b: Any) -> bool:

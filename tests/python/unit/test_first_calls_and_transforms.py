@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import pytest
@@ -106,6 +107,21 @@ class PlainSlope(Linear):
 @pytest.mark.parametrize("kind", [Slope, Pullback, SlopeInPieces, PlainSlope])
 def test_transforms_inside_of_a_forward(kind: type[Linear]) -> None:
     assert_same_calls(kind)
+
+
+class CountsInAContext(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = contextvars.ContextVar("calls")
+        self.calls.set(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.set(self.calls.get() + 1)
+        return self.linear(x) * self.calls.get()
+
+
+def test_a_context_variable_is_set_once_per_call() -> None:
+    assert_same_calls(CountsInAContext)
 
 
 class Doubling(torch.Tensor):
