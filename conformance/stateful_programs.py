@@ -10,11 +10,8 @@ one between the calls. ``python -m conformance.stateful_programs --count 2000`` 
 from __future__ import annotations
 
 import argparse
-import collections
 import copy
-import dataclasses
 import random
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,120 +22,13 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from conformance import stateful_actions
+from conformance.stateful_actions import BETWEEN, FORWARD, RESULTS, SETUP
+from conformance.stateful_places import NUMBERS, TENSORS, WIDTH
 from ortrain import ORTModule
 
-WIDTH = 4
 CALLS = 5
 RTOL, ATOL = 1e-4, 1e-5
-
-
-class Box:
-    """An object with attributes."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Slots:
-    """An object without a dictionary."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-@dataclasses.dataclass
-class Place:
-    """Where a module holds a number or a tensor.
-
-    Attributes:
-      read: Returns what stands there.
-      write: Puts something there.
-    """
-
-    read: Callable[[], Any]
-    write: Callable[[Any], None]
-
-
-def _attribute(owner: Any, name: str) -> Place:
-    return Place(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
-
-
-def _item(container: Any, key: Any) -> Place:
-    return Place(lambda: container[key], lambda value: container.__setitem__(key, value))
-
-
-def _cell(value: Any) -> Place:
-    held = value
-
-    def write(given: Any) -> None:
-        nonlocal held
-        held = given
-
-    return Place(lambda: held, write)
-
-
-def _set_of_one(module: nn.Module, value: Any) -> Place:
-    module.only = {value}
-
-    def write(given: Any) -> None:
-        module.only.clear()
-        module.only.add(given)
-
-    return Place(lambda: next(iter(module.only)), write)
-
-
-def _array(module: nn.Module, value: Any) -> Place:
-    module.array = np.full(2, float(value))
-    return Place(
-        lambda: float(module.array[0]), lambda given: module.array.__setitem__(0, float(given))
-    )
-
-
-def _holding(module: nn.Module, name: str, container: Any, key: Any) -> Place:
-    setattr(module, name, container)
-    return _item(container, key)
-
-
-# Of numbers: the module and the number.
-NUMBERS: dict[str, Callable[[nn.Module, float], Place]] = {
-    "attribute": lambda m, v: (setattr(m, "number", v), _attribute(m, "number"))[1],
-    "layer's attribute": lambda m, v: (setattr(m.layer, "n", v), _attribute(m.layer, "n"))[1],
-    "object": lambda m, v: (setattr(m, "box", Box(v)), _attribute(m.box, "value"))[1],
-    "slots": lambda m, v: (setattr(m, "slots", Slots(v)), _attribute(m.slots, "value"))[1],
-    "namespace": lambda m, v: (
-        setattr(m, "space", types.SimpleNamespace(value=v)),
-        _attribute(m.space, "value"),
-    )[1],
-    "list": lambda m, v: _holding(m, "rows", [0, v], 1),
-    "deque": lambda m, v: _holding(m, "queue", collections.deque([v, 1]), 0),
-    "dictionary": lambda m, v: _holding(m, "table", {"a": v}, "a"),
-    "counter": lambda m, v: _holding(m, "counts", collections.Counter(a=int(v)), "a"),
-    "defaultdict": lambda m, v: _holding(m, "defaults", collections.defaultdict(int, a=v), "a"),
-    "nested": lambda m, v: (
-        setattr(m, "nest", {"a": [Box(v)]}),
-        _attribute(m.nest["a"][0], "value"),
-    )[1],
-    "closure": lambda m, v: _cell(v),
-    "set": _set_of_one,
-    "array": _array,
-}
-
-
-def _outside(module: nn.Module, value: torch.Tensor) -> Place:
-    module.outside = [value]
-    return _item(module.outside, 0)
-
-
-# Of tensors without a gradient.
-TENSORS: dict[str, Callable[[nn.Module, torch.Tensor], Place]] = {
-    "buffer": lambda m, v: (m.register_buffer("kept", v), _attribute(m, "kept"))[1],
-    "plain attribute": lambda m, v: (setattr(m, "plain", v), _attribute(m, "plain"))[1],
-    "in a list": _outside,
-    "in an object": lambda m, v: (setattr(m, "held", Box(v)), _attribute(m.held, "value"))[1],
-    "in a closure": lambda m, v: _cell(v),
-}
 
 
 class Program(nn.Module):
@@ -146,18 +36,24 @@ class Program(nn.Module):
 
     Args:
       seed: What it is made from; equal seeds give equal modules.
+
+    Attributes:
+      numbers: Places of numbers that the forward reads.
+      tensors: Places of tensors that it reads.
+      in_forward: What it does.
+      results: Makes what it returns.
+      tells: Whether it appends to a list of the caller's.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._drawn = random.Random(seed)
+        draw = random.Random(seed)
         self.layer = nn.Linear(WIDTH, WIDTH)
         with torch.no_grad():
             for parameter in self.layer.parameters():
                 parameter.copy_(
                     torch.from_numpy(np.random.RandomState(seed).randn(*parameter.shape))
                 )
-        draw = self._drawn
         self.numbers = [
             NUMBERS[name](self, float(draw.randint(1, 3)))
             for name in draw.sample(sorted(NUMBERS), draw.randint(0, 3))
@@ -167,14 +63,15 @@ class Program(nn.Module):
             for name in draw.sample(sorted(TENSORS), draw.randint(0, 2))
         ]
         self.in_forward = [draw.choice(FORWARD) for _ in range(draw.randint(1, 3))]
-        self.between = [
-            [draw.choice(BETWEEN) for _ in range(draw.randint(0, 2))] for _ in range(CALLS)
-        ]
+        for act in self.in_forward:
+            SETUP.get(act, id)(self)
         self.results = draw.choice(RESULTS)
-        del self._drawn
+        self.tells = draw.random() < 0.1
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, log: list[int] | None = None) -> Any:
         """Run the layer, and do what the program says."""
+        if log is not None and self.tells:
+            log.append(x.shape[0])
         y = self.layer(x)
         for place in self.numbers:
             y = y * place.read()
@@ -185,147 +82,46 @@ class Program(nn.Module):
         return self.results(self, x, y)
 
 
-def _reads(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y.tanh()
-
-
-def _counts(module: Program, y: torch.Tensor) -> torch.Tensor:
-    for place in module.numbers[:1]:
-        place.write(place.read() + 1)
-    return y
-
-
-def _counts_in_training(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return _counts(module, y) if module.training else y
-
-
-def _keeps(module: Program, y: torch.Tensor) -> torch.Tensor:
-    for place in module.tensors[:1]:
-        place.write(y.detach().mean(0))
-    return y
-
-
-def _keeps_in_place(module: Program, y: torch.Tensor) -> torch.Tensor:
-    for place in module.tensors[:1]:
-        place.read().mul_(0.5)
-    return y
-
-
-def _draws_python(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y * random.random()
-
-
-def _draws_numpy(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y * float(np.random.rand())
-
-
-def _skips_at_random(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y if random.random() < 0.5 else y.sigmoid()
-
-
-def _draws_torch(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y + torch.randn_like(y)
-
-
-def _hooks(module: Program, y: torch.Tensor) -> torch.Tensor:
-    if y.requires_grad:
-        y.register_hook(lambda gradient: gradient * 2)
-    return y * 1
-
-
-def _writes(module: Program, y: torch.Tensor) -> torch.Tensor:
-    y = y * 1
-    y[0] = 0
-    return y.add_(1)
-
-
-def _branches(module: Program, y: torch.Tensor) -> torch.Tensor:
-    return y * 2 if y.sum() > 0 else y - 1
-
-
-FORWARD = (
-    *(_reads, _reads, _reads, _counts, _counts_in_training, _keeps, _keeps_in_place),
-    *(_draws_python, _draws_numpy, _skips_at_random, _draws_torch, _hooks, _writes, _branches),
-)
-
-
-def _new_number(module: Program, draw: random.Random) -> None:
-    for place in module.numbers[-1:]:
-        place.write(float(draw.randint(1, 4)))
-
-
-def _new_tensor(module: Program, draw: random.Random) -> None:
-    for place in module.tensors[-1:]:
-        place.write(torch.full((WIDTH,), float(draw.randint(1, 4))))
-
-
-def _through_data(module: Program, draw: random.Random) -> None:
-    for place in module.tensors[-1:]:
-        place.read().data.add_(draw.randint(1, 3))
-
-
-def _switch_mode(module: Program, draw: random.Random) -> None:
-    module.train(not module.training)
-
-
-def _new_parameter(module: Program, draw: random.Random) -> None:
-    module.layer.bias = nn.Parameter(torch.full((WIDTH,), float(draw.randint(0, 2))))
-
-
-def _freeze(module: Program, draw: random.Random) -> None:
-    module.layer.weight.requires_grad_(not module.layer.weight.requires_grad)
-
-
-def _layer_hook(module: Program, draw: random.Random) -> None:
-    module.layer.register_forward_hook(lambda layer, args, result: result * 1.5)
-
-
-def _unread(module: Program, draw: random.Random) -> None:
-    module.metric = draw.random()
-
-
-BETWEEN = (
-    *(_new_number, _new_tensor, _through_data, _switch_mode),
-    *(_new_parameter, _freeze, _layer_hook, _unread),
-)
-
-RESULTS: tuple[Callable[..., Any], ...] = (
-    lambda m, x, y: y,
-    lambda m, x, y: (y, x),
-    lambda m, x, y: {"y": y, "flat": y.view(-1), "row": x[0]},
-    lambda m, x, y: (y.t(), m.layer.weight),
-    lambda m, x, y: (y, y.detach(), y[:, 1:]),
-)
-
-
 def _observed(module: Program, result: Any) -> Iterator[Any]:
     yield result
     yield [place.read() for place in (*module.numbers, *module.tensors)]
     yield [p.grad for p in module.parameters()]
-    yield random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    own = getattr(module, "generator", None)
+    yield (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state(),
+        own and own.get_state(),
+    )
 
 
 def _run(seed: int, wrap: Callable[[nn.Module], Callable[..., Any]]) -> list[Any]:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    stateful_actions.reset()
     module = Program(seed)
     called = wrap(module)
     draw = random.Random(seed + 1)
+    between = [[draw.choice(BETWEEN) for _ in range(draw.randint(0, 2))] for _ in range(CALLS)]
+    writes_to_results = draw.random() < 0.1
+    log: list[int] = []
     seen = []
     for call in range(CALLS):
         x = torch.from_numpy(np.random.RandomState(seed + call).randn(2 + call // 3, WIDTH)).float()
         try:
-            result = called(x)
+            result = called(x, log) if module.tells else called(x)
             leaves = result.values() if isinstance(result, dict) else result
             leaves = [leaves] if isinstance(leaves, torch.Tensor) else leaves
+            if writes_to_results:
+                next(iter(leaves)).add_(1)
             total = sum(t.square().sum() for t in leaves if t.requires_grad)
             if isinstance(total, torch.Tensor):
                 total.backward()
-            seen.append(copy.deepcopy([_plain(o) for o in _observed(module, result)]))
+            seen.append(copy.deepcopy([_plain(o) for o in (*_observed(module, result), [x, log])]))
         except Exception as error:  # which both must raise
             seen.append(type(error).__mro__[-3 if len(type(error).__mro__) > 3 else 0].__name__)
-        for act in module.between[call]:
+        for act in between[call]:
             act(module, draw)
     return seen
 
@@ -344,7 +140,9 @@ def _is_close(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
             return False
-        return bool(torch.allclose(a.double(), b.double(), RTOL, ATOL, equal_nan=True))
+        a, b = a.double(), b.double()  # of which sums lose what is small among large numbers
+        largest = torch.nan_to_num(a, 0, 0, 0).abs().amax().item() if a.numel() else 0.0
+        return bool(torch.allclose(b, a, RTOL, ATOL * max(1.0, largest), equal_nan=True))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(_is_close, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
@@ -362,13 +160,14 @@ def difference(seed: int) -> str:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        torch._dynamo.reset()  # programs share code, of which it compiles a number of variants
         expected, found = _run(seed, lambda module: module), _run(seed, wrapped)
     for call, (a, b) in enumerate(zip(expected, found, strict=True)):
         if isinstance(a, str) or isinstance(b, str):
             if a != b:
                 return f"call {call}: {b if isinstance(b, str) else 'no error'} for {a if isinstance(a, str) else 'none'}"
             continue
-        names = ("result", "state", "gradients", "generators")
+        names = ("result", "state", "gradients", "generators", "arguments")
         for name, theirs, ours in zip(names, a, b, strict=True):
             if not _is_close(theirs, ours):
                 return f"call {call}: {name}"

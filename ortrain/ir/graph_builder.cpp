@@ -122,6 +122,11 @@ ValueId GraphBuilder::reduce_sum(ValueId a, const std::vector<int64_t>& axes, bo
   return op("ReduceSum", {a, int64s(axes)}, attributes);
 }
 
+ValueId GraphBuilder::sign_or_zero(ValueId a) {
+  const ValueId zero = scalar(dtype(a), 0.0);
+  return where(op("Greater", {unary("Abs", a), zero}), unary("Sign", a), zero);
+}
+
 ValueId GraphBuilder::zeros_like(ValueId a) {
   void* zero = nullptr;
   TensorData value = TensorData::allocate(dtype(a), {1}, &zero);

@@ -60,6 +60,8 @@ class GraphBuilder {
   ValueId unary(std::string_view name, ValueId a) { return op(name, {a}); }
   ValueId where(ValueId condition, ValueId a, ValueId b) { return op("Where", {condition, a, b}); }
   ValueId cast(ValueId a, DType to);  // `a` itself if it has the type
+  // -1, 0 or 1; 0 for NaN and for -0.0, of which Sign gives back both.
+  ValueId sign_or_zero(ValueId a);
 
   // --- shapes
   ValueId shape_of(ValueId a);  // int64 [rank]; a constant when the shape is constant

@@ -15,10 +15,13 @@ from torch import fx, nn
 
 from ortrain import dynamo, piece_costs
 from ortrain.capture import dynamo_internals as internals
+from ortrain.capture.object_places import ObjectPlaces
 from ortrain.engine import Engine
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.check import run_piece
 
+# Ways in which places hold the same objects for which there is code.
+_MOST_PATTERNS = 8
 # Calls in a row for which Dynamo had to compile something, after which it is left.
 _MOST_COMPILED_CALLS = 8
 
@@ -73,7 +76,8 @@ class Pieces:
 
         self._backend = backend
         self._compiled_for: Any = None
-        self._compiled: Callable[..., Any] = module.forward
+        self._places: ObjectPlaces | None = None
+        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def _runner_of(self, graph_module: fx.GraphModule) -> Callable[..., Any]:
         """Return what runs a piece; it keeps neither this object nor an engine."""
@@ -108,9 +112,15 @@ class Pieces:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward; what it returns and raises is what the module would."""
         forward = self._module.forward
-        if forward != self._compiled_for:  # at first, or another one was put in its place
-            self._compiled = internals.compiled_in_pieces(forward, self._backend)
+        if self._places is None or forward != self._compiled_for:  # another was put in its place
+            self._places = ObjectPlaces(self._module, (args, kwargs))
+            self._compiled.clear()
             self._compiled_for = forward
+        pattern = self._places.pattern()
+        if pattern not in self._compiled and len(self._compiled) == _MOST_PATTERNS:
+            return forward(*args, **kwargs)
+        if pattern not in self._compiled:
+            self._compiled[pattern] = internals.compiled_in_pieces(forward, self._backend)
         known = len(self._pieces)
         for piece in self._pieces:
             piece.calls = 0
@@ -121,7 +131,7 @@ class Pieces:
                 internals.graph_breaks(causes),
                 internals.failures_untold(),
             ):
-                result = self._compiled(*args, **kwargs)
+                result = self._compiled[pattern](*args, **kwargs)
         finally:
             self._breaks.update(dict.fromkeys(causes))
         self._weigh(len(self._pieces) > known)

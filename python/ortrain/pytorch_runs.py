@@ -15,6 +15,7 @@ from torch import nn
 
 from ortrain import _core, logs
 from ortrain.capture.dynamo_internals import may_compile
+from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
@@ -241,8 +242,13 @@ class PyTorchRuns:
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
-                _log.info("%s is cut in pieces", type(self.module).__name__)
-                self._pieces = self._cut(self.module, self.dropout)
+                name, misread = type(self.module).__name__, misread_by_dynamo(self.module, (args, kwargs))
+                if misread:
+                    _log.info("%s runs whole: %s", name, misread)
+                    self._cut = None
+                else:
+                    _log.info("%s is cut in pieces", name)
+                    self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
         if pieces is None:
             return self._run_forward(args, kwargs)

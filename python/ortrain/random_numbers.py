@@ -118,19 +118,32 @@ class _WatchedGenerator:
 def untouched_generator() -> Iterator[list[bool]]:
     """Keep PyTorch's generator of the CPU as it is, whatever a trace in the context does.
 
+    A trace draws nothing. What threads draw meanwhile that were there before stays drawn, where the trace has neither
+    touched the generator nor started a thread.
+
     Gives a list that tells, once the context is left, whether the code used it otherwise than by
     operators.
     """
     generator = torch.default_generator
     before = generator.get_state()
-    # A state that nobody sets by chance: seeding anew is told from leaving it alone.
-    generator.seed()
-    start = generator.get_state()
+    is_alone = threading.active_count() == 1
     watched = _WatchedGenerator(generator)
+    start, own, started = threading.Thread.start, threading.get_ident(), []
+
+    def started_by_the_trace(thread: threading.Thread) -> None:
+        if threading.get_ident() == own:
+            started.append(thread)
+        start(thread)
+
     touched: list[bool] = []
     try:
-        with mock.patch.object(torch.random, "default_generator", watched):
+        with (
+            mock.patch.object(torch.random, "default_generator", watched),
+            mock.patch.object(threading.Thread, "start", started_by_the_trace),
+        ):
             yield touched
     finally:
-        touched.append(watched.is_used or not torch.equal(start, generator.get_state()))
-        generator.set_state(before)
+        has_moved = not torch.equal(before, generator.get_state())
+        touched.append(watched.is_used or (has_moved and (is_alone or bool(started))))
+        if has_moved and any(touched):
+            generator.set_state(before)

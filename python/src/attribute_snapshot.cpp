@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -141,39 +143,45 @@ void append_slots(PyObject* object, std::vector<nb::object>& contents) {
   }
 }
 
-void append_result(PyObject* called, PyObject* argument, std::vector<nb::object>& contents) {
+nb::object result_of(PyObject* called, PyObject* argument) {
   nb::object made = nb::steal(PyObject_CallFunctionObjArgs(called, argument, nullptr));
   if (!made.is_valid()) PyErr_Clear();
-  contents.push_back(made.is_valid() ? std::move(made) : nb::none());
+  return made.is_valid() ? made : nb::none();
 }
+
+struct Contents {
+  std::vector<nb::object> parts;
+  size_t made = SIZE_MAX;  // the part that is a list of this moment
+};
 
 // What an object holds besides items: its class, attributes, slots, what it closes over, what it
 // binds, what it shows or refers to.
-std::vector<nb::object> contents_of(PyObject* object) {
+Contents contents_of(PyObject* object) {
   static PyObject* const partial = imported("functools", "partial");
   static PyObject* const dict = PyUnicode_InternFromString("__dict__");
   static PyObject* const list = imported("builtins", "list");
   static PyObject* const get = PyUnicode_InternFromString("get");
   static PyObject* const items = PyUnicode_InternFromString("items");
-  std::vector<nb::object> contents;
+  Contents found;
+  std::vector<nb::object>& contents = found.parts;
   if (is_function(object)) {
     append_cells(object, contents);
     for (const char* name : {"__code__", "__defaults__", "__kwdefaults__", "__dict__"}) {
       nb::object part = attribute(object, nb::str(name).ptr());
       if (part.is_valid()) contents.push_back(std::move(part));
     }
-    return contents;
+    return found;
   }
   if (is_weak_reference(object)) {
     nb::object referent = nb::steal(PyObject_CallFunctionObjArgs(object, nullptr));
     if (!referent.is_valid()) PyErr_Clear();
     contents.push_back(referent.is_valid() ? std::move(referent) : nb::none());
-    return contents;
+    return found;
   }
   if (is_context_variable(object)) {
     const nb::object method = attribute(object, get);
-    if (method.is_valid()) append_result(method.ptr(), Py_None, contents);
-    return contents;
+    if (method.is_valid()) contents.push_back(result_of(method.ptr(), Py_None));
+    return found;
   }
   if (shows_items(object)) {
     const nb::object method = attribute(object, items);
@@ -181,15 +189,17 @@ std::vector<nb::object> contents_of(PyObject* object) {
         method.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
                           : nb::borrow(object);
     if (!shown.is_valid()) PyErr_Clear();
-    if (shown.is_valid()) append_result(list, shown.ptr(), contents);
-    return contents;
+    if (!shown.is_valid()) return found;
+    found.made = 0;
+    contents.push_back(result_of(list, shown.ptr()));
+    return found;
   }
   if (is_method(object) || is_instance(object, partial)) {
     for (const char* name : {"__self__", "__func__", "func", "args", "keywords"}) {
       nb::object part = attribute(object, nb::str(name).ptr());
       if (part.is_valid()) contents.push_back(std::move(part));
     }
-    return contents;
+    return found;
   }
   nb::object attributes = attribute(object, dict);
   if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
@@ -197,12 +207,13 @@ std::vector<nb::object> contents_of(PyObject* object) {
   }
   // Some dictionaries have an order of their own.
   if (PyDict_Check(object) && !PyDict_CheckExact(object)) {
-    append_result(list, object, contents);
+    found.made = contents.size();
+    contents.push_back(result_of(list, object));
   }
   append_slots(object, contents);
   // One that holds nothing is what it is, whatever becomes of its class.
   if (!contents.empty()) contents.push_back(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object))));
-  return contents;
+  return found;
 }
 
 // Whether a module is of the standard library or one that is built like it; the builtins read no
@@ -320,7 +331,22 @@ std::vector<int64_t> SlotTensors::ties() const {
   return ties;
 }
 
-AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth)
+size_t ContainerPlaces::add(PyObject* container) {
+  objects_.push_back(container);
+  return objects_.size() - 1;
+}
+
+bool ContainerPlaces::are_distinct() {
+  if (!moved_) return true;
+  std::vector<PyObject*> sorted = objects_;
+  std::sort(sorted.begin(), sorted.end(), std::less<>());
+  const bool distinct = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  moved_ = !distinct;
+  return distinct;
+}
+
+AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth,
+                                     bool is_made)
     : value_(nb::borrow(value)) {
   // Each access of a method of a class or an object makes another one.
   if (is_baked_in(value) || PyCFunction_Check(value) || (is_method(value) && depth == kDepth)) {
@@ -342,16 +368,21 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     kind_ = Kind::sequence;
     context.seen.insert(value);
     value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value)));
+    if (!is_made) place_ = static_cast<int64_t>(context.places->add(value));
     for (Py_ssize_t i = 0; i < size_of(value); ++i) {
       const nb::object item = item_of(value, i);
-      parts_.emplace_back(item.ptr(), context, depth + 1);
+      parts_.emplace_back(item.ptr(), context, depth + 1,
+                          is_made && PyTuple_CheckExact(item.ptr()));
     }
     take_contents(value, context, depth);
   } else if (PyDict_Check(value)) {
+    place_ = static_cast<int64_t>(context.places->add(value));
     take_dictionary(value, context, depth);
     take_contents(value, context, depth);
   } else if (PyAnySet_Check(value)) {
     kind_ = Kind::set;
+    context.seen.insert(value);
+    place_ = static_cast<int64_t>(context.places->add(value));
     value_ = nb::steal(PyFrozenSet_New(value));
     if (!value_.is_valid()) nb::raise_python_error();
   } else if (is_buffer(value)) {
@@ -370,15 +401,16 @@ void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context
   const bool by_name = PyType_GetSlot(Py_TYPE(object), Py_tp_getattro) ==
                        reinterpret_cast<void*>(PyObject_GenericGetAttr);
   const nb::object names = by_name ? names_of(object, context.names) : nb::none();
-  const std::vector<nb::object> contents = contents_of(object);
+  const auto [contents, made] = contents_of(object);
   static PyObject* const dict = PyUnicode_InternFromString("__dict__");
   const nb::object attributes = attribute(object, dict);
   context.made.insert(context.made.end(), contents.begin(), contents.end());
-  for (const nb::object& part : contents) {
+  for (size_t i = 0; i < contents.size(); ++i) {
+    const nb::object& part = contents[i];
     const bool are_attributes = part.is(attributes) && PyDict_CheckExact(part.ptr()) &&
                                 context.seen.count(part.ptr()) == 0;
     contents_.push_back(are_attributes ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
-                                       : AttributeSnapshot(part.ptr(), context, depth + 1));
+                                       : AttributeSnapshot(part.ptr(), context, depth + 1, i == made));
   }
 }
 
@@ -408,23 +440,24 @@ AttributeSnapshot AttributeSnapshot::of_attributes(PyObject* dict, PyObject* nam
   return made;
 }
 
-bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
+bool AttributeSnapshot::holds(PyObject* now, const Present& present) {
+  if (place_ >= 0) present.places.see(static_cast<size_t>(place_), now);
   switch (kind_) {
     case Kind::identity:
       return now == value_.ptr();
     case Kind::tensor:
       return now == value_.ptr() && (number_ < 0 || version_of(now) == number_) &&
-             tensors.slot_of(now) < 0;
+             present.tensors.slot_of(now) < 0;
     case Kind::slot_tensor:
-      return now == tensors[static_cast<size_t>(number_)];
+      return now == present.tensors[static_cast<size_t>(number_)];
     case Kind::equal:
       return equals(now);
     case Kind::sequence:
-      return holds_sequence(now, tensors);
+      return holds_sequence(now, present);
     case Kind::dictionary:
-      return holds_dictionary(now, tensors);
+      return holds_dictionary(now, present);
     case Kind::attributes:
-      return holds_attributes(now, tensors);
+      return holds_attributes(now, present);
     case Kind::set: {
       if (!PyAnySet_Check(now)) return false;
       const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
@@ -435,7 +468,7 @@ bool AttributeSnapshot::holds(PyObject* now, const SlotTensors& tensors) {
       return now == value_.ptr() && checksum_of(now) == number_;
     case Kind::object:
       if (now != value_.ptr() && !(is_method(now) && is_method(value_.ptr()))) return false;
-      return holds_contents(now, tensors);
+      return holds_contents(now, present);
   }
   return false;
 }
@@ -487,18 +520,18 @@ bool AttributeSnapshot::equals(PyObject* now) {
   return true;
 }
 
-bool AttributeSnapshot::holds_sequence(PyObject* now, const SlotTensors& tensors) {
+bool AttributeSnapshot::holds_sequence(PyObject* now, const Present& present) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(now)) != value_.ptr()) return false;
   for (size_t i = 0; i < parts_.size(); ++i) {
     // Asked for each time: reading an attribute may run code that changes the list.
     if (size_of(now) != static_cast<Py_ssize_t>(parts_.size())) return false;
     const nb::object item = item_of(now, static_cast<Py_ssize_t>(i));
-    if (!parts_[i].holds(item.ptr(), tensors)) return false;
+    if (!parts_[i].holds(item.ptr(), present)) return false;
   }
-  return size_of(now) == static_cast<Py_ssize_t>(parts_.size()) && holds_contents(now, tensors);
+  return size_of(now) == static_cast<Py_ssize_t>(parts_.size()) && holds_contents(now, present);
 }
 
-bool AttributeSnapshot::holds_attributes(PyObject* now, const SlotTensors& tensors) {
+bool AttributeSnapshot::holds_attributes(PyObject* now, const Present& present) {
   if (!PyDict_CheckExact(now)) return false;
   PyObject* key = nullptr;
   PyObject* value = nullptr;
@@ -507,7 +540,7 @@ bool AttributeSnapshot::holds_attributes(PyObject* now, const SlotTensors& tenso
   while (PyDict_Next(now, &position, &key, &value) != 0) {
     if (!is_read(value_.ptr(), key)) continue;
     if (next == keys_.size() || !is_same_name(key, keys_[next].ptr()) ||
-        !parts_[next].holds(nb::borrow(value).ptr(), tensors)) {
+        !parts_[next].holds(nb::borrow(value).ptr(), present)) {
       return false;
     }
     ++next;
@@ -515,17 +548,17 @@ bool AttributeSnapshot::holds_attributes(PyObject* now, const SlotTensors& tenso
   return next == keys_.size();
 }
 
-bool AttributeSnapshot::holds_contents(PyObject* now, const SlotTensors& tensors) {
+bool AttributeSnapshot::holds_contents(PyObject* now, const Present& present) {
   if (contents_.empty()) return true;
-  const std::vector<nb::object> contents = contents_of(now);
+  const std::vector<nb::object> contents = contents_of(now).parts;
   if (contents.size() != contents_.size()) return false;
   for (size_t i = 0; i < contents.size(); ++i) {
-    if (!contents_[i].holds(contents[i].ptr(), tensors)) return false;
+    if (!contents_[i].holds(contents[i].ptr(), present)) return false;
   }
   return true;
 }
 
-bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tensors) {
+bool AttributeSnapshot::holds_dictionary(PyObject* now, const Present& present) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(now)) != value_.ptr() ||
       PyDict_Size(now) != static_cast<Py_ssize_t>(keys_.size())) {
     return false;
@@ -535,11 +568,11 @@ bool AttributeSnapshot::holds_dictionary(PyObject* now, const SlotTensors& tenso
   Py_ssize_t position = 0;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (PyDict_Next(now, &position, &key, &value) == 0 || !is_same_name(key, keys_[i].ptr()) ||
-        !parts_[i].holds(nb::borrow(value).ptr(), tensors)) {
+        !parts_[i].holds(nb::borrow(value).ptr(), present)) {
       return false;
     }
   }
-  return holds_contents(now, tensors);
+  return holds_contents(now, present);
 }
 
 }  // namespace ortrain::python

@@ -50,6 +50,32 @@ nanobind::object names_of(PyObject* object, PyObject* names);
 // Those of what an attribute holds: None where `names` has "attributes of <name>".
 nanobind::object names_within(PyObject* attribute, PyObject* names);
 
+// Which objects stand where snapshots compare containers by what they hold. Code may ask whether two
+// such places have the same object, so that those that were different ones have to stay so.
+class ContainerPlaces {
+ public:
+  // Returns the number of a place, which holds `container` now.
+  size_t add(PyObject* container);
+  // Notes what stands at a place; runs no code.
+  void see(size_t place, PyObject* container) {
+    if (objects_[place] == container) return;
+    objects_[place] = container;
+    moved_ = true;
+  }
+  // Whether no two places have the same object; to be asked once all of them have been seen.
+  bool are_distinct();
+
+ private:
+  std::vector<PyObject*> objects_;  // compared by address alone
+  bool moved_ = false;              // since the last time that they were distinct
+};
+
+// What the places of a module have at the moment at which snapshots are compared.
+struct Present {
+  const SlotTensors& tensors;
+  ContainerPlaces& places;
+};
+
 // What snapshots of the attributes of one module share while they are taken.
 struct SnapshotContext {
   PyObject* tensor_type;
@@ -60,20 +86,22 @@ struct SnapshotContext {
   const std::unordered_set<PyObject*>* inputs;
   std::unordered_set<PyObject*> seen;           // objects within each other are compared once
   std::vector<nanobind::object> made;           // for the snapshots, so that no address is used again
+  ContainerPlaces* places;
 };
 
 // An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,
-// closures and objects by what they hold; tensors by identity and version, or by slot where they
+// closures and objects by what they hold, and containers by whether they are different ones; tensors by identity and version, or by slot where they
 // are parameters or buffers; what can only be replaced by identity. Holding what it compares keeps
 // addresses from being used again.
 class AttributeSnapshot {
  public:
-  AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth = 0);
+  // Of a list that was made to be compared, and its tuples, nobody asks which ones they are.
+  AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth = 0, bool is_made = false);
   // Of the attribute `name`.
   static AttributeSnapshot of(PyObject* name, PyObject* value, SnapshotContext& context,
                               int depth = 0);
 
-  bool holds(PyObject* now, const SlotTensors& tensors);
+  bool holds(PyObject* now, const Present& present);
   // Whether the same object may stop to hold without being replaced.
   bool may_change_in_place() const;
   int traverse(visitproc visit, void* arg) const;
@@ -98,16 +126,17 @@ class AttributeSnapshot {
   void take_dictionary(PyObject* dict, SnapshotContext& context, int depth);
   void take_contents(PyObject* object, SnapshotContext& context, int depth);
   bool equals(PyObject* now);
-  bool holds_attributes(PyObject* now, const SlotTensors& tensors);
-  bool holds_sequence(PyObject* now, const SlotTensors& tensors);
-  bool holds_dictionary(PyObject* now, const SlotTensors& tensors);
-  bool holds_contents(PyObject* now, const SlotTensors& tensors);
+  bool holds_attributes(PyObject* now, const Present& present);
+  bool holds_sequence(PyObject* now, const Present& present);
+  bool holds_dictionary(PyObject* now, const Present& present);
+  bool holds_contents(PyObject* now, const Present& present);
 
   // Of a list, tuple or dictionary its type, of a set a copy, of attributes the names that are read;
   // none where a slot says all.
   nanobind::object value_;
   Kind kind_ = Kind::identity;
   int64_t number_ = -1;  // version of a tensor, or its slot; checksum of an array
+  int64_t place_ = -1;   // of a container
   std::vector<nanobind::object> keys_;
   std::vector<AttributeSnapshot> parts_;     // items
   std::vector<AttributeSnapshot> contents_;  // attributes, slots, what a function closes over

@@ -219,7 +219,7 @@ bool LayerGuard::read_tables(std::vector<PyObject*>& tensors) const {
                      [&](const Table& table) { return table.read(tensors); });
 }
 
-bool LayerGuard::holds(const SlotTensors& tensors) {
+bool LayerGuard::holds(const Present& present) {
   if (layer_.type().ptr() != class_.ptr()) return false;
   const nb::object now = attributes_of(layer_.ptr());
   if (!now.is_valid()) return attributes_.empty();
@@ -235,7 +235,7 @@ bool LayerGuard::holds(const SlotTensors& tensors) {
       Attribute& known = attributes_[next++];
       // Comparing may run code that drops it.
       const nb::object compared = nb::borrow(value);
-      if (known.is_read && !known.holds(compared.ptr(), tensors)) return false;
+      if (known.is_read && !known.holds(compared.ptr(), present)) return false;
       continue;
     }
     // Among those that nobody reads some have come or gone.
@@ -243,7 +243,7 @@ bool LayerGuard::holds(const SlotTensors& tensors) {
     skip_unread();
     if (next == attributes_.size() || !is_same_name(key, attributes_[next].name.ptr())) return false;
     const nb::object compared = nb::borrow(value);
-    if (!attributes_[next++].holds(compared.ptr(), tensors)) return false;
+    if (!attributes_[next++].holds(compared.ptr(), present)) return false;
   }
   skip_unread();
   return next == attributes_.size();
@@ -325,10 +325,10 @@ int LayerGuard::Table::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-bool LayerGuard::Attribute::holds(PyObject* now, const SlotTensors& tensors) {
+bool LayerGuard::Attribute::holds(PyObject* now, const Present& present) {
   switch (compared) {
     case Compared::value:
-      if (!value[0].holds(now, tensors)) return false;
+      if (!value[0].holds(now, present)) return false;
       break;
     case Compared::table:
       return now == table.ptr();
@@ -347,8 +347,8 @@ LayerGuard::Changing::Changing(Attribute& attribute)
       seen_(attribute.seen.ptr()),
       has_no_hooks_(attribute.compared == Attribute::Compared::hooks && attribute.hooks.empty()) {}
 
-bool LayerGuard::Changing::holds(const SlotTensors& tensors) const {
-  return has_no_hooks_ ? PyDict_Size(seen_) == 0 : attribute_->holds(seen_, tensors);
+bool LayerGuard::Changing::holds(const Present& present) const {
+  return has_no_hooks_ ? PyDict_Size(seen_) == 0 : attribute_->holds(seen_, present);
 }
 
 }  // namespace ortrain::python

@@ -54,7 +54,7 @@ class LayerGuard {
   bool read_tables(std::vector<PyObject*>& tensors) const;
 
   // Compares class and attributes.
-  bool holds(const SlotTensors& tensors);
+  bool holds(const Present& present);
 
   // Appends the dictionaries that hold attributes, tensors and layers.
   void append_dictionaries(std::vector<nanobind::object>& dictionaries) const;
@@ -89,7 +89,7 @@ class LayerGuard {
   struct Attribute {
     enum class Compared { value, table, hooks, nothing };
 
-    bool holds(PyObject* now, const SlotTensors& tensors);
+    bool holds(PyObject* now, const Present& present);
 
     Compared compared;
     bool is_read = true;
@@ -111,7 +111,7 @@ class LayerGuard::Changing {
  public:
   explicit Changing(Attribute& attribute);
 
-  bool holds(const SlotTensors& tensors) const;
+  bool holds(const Present& present) const;
 
  private:
   Attribute* attribute_;

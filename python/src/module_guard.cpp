@@ -28,12 +28,12 @@ class Variable {
     may_change_ = value_[0].may_change_in_place();
   }
 
-  bool holds(const SlotTensors& tensors) {
+  bool holds(const Present& present) {
     // Read first: comparing may run code that sets it.
     const uint64_t version = may_change_ ? 0 : dictionary_version();
     if (version != 0 && version == version_) return true;
     version_ = 0;
-    if (!value_[0].holds(now().ptr(), tensors)) return false;
+    if (!value_[0].holds(now().ptr(), present)) return false;
     version_ = version;
     return true;
   }
@@ -93,20 +93,22 @@ class ModuleGuard {
       given.insert(input.ptr());
       input_kinds_.emplace_back(input.ptr());
     }
-    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given, {}, {}};
+    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given,
+                            {},                {},        &places_};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
   }
 
   bool holds() {
+    const Present present{tensors_, places_};
     for (Variable& variable : variables_) {
-      if (!variable.holds(tensors_)) return false;
+      if (!variable.holds(present)) return false;
     }
     for (size_t i = 0; i < input_kinds_.size(); ++i) {
       if (!input_kinds_[i].fits(nb::object(inputs_[i]).ptr())) return false;
     }
-    if (is_untouched()) return changing_hold() && kinds_fit(tensors_);
+    if (is_untouched()) return changing_hold() && places_.are_distinct() && kinds_fit(tensors_);
     // Read first: comparing may run code that changes one.
     Versions versions = versions_now();
     versions_ = {};
@@ -194,9 +196,9 @@ class ModuleGuard {
     return true;
   }
 
-  bool changing_hold() const {
+  bool changing_hold() {
     return std::all_of(changing_.begin(), changing_.end(),
-                       [&](const LayerGuard::Changing& it) { return it.holds(tensors_); });
+                       [&](const LayerGuard::Changing& it) { return it.holds({tensors_, places_}); });
   }
 
   // Compares all that the state is made of; takes on tensors that are others of their kind.
@@ -215,9 +217,9 @@ class ModuleGuard {
 
   bool holds_with(const SlotTensors& tensors) {
     for (LayerGuard& layer : layers_) {
-      if (!layer.holds(tensors)) return false;
+      if (!layer.holds({tensors, places_})) return false;
     }
-    return kinds_fit(tensors);
+    return places_.are_distinct() && kinds_fit(tensors);
   }
 
   bool kinds_fit(const SlotTensors& tensors) const {
@@ -236,6 +238,7 @@ class ModuleGuard {
   Versions versions_;
   std::vector<TensorKind> kinds_;
   SlotTensors tensors_;
+  ContainerPlaces places_;
   std::vector<int64_t> ties_;
 };
 

@@ -51,7 +51,7 @@ void mod_gradient(GradContext& g) {
 void neg_gradient(GradContext& g) { g.set_input_grad(0, g.neg(g.output_grad(0))); }
 
 void abs_gradient(GradContext& g) {
-  g.set_input_grad(0, g.mul(g.output_grad(0), g.unary("Sign", g.input(0))));
+  g.set_input_grad(0, g.mul(g.output_grad(0), g.sign_or_zero(g.input(0))));
 }
 
 void mean_gradient(GradContext& g) {

@@ -143,7 +143,7 @@ void product_gradient(GradContext& g) {
 void l1_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const ReduceGradient r(g);
-  r.set(g.mul(r.dy(), g.unary("Sign", r.x())));
+  r.set(g.mul(r.dy(), g.sign_or_zero(r.x())));
 }
 
 // x / y; where the norm is zero, so is the gradient.

@@ -31,6 +31,18 @@ class UnsupportedInputError(CaptureError, TypeError):
     """An argument or a result of the module is of a kind that has no place in a graph."""
 
 
+class TensorClassError(UnsupportedInputError):
+    """An argument is a tensor of a class of its own, which does as it likes with every operator."""
+
+    may_be_cut = False  # nor do pieces know of such classes
+
+
+class ReplacedFunctionError(CaptureError):
+    """A function of PyTorch was replaced by one that calls it."""
+
+    may_be_cut = False
+
+
 class UnsupportedOperatorError(CaptureError):
     """An ATen operator, or a form of it, has no conversion.
 

@@ -50,12 +50,15 @@ from ortrain.capture.no_grad_regions import (
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.replaced_functions import replacements_watched
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
     containers_kept,
     first_call_error,
+    refuse_acting_tensors,
+    refuse_caches,
     refuse_changes,
     refuse_collectives,
     refuse_conditions_on_values,
@@ -111,18 +114,26 @@ class _FlatModule(nn.Module):
             before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
+                refuse_caches(before.caches.with_tensors(), name)
+                refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
                 try:
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
                     ):
                         # Not the class's own __call__, which goes around this one.
-                        with read.recording(), methods_refused(), read.fakes.recording():
+                        with (
+                            read.recording(),
+                            replacements_watched(),
+                            methods_refused(),
+                            read.fakes.recording(),
+                        ):
                             result = nn.Module.__call__(module, *args, **kwargs)
                         refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
                 finally:
-                    changes = before.restore()
+                    changes, caches = before.restore(), before.caches.emptied()
+                refuse_caches(caches, name)
                 if any(switched):
                     raise CaptureError(
                         "its forward turns gradients on or off inside an autocast region of its "

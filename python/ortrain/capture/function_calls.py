@@ -193,6 +193,10 @@ class FunctionCalls:
           AutogradFunctionError: The call has no place in a graph.
         """
         name = f"{cls.__module__}.{cls.__qualname__}"
+        if internals.is_transforming():  # where Dynamo forgets its backward too
+            raise UnseenStateError(
+                f"autograd function '{name}' is called inside of a transform of torch.func"
+            )
         if name.startswith(_NOT_THE_USERS) or torch.is_autocast_enabled("cpu"):
             raise AutogradFunctionError(
                 f"torch.autograd.Function '{name}' has a backward of its own, which a capture "

@@ -109,11 +109,13 @@ def outside_tensors(
         if spec.kind is not InputKind.CONSTANT_TENSOR:
             continue
         node, constant = nodes[spec.arg.name], program.constants[spec.target]
-        if _is_made(node, constant) or reached.has_array_at(constant):
+        if _is_made(node, constant):
             continue
+        tensor = reached.tensor_at(constant)
+        if tensor is None and reached.has_array_at(constant):
+            continue  # made of an array, which guards compare
         if any(str(user.target) in _READS for user in _users(node)):
             raise CaptureError(f"its forward reads values of the tensor '{own_name(spec.target)}'")
-        tensor = reached.tensor_at(constant)
         if tensor is None:
             raise CaptureError("it uses a tensor that neither the module nor its code leads to")
         found[_memory(constant)] = tensor

@@ -23,6 +23,7 @@ _ATTRIBUTES = {
     "_base": "the history of a tensor",
     "is_leaf": "the history of a tensor",
     "grad": "gradients",
+    "default_generator": "PyTorch's generator",
 }
 _GLOBALS = {
     "open": "files",
@@ -36,7 +37,9 @@ _OF_MODULES = {("time", "time"): "a clock", ("datetime", "now"): "a clock"}
 _CLASS = "the class of a tensor"
 _TENSOR_CLASSES = frozenset({"Tensor", "Parameter"})
 # Of these Dynamo knows.
-FOLLOWED_IN_PIECES = frozenset({_CLASS, "the history of a tensor", "gradients"})
+FOLLOWED_IN_PIECES = frozenset(
+    {_CLASS, "the history of a tensor", "gradients", "PyTorch's generator"}
+)
 
 _known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 
@@ -62,6 +65,8 @@ def _found_in(code: types.CodeType) -> str:
             if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
                 return _CLASS
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES:
+            if name == "grad" and i > 0 and steps[i - 1].argval == "func":  # torch.func.grad
+                continue
             return _ATTRIBUTES[name]
     return ""
 

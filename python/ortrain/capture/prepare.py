@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule
@@ -18,9 +19,15 @@ from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeErro
 from ortrain.capture.export import capture
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
-from ortrain.capture.side_effects import has_hooks, nothing_added, without_root_hooks
+from ortrain.capture.side_effects import (
+    has_hooks,
+    nothing_added,
+    refuse_acting_tensors,
+    without_root_hooks,
+)
 from ortrain.capture.signature import FlatCall
 from ortrain.capture.torch_internals import (
+    acts_by_itself,
     decomposition,
     has_global_module_hooks,
     is_escapable,
@@ -130,6 +137,7 @@ def _prepare(
         escaped_calls=converted.escaped_calls,
         unsaved_inputs=converted.unsaved_inputs,
         common_saves=converted.common_saves,
+        needed_results=converted.needed_results,
         names_read=read.names(),
         num_made=captured.num_made,
         outside=converted.outside,
@@ -139,10 +147,18 @@ def _prepare(
 
 
 def refuse_hooks(module: nn.Module) -> None:
-    """Raise CaptureError where hooks run inside of the module, which a graph would lose."""
+    """Raise CaptureError where hooks run inside of the module, which a graph would lose.
+
+    A lazy layer has one until its first call, and parameters of a class decide for themselves.
+    """
     for path, part in module.named_modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
+            # Its first call draws random numbers, which Dynamo takes back.
+            raise FirstCallError("the layer is initialized by its first call", module=path)
         if path and has_hooks(part):
             raise CaptureError("the layer has hooks, which a graph would lose", module=path)
+    tables = (*module.named_parameters(), *module.named_buffers())
+    refuse_acting_tensors([n for n, t in tables if acts_by_itself(t)], type(module).__name__)
     if has_global_module_hooks():
         raise CaptureError("hooks for all modules are registered, which a graph would lose")
 

@@ -56,6 +56,7 @@ class PreparedGraph:
       escaped_calls: Their functions, which must live as long as the graph.
       unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       common_saves: Of each user output those after whose backward PyTorch refuses another one.
+      needed_results: Of each user output the user outputs that PyTorch's backward from it reads.
       names_read: Names of attributes that the forward may have read; None for all.
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
@@ -76,6 +77,7 @@ class PreparedGraph:
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
     unsaved_inputs: frozenset[str] = frozenset()
     common_saves: tuple[frozenset[int], ...] = ()
+    needed_results: tuple[frozenset[int], ...] = ()
     names_read: frozenset[str] | None = None
     num_made: int = 0
     cloned: frozenset[str] = frozenset()
@@ -113,6 +115,7 @@ class PreparedGraph:
             "autocast_regions": self.autocast_regions,
             "unsaved_inputs": sorted(self.unsaved_inputs),
             "common_saves": [sorted(outputs) for outputs in self.common_saves],
+            "needed_results": [sorted(outputs) for outputs in self.needed_results],
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "cloned": sorted(self.cloned),
             "outside": {n: _attribute_that_holds(module, t) for n, t in self.outside.items()},
@@ -145,6 +148,7 @@ class PreparedGraph:
                 autocast_regions=read["autocast_regions"],
                 unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
                 common_saves=tuple(map(frozenset, read["common_saves"])),
+                needed_results=tuple(map(frozenset, read["needed_results"])),
                 names_read=None if names is None else frozenset(map(str, names)),
                 outside={
                     name: vars(module.get_submodule(path))[attribute]

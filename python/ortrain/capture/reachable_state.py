@@ -24,18 +24,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.cached_functions import CachedFunctions, LruCache
+from ortrain.capture.replaced_functions import functions_named
 from ortrain.capture.shallow_copies import (
     Attributes,
     CellVariable,
     Changes,
     Contents,
+    ContextValue,
     Copy,
     Items,
     Table,
     Told,
 )
 from ortrain.capture.source_files import is_installed
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import acts_by_itself, is_fake
 
 _LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None)),
@@ -50,7 +53,6 @@ _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-_PYTORCH = (vars(torch), vars(nn.functional))
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
 _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
@@ -80,6 +82,9 @@ class ReachableState:
         the name of the item, of the cell's content or of the attribute.
       closing: Names of classes, not of layers, whose methods use variables of a function around them.
       consumed: Iterators and generators, which a trace could use up and not set back.
+      caches: Functions that keep what they have returned.
+      acting_tensors: Those of a class that decides what operators do.
+      functions: Those of the user's own code.
     """
 
     def __init__(
@@ -93,13 +98,16 @@ class ReachableState:
     ) -> None:
         self._keeps_contents = keeps_contents
         self._of = module, arguments
-        self._functions, self._notes_tensors = functions, tensors
+        self._takes_functions, self._notes_tensors = functions, tensors
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
         self.closing: list[str] = []
         self.consumed: list[str] = []
+        self.caches = CachedFunctions()
+        self.acting_tensors: list[str] = []
+        self.functions: list[types.FunctionType] = []
         self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
@@ -128,7 +136,7 @@ class ReachableState:
 
     def again(self) -> ReachableState:
         """Return what is there now."""
-        return ReachableState(*self._of, functions=self._functions, tensors=False)
+        return ReachableState(*self._of, functions=self._takes_functions, tensors=False)
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -139,11 +147,15 @@ class ReachableState:
         ]
         # Somebody may put functions of his own in the place of PyTorch's.
         read = self._names if names is None else names
-        return own + [(home, n) for home in _PYTORCH for n in sorted(read & home.keys())]
+        return own + functions_named(read)
 
     def held(self) -> Iterator[Any]:
         """Return what tables and containers held."""
         return (value for copy in self._copies for _, value in copy.held())
+
+    def places(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Return where tables and containers held what they did: something with items, the key, the object."""
+        return (place for copy in self._copies for place in copy.places())
 
     def differing(self) -> Iterator[tuple[str, Any, Any]]:
         """Return the name, what was there and what is now, of all that is another object or value."""
@@ -164,6 +176,8 @@ class ReachableState:
         while self._pending:
             where, value = self._pending.pop()
             if self._notes_tensors and isinstance(value, torch.Tensor):
+                if acts_by_itself(value):
+                    self.acting_tensors.append(where)
                 place = _place(value)
                 if place is not None and place not in self._tensors:
                     self._tensors[place] = value
@@ -195,10 +209,13 @@ class ReachableState:
             self._object(where, value)
         elif isinstance(value, (tuple, frozenset)):
             self._pending += [(where, item) for item in value]
+        elif isinstance(value, LruCache):
+            self.caches.add(value)
+            self._pending.append((where, value.__wrapped__))
         elif isinstance(value, weakref.ref):
             self._pending.append((where, value()))
         elif isinstance(value, contextvars.ContextVar):
-            self._pending.append((where, value.get(None)))
+            self._take(Table(where, ContextValue(value)))
         elif isinstance(value, (types.MappingProxyType, *_VIEWS)):
             shown = value.items() if isinstance(value, types.MappingProxyType) else value
             self._pending += [(where, item) for item in shown]
@@ -278,7 +295,7 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own(sys.modules.get(base.__module__)):
                 continue
-            if issubclass(base, torch.autograd.Function) and not self._functions:
+            if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in _state(base)]
@@ -304,6 +321,7 @@ class ReachableState:
         self._pending += [(name, v) for v in (function.__kwdefaults__ or {}).values()]
         self._pending.append((name, getattr(function, "__wrapped__", None)))
         if not is_installed(code.co_filename):
+            self.functions.append(function)
             names = {n for part in _codes(code) for n in part.co_names}
             self._names |= names
             # Attributes may be named as a variable of the script is that changes in each step.
@@ -317,6 +335,11 @@ class ReachableState:
         shared = sorted(names & variables.keys())
         self._take(Table(where, variables, shared))
         self.variables += [(variables, name) for name in shared]
+
+
+def is_looked_into(value: Any) -> bool:
+    """Tell whether an object may hold others."""
+    return not isinstance(value, (*_LEAVES, type, types.FunctionType, types.ModuleType))
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -63,6 +64,9 @@ class Copy(Protocol):
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return the objects that it held, with their names."""
 
+    def places(self) -> Iterable[tuple[Any, Any, Any]]:
+        """Return where it held each of its objects: something with items, the key, the object."""
+
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return what differs now: its name, what was there, what is; `MISSING` for nothing."""
 
@@ -96,6 +100,10 @@ class Table:
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return what the names stood for."""
         return [(self._name(key), value) for key, value in self._before.items()]
+
+    def places(self) -> Iterable[tuple[Any, Any, Any]]:
+        """Return the names in the table."""
+        return [(self._table, key, value) for key, value in self._before.items()]
 
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return the names that stand for something else now."""
@@ -143,6 +151,12 @@ class Items:
         """Return the items."""
         return [(f"{self._where}[{i}]", value) for i, value in enumerate(self._before)]
 
+    def places(self) -> Iterable[tuple[Any, Any, Any]]:
+        """Return the positions of what has some."""
+        if isinstance(self._owner, set):
+            return []
+        return [(self._owner, i, value) for i, value in enumerate(self._before)]
+
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return the items as a whole where they differ."""
         now = list(self._owner)
@@ -185,6 +199,10 @@ class Told:
         """Return nothing: what the object holds is compared with it."""
         return ()
 
+    def places(self) -> Iterable[tuple[Any, Any, Any]]:
+        """Return nothing."""
+        return ()
+
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return what the functions say where it is something else."""
         now = self._read()
@@ -216,6 +234,10 @@ class Contents:
                 self._before = tensor.detach().clone()
 
     def held(self) -> Iterable[tuple[str, Any]]:
+        """Return nothing."""
+        return ()
+
+    def places(self) -> Iterable[tuple[Any, Any, Any]]:
         """Return nothing."""
         return ()
 
@@ -301,6 +323,27 @@ class CellVariable(Mapping):
 
     def __delitem__(self, name: str) -> None:
         del self._cell.cell_contents
+
+
+class ContextValue(Mapping):
+    """What a context variable stands for in this context, None where it is not set, as a dictionary."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    def __getitem__(self, name: str) -> Any:
+        if name != self._variable.name:
+            raise KeyError(name)
+        return self._variable.get(None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self._variable.name])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._variable.set(value)
 
 
 def is_same(a: Any, b: Any) -> bool:

@@ -22,6 +22,7 @@ from ortrain.capture.errors import (
     ChangingAttributeError,
     CollectiveError,
     FirstCallError,
+    TensorClassError,
     UnseenStateError,
 )
 from ortrain.capture.locations import node_source
@@ -247,6 +248,22 @@ def refuse_iterators(names: list[str], module: str) -> None:
     if names:
         raise UnseenStateError(
             f"it holds {_quoted(names)}, of whose items a trace could take some", module=module
+        )
+
+
+def refuse_acting_tensors(names: list[str], module: str) -> None:
+    """Raise TensorClassError where a forward can reach tensors that decide themselves what operators do."""
+    if names:
+        raise TensorClassError(
+            f"it holds {_quoted(names)}, tensors of a class of their own", module=module
+        )
+
+
+def refuse_caches(names: list[str], module: str) -> None:
+    """Raise UnseenStateError where a forward gets tensors from caches, which others empty and write to."""
+    if names:
+        raise UnseenStateError(
+            f"its forward gets tensors from the cache of {_quoted(names)}", module=module
         )
 
 

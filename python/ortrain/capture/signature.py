@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.errors import UnsupportedInputError
+from ortrain.capture.errors import TensorClassError, UnsupportedInputError
 
 _CONSTANT_TYPES = (
     str,
@@ -424,7 +424,7 @@ class _Flattener:
 
     def _tensor(self, value: torch.Tensor, path: str) -> tuple[Tree, Hashable]:
         if type(value) not in (torch.Tensor, nn.Parameter):
-            raise UnsupportedInputError(
+            raise TensorClassError(
                 f"argument '{path}' is a tensor of class {type(value).__qualname__}"
             )
         if value.layout is not torch.strided:

@@ -50,51 +50,87 @@ class FakesMade:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
         collects = gc.isenabled()
         gc.disable()  # a trace makes much and lets go of little
+        ages = _Ages()
         try:
-            before = gc.get_objects()  # kept, so that no address is used again
             try:
                 yield
             finally:
-                gc.collect(0)  # all that has been made since
-                found += self._take_back(before)
-                del before
+                ages.end()
+                found += self._take_back(ages)
         finally:
             if collects:
                 gc.enable()
 
-    def _take_back(self, before: list[Any]) -> list[str]:
+    def _take_back(self, ages: _Ages) -> list[str]:
         alive = {id(t): t for t in (made() for made in self._made) if t is not None}
-        for value in gc.get_objects() if alive else ():
+        for value in ages.made if alive else ():
             if type(value) is fx.Node:
                 for held in (value.meta.get(key) for key in ("val", "example_value")):
                     for tensor in held if isinstance(held, (list, tuple)) else [held]:
                         alive.pop(id(tensor), None)
         if not alive:
             return []
-        old = set(map(id, before))
-        return _taken_out(list(alive.values()), old, {id(alive), id(before)})
+        return _taken_out(list(alive.values()), ages, {id(alive), id(ages.made)})
 
 
-def _taken_out(values: list[Any], old: set[int], ours: set[int]) -> list[str]:
+class _Ages:
+    """Tells what garbage collection knew at one moment from what it knows at a later one.
+
+    Freezing sets apart what is there, of which there may be millions, without looking at it.
+
+    Attributes:
+      made: What is new, once it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self._freezes = gc.get_freeze_count() == 0  # somebody else's frozen objects stay frozen
+        # Kept, so that no address is used again.
+        self._before = [] if self._freezes else gc.get_objects()
+        if self._freezes:
+            gc.freeze()
+
+    def end(self) -> None:
+        """Be at the later moment."""
+        gc.collect(0)  # all that has been made since
+        self.made = gc.get_objects()
+        if self._freezes:
+            gc.unfreeze()
+        else:
+            known = set(map(id, self._before))
+            self.made = [value for value in self.made if id(value) not in known]
+
+    def old_among(self, values: list[Any]) -> set[int]:
+        """Return the addresses of those that were there at first, of objects that are tracked."""
+        young = {*map(id, self.made), *map(id, gc.get_objects(0))}  # the latter made since the end
+        return {id(value) for value in values} - young
+
+
+def _taken_out(values: list[Any], ages: _Ages, ours: set[int]) -> list[str]:
     """Take values out of the tables that hold them and are held by what is older; return what these are.
 
     Args:
       values: Objects.
-      old: Addresses of what was there before.
+      ages: Tells what is older.
       ours: Addresses of what counts for nothing.
     """
-    found = []
-    ours |= {id(values)}
     holders = gc.get_referrers(*values)
-    ours |= {id(holders)}
-    for holder in holders:
-        if id(holder) in ours:
-            continue
-        if isinstance(holder, tuple):
-            found += _taken_out([holder], old, ours)
-        elif id(holder) in old or any(id(h) in old - ours for h in gc.get_referrers(holder)):
-            found += [name for name in [_take_out(values, holder)] if name]
-    return found
+    ours = {*ours, id(values), id(holders)}
+    holders = [h for h in holders if id(h) not in ours]
+    old = ages.old_among(holders)
+    tuples = [h for h in holders if isinstance(h, tuple)]
+    tables = [h for h in holders if id(h) in old and not isinstance(h, tuple)]
+    ours |= {id(holders), id(tuples), id(tables)}
+    # A table is tracked once it holds what is tracked, however old it is.
+    rest = {id(h): h for h in holders if isinstance(h, (dict, list)) and id(h) not in old}
+    owners = gc.get_referrers(*rest.values()) if rest else []
+    old_owners = ages.old_among(owners)
+    for owner in owners:
+        if id(owner) in old_owners:
+            held = [part for part in gc.get_referents(owner) if id(part) in rest]
+            tables += [rest.pop(id(part)) for part in held if id(part) in rest]
+    found = [name for name in [_take_out(values, table) for table in tables] if name]
+    return found + (_taken_out(tuples, ages, {*ours, id(rest), id(owners)}) if tuples else [])
 
 
 def _take_out(values: list[Any], holder: Any) -> str:

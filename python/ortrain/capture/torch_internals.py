@@ -68,6 +68,14 @@ def has_global_module_hooks() -> bool:
     return any(map(vars(torch.nn.modules.module).get, _GLOBAL_HOOKS))
 
 
+def acts_by_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is of a class that decides what operators do, or of what class their results are."""
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or is_fake(tensor):
+        return False
+    return kind.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
 def is_transforming() -> bool:
     """Tell whether a transform of torch.func (vmap, grad, jvp, ...) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None

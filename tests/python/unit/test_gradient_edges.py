@@ -94,3 +94,21 @@ def test_the_logarithm_of_a_small_probability_has_a_gradient() -> None:
 def test_no_difference_leaves_out_what_is_put_before() -> None:
     assert_follows(lambda x, y: torch.diff(x, n=0, prepend=y), torch.randn(3, 4), torch.randn(3, 1))
     assert_follows(lambda x, y: torch.diff(x, n=2, prepend=y), torch.randn(3, 4), torch.randn(3, 1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.abs,
+        lambda x: x.norm(1),
+        lambda x: torch.linalg.vector_norm(x, 1, dim=1),
+        lambda x: nn.functional.l1_loss(x, torch.zeros_like(x)),
+        lambda x: torch.sign(x) * x,
+        lambda x: x.abs().square(),
+    ],
+)
+def test_the_size_of_what_is_no_number_has_the_gradient_of_pytorch(
+    function: Callable[..., Any],
+) -> None:
+    x = torch.tensor([[float("nan"), -0.0, 0.0, 2.0], [-3.0, inf, -inf, float("nan")]])
+    assert assert_follows(function, x).report().native_share == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -164,7 +165,15 @@ def test_caches_hold_no_tensors_of_a_trace(kind: str) -> None:
     assert torch.equal(read(3) + 1, torch.tensor([1.0, 2.0, 3.0]))
 
 
-def test_what_is_older_loses_what_a_trace_has_put_there() -> None:
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_is_older_loses_what_a_trace_has_put_there(
+    is_frozen: bool, request: pytest.FixtureRequest
+) -> None:
+    if gc.get_freeze_count() and not is_frozen:
+        gc.unfreeze()
+        request.addfinalizer(gc.freeze)
+    elif is_frozen:
+        gc.freeze()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     table: dict[str, Any] = {"kept": 1}
@@ -179,6 +188,7 @@ def test_what_is_older_loses_what_a_trace_has_put_there() -> None:
     assert home == [{"kept": 1}] and rows == [1]
     assert sorted(found) == ["a dictionary", "a list"]
     assert list(own) == ["made"]
+    assert bool(gc.get_freeze_count()) == is_frozen
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "retain_grad"])

@@ -273,8 +273,15 @@ def test_large_outputs_that_the_backward_reads_are_refused() -> None:
         out.sum().backward()
 
 
-def test_small_outputs_are_their_takers() -> None:
-    ours = ORTModule(Of(lambda x, w: (x * w).exp()))
+def test_small_outputs_that_pytorch_reads_are_refused_too() -> None:
+    plain = Of(lambda x, w: (x * w).exp())
+    assert "modified by an inplace operation" in gradients(plain, argument(4), "out0")
+    found = gradients(ORTModule(plain), argument(4), "out0")
+    assert found.startswith("output 0 is needed for the gradient")
+
+
+def test_small_outputs_are_otherwise_their_takers() -> None:
+    ours = ORTModule(Of(lambda x, w: (x * w).relu() + 1))
     expected = gradients(ours, argument(4))
     assert are_close(gradients(ours, argument(4), "out0"), expected)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -32,6 +32,7 @@ from ortrain.capture.errors import (
 )
 from ortrain.capture.escapes import Escape, EscapedCall, Layout
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.needed_results import results_that_gradients_need
 from ortrain.capture.saved_inputs import inputs_not_saved
 from ortrain.capture.shared_nodes import outputs_with_common_saves
 from ortrain.random_numbers import DropoutSource
@@ -63,6 +64,7 @@ class Converted:
       has_seed: Whether the engine draws random numbers and takes a seed.
       unsaved_inputs: Names of the inputs of which PyTorch's backward would read nothing.
       common_saves: Of each user output those after whose backward PyTorch refuses another one.
+      needed_results: Of each user output the user outputs that PyTorch's backward from it reads.
       user_outputs: Names of the user outputs, in order.
       nodes: Number of ATen operators that were converted.
       escapes: Those of them that run in PyTorch.
@@ -79,6 +81,7 @@ class Converted:
     has_seed: bool
     unsaved_inputs: frozenset[str]
     common_saves: tuple[frozenset[int], ...]
+    needed_results: tuple[frozenset[int], ...]
     user_outputs: list[str]
     nodes: int
     escapes: list[Escape]
@@ -157,7 +160,8 @@ class _Conversion:
             cloned=frozenset(self._cloned),
             has_seed=self._e.has_seed,
             unsaved_inputs=self._unsaved_inputs(graph),
-            common_saves=self._common_saves(graph),
+            common_saves=self._of_outputs(outputs_with_common_saves, graph),
+            needed_results=self._of_outputs(results_that_gradients_need, graph),
             user_outputs=[o.name for o in self._captured.outputs if o.role is OutputRole.USER],
             nodes=self._converted,
             escapes=self._escapes,
@@ -237,14 +241,16 @@ class _Conversion:
         saved = {placeholder.name for node, placeholder in names if node not in unsaved}
         return frozenset(placeholder.name for _, placeholder in names) - saved
 
-    def _common_saves(self, graph: fx.Graph) -> tuple[frozenset[int], ...]:
+    def _of_outputs(
+        self, found: Callable[..., tuple[frozenset[int], ...]], graph: fx.Graph
+    ) -> tuple[frozenset[int], ...]:
         if not self._captured.grad_enabled:
             return ()
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         pairs = zip(placeholders, self._captured.placeholders, strict=True)
         output = next(n for n in graph.nodes if n.op == "output")
         described = zip(self._captured.outputs, output.args[0], strict=True)
-        return outputs_with_common_saves(
+        return found(
             graph,
             [node for node, placeholder in pairs if placeholder.requires_grad],
             [node for one, node in described if one.role is OutputRole.USER],
