@@ -190,8 +190,11 @@ class PyTorchRuns:
         """Run the module itself; the first time, say so, or say which argument is at fault."""
         whole = isinstance(refused.error, CaptureError) and not refused.error.may_be_cut
         run = self._run_forward if whole else self._run_module
+        # Others may be captured yet.
+        is_final = not isinstance(refused.error, (EverNewCallError, FirstCallError))
         if refused.shown:
-            self._count_refused(run, args, kwargs)
+            if is_final:
+                self._count_refused(run, args, kwargs)
             return run(args, kwargs)
         try:
             with tracing_alone():  # a trace takes in what other threads run in PyTorch
@@ -204,7 +207,7 @@ class PyTorchRuns:
         self._fall_back(refused.error, refused.reason, whole=whole)
         self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
         refused.shown = True
-        if not isinstance(refused.error, (EverNewCallError, FirstCallError)):  # may be captured yet
+        if is_final:
             with self._lock:
                 self._keep(self._key(call), refused)
         return result
@@ -242,7 +245,10 @@ class PyTorchRuns:
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
-                name, misread = type(self.module).__name__, misread_by_dynamo(self.module, (args, kwargs))
+                name, misread = (
+                    type(self.module).__name__,
+                    misread_by_dynamo(self.module, (args, kwargs)),
+                )
                 if misread:
                     _log.info("%s runs whole: %s", name, misread)
                     self._cut = None
