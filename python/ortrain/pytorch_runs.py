@@ -299,16 +299,15 @@ class PyTorchRuns:
         """
         if isinstance(error, ChangingAttributeError) and self._has_told(error):
             return  # another of the states that the forward goes through
-        pieces = self._pieces
+        pieces, with_gradients = self._pieces, torch.is_grad_enabled()
         native = sum(any(r.native_nodes for r in e.records) for e in self._piece_engines())
         if native == 0 and pieces is not None:
-            with self._lock:
-                self._cut = self._pieces = pieces = None  # nothing is gained
-        loss = self._uncut.get(torch.is_grad_enabled(), "")
-        whole = whole or loss != ""
+            self._uncut.setdefault(with_gradients, "")  # nothing is gained
+        loss = self._uncut.get(with_gradients)
+        whole = whole or loss is not None
         record = CaptureRecord(
             reason=reason,
-            training=torch.is_grad_enabled(),
+            training=with_gradients,
             native_nodes=0,
             fallback=f"{error}; {loss}" if loss else str(error),
             aten_nodes=0,
