@@ -87,3 +87,7 @@ class CollectiveError(CaptureError):
 
 class ConversionError(OrtrainError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""
+
+
+class SymbolicBudgetError(Exception):
+    """Following sizes by symbols takes more operations than a trace may spend on it."""

@@ -29,6 +29,7 @@ from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import nothing_compiles
 from ortrain.capture.errors import CaptureError, UnseenStateError
+from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.guards import compile_guards, sizes_of
@@ -321,6 +322,8 @@ def _functional(
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Return the program without writes, of known operators, and the conditions that this added."""
     detach_no_grad_regions(program)
+    if known is not None and not autocast.enabled and not autocast_regions:
+        expand_unknown(program, known)
     # Tracing again is what puts the casts of autocast into the graph.
     if known is not None and not autocast.enabled and make_functional(program, known):
         inline_regions(program)
