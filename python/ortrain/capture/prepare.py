@@ -126,6 +126,7 @@ def _prepare(
         outside=converted.outside,
         cloned=converted.cloned,
         views=captured.views,
+        fixed=captured.fixed,
     )
 
 

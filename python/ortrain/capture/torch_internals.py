@@ -18,6 +18,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
@@ -149,7 +150,7 @@ def trace_of_operators(
         return None
     known = _conditions(mode.shape_env)
     try:
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), enable_python_dispatcher():
             traced = make_fx(function)(*values)
     except SymbolicBudgetError:
         raise
@@ -427,7 +428,13 @@ def unwrapped(error: BaseException) -> BaseException:
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keep an export that fails from logging to the terminal; its exception says the same."""
-    names = ("torch.export", "torch.export._trace", "torch.fx.experimental.symbolic_shapes")
+    names = (
+        "torch.export",
+        "torch.export._trace",
+        "torch.fx.experimental.sym_node",
+        "torch.fx.experimental.symbolic_shapes",
+        "torch._subclasses.fake_tensor",
+    )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:
