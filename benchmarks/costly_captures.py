@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
 
@@ -164,7 +164,6 @@ def _fourier() -> Made:
 
 def _pixels(size: int = 64, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, 3, size, size)
-
 
 
 def _segformer() -> Made:

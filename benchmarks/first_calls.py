@@ -81,12 +81,20 @@ def first_call(name: str) -> dict[str, Any]:
 
 def in_own_process(name: str, threads: int, limit: float) -> dict[str, Any]:
     """Return ``first_call`` of a fresh process; "error" where it failed or took too long."""
-    settings = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": package_path(os.environ.get("PYTHONPATH"))}
+    settings = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": package_path(os.environ.get("PYTHONPATH")),
+    }
     command = [sys.executable, "-m", "benchmarks.first_calls", "--in-this-process", name]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **settings}, timeout=limit,
-            capture_output=True, text=True, check=False,
+            command,
+            cwd=ROOT,
+            env={**os.environ, **settings},
+            timeout=limit,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"error": f"more than {limit:.0f} s"}
@@ -104,7 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds per model")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--in-this-process", metavar="MODEL", choices=sorted(MODELS), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--in-this-process", metavar="MODEL", choices=sorted(MODELS), help=argparse.SUPPRESS
+    )
     options = parser.parse_args(arguments)
     if options.in_this_process:
         print(json.dumps(first_call(options.in_this_process)))

@@ -26,9 +26,7 @@ class _CannotExpandError(Exception):
     """An operator that only a trace of the whole program takes apart."""
 
 
-def expand_unknown(
-    program: torch.export.ExportedProgram, known: Callable[[Any], bool]
-) -> None:
+def expand_unknown(program: torch.export.ExportedProgram, known: Callable[[Any], bool]) -> None:
     """Put the parts of operators that have no conversion in their place.
 
     An operator stays as it is where one of its parts has no conversion either, where parts write, or

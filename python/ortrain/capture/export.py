@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from ortrain import logs, progress
+from ortrain import logs
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.autocast_regions import (
     decompose_under_autocast,
@@ -78,7 +78,7 @@ from ortrain.capture.symbolic_budget import (
     Freedom,
     SymbolicBudget,
     freedom_of,
-    restrict,
+    restrict_further,
 )
 from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
@@ -318,7 +318,7 @@ def _freest(
     """Capture with as many symbolic sizes as the budget of symbols allows, ``least`` or fewer."""
     for freedom in list(Freedom)[least:-1]:
         budget = SymbolicBudget(LIMIT)
-        cause = f"its sizes took more than {budget.limit} symbolic terms"
+        cause = f"symbols for them took more than {budget.limit} terms"
         try:
             with budget.counting():
                 captured = _capture(
@@ -336,9 +336,7 @@ def _freest(
                 break
             if not budget.is_exceeded:
                 cause = reason_of(internals.unwrapped(error))
-        following = Freedom(freedom + 1)
-        progress.note(f"{name} is captured again, {following.fixed} being fixed: {cause}")
-        restrict(module, following)
+        restrict_further(module, cause)
     return _capture(
         module, name, signature, call, known, read, Freedom.NONE, standalone=standalone
     )

@@ -18,6 +18,7 @@ from typing import Any
 import sympy
 from torch import nn
 
+from ortrain import progress
 from ortrain.capture.errors import SymbolicBudgetError
 from ortrain.capture.trace_internals import at_each_size
 
@@ -91,6 +92,12 @@ def freedom_of(module: nn.Module) -> Freedom:
     return _left.get(module, Freedom.ALL)
 
 
-def restrict(module: nn.Module, freedom: Freedom) -> None:
-    """Let later captures of the module begin with ``freedom``."""
-    _left[module] = freedom
+def restrict_further(module: nn.Module, reason: str) -> None:
+    """Let the captures of the module that follow have less freedom than those before, and say so.
+
+    Args:
+      module: The module.
+      reason: What stands in the way of the freedom that it has.
+    """
+    left = _left[module] = Freedom(min(freedom_of(module) + 1, Freedom.NONE))
+    progress.note(f"{type(module).__name__}: {left.fixed} are fixed from now on, since {reason}")
