@@ -31,8 +31,8 @@ def first_call(name: str) -> dict[str, Any]:
     """Return what the first call of a model takes in this process, and how far off it is.
 
     The keys: "wall" and "cpu" of the first forward and backward in seconds, "again" the wall time of
-    the second, "stages" in seconds, "whole" whether the model is one graph, "dynamic" whether its
-    sizes may vary, "difference" of loss and gradients from PyTorch's, relative to the largest value
+    the second, "stages" in seconds, "whole" whether the model is one graph, "sizes" those that are
+    fixed, "difference" of loss and gradients from PyTorch's, relative to the largest value
     of each.
     """
     from ortrain import ORTModule
@@ -73,7 +73,7 @@ def first_call(name: str) -> dict[str, Any]:
         "whole": not fallback,
         "captures": len(report.captures),
         "fallback": fallback,
-        "sizes": ", ".join(sorted({getattr(r, "fixed", "") for r in report.captures} - {""})),
+        "sizes": ", ".join(sorted({r.fixed for r in report.captures} - {""})),
         "native_share": report.native_share,
         "difference": difference,
     }
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
             seconds(row["cpu"]),
             seconds(stages.get("capture", 0.0)),
             seconds(sum(stages.values()) - stages.get("capture", 0.0)),
-            "whole" if row["whole"] else row["fallback"],
+            "whole" if row["whole"] else "in pieces",
             row["sizes"] or "any",
             f"{row['difference']:.1e}",
         )

@@ -440,7 +440,7 @@ class Engine:
             return self._run_forward(args, kwargs)
         with self._lock:
             if self._pieces is None and self._cut is not None:
-                _log.info("%s is cut in pieces", type(self.module).__name__)
+                progress.note(f"{type(self.module).__name__} is cut in pieces")
                 self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
         return self._run_forward(args, kwargs) if pieces is None else pieces.run(args, kwargs)
