@@ -184,6 +184,7 @@ class Entry:
                 stages=stages,
                 from_disk="load" in stages,
                 escapes=tuple(prepared.escapes),
+                fixed=prepared.fixed,
             ),
             device=device,
             rows=RowSelection.of(graph, device),

@@ -53,7 +53,7 @@ def note(sentence: str) -> None:
 
 @contextmanager
 def stage(name: str) -> Iterator["Timing"]:
-    """Time one stage, log it at INFO and tell the listeners.
+    """Time one stage, log its begin and end at INFO and tell the listeners.
 
     Args:
         name: Short name, e.g. "capture". Stages may nest.
@@ -62,6 +62,7 @@ def stage(name: str) -> Iterator["Timing"]:
         A Timing whose ``seconds`` is set when the stage ends, also when it fails.
     """
     timing = Timing(name)
+    _logger.info("%s begins", name)  # a capture may take many seconds
     _tell(name, 0.0, "begin")
     started = time.perf_counter()
     state: State = "failed"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core, logs
+from ortrain import _core, logs, progress
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import (
@@ -253,7 +253,7 @@ class PyTorchRuns:
                     _log.info("%s runs whole: %s", name, misread)
                     self._cut = None
                 else:
-                    _log.info("%s is cut in pieces", name)
+                    progress.note(f"{name} is cut in pieces")
                     self._pieces = self._cut(self.module, self.dropout)
             pieces = self._pieces
         if pieces is None:

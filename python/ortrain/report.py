@@ -29,6 +29,8 @@ class CaptureRecord:
       pieces: Graphs that the module had been cut into after the first such call, each with a record
         of its own; 0 where all of it runs in PyTorch.
       breaks: Why it had been cut by then, and where.
+      fixed: The sizes that the graph holds for as they were, since symbols for them take too long, in
+        words.
       first_call: Whether PyTorch ran one call alone, which makes what later calls find.
     """
 
@@ -44,6 +46,7 @@ class CaptureRecord:
     pieces: int = 0
     breaks: tuple[str, ...] = ()
     first_call: bool = False
+    fixed: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class ModuleReport:
             what = record.fallback or f"{record.native_nodes} nodes"
             if record.pieces:
                 what = f"in {record.pieces} pieces: {what}"
+            if record.fixed:
+                what += f" for these sizes alone ({record.fixed} are fixed)"
             if record.from_disk:
                 what += " from disk cache"
             times = ", ".join(f"{k} {v:.2f} s" for k, v in record.stages.items())

@@ -144,6 +144,7 @@ class CapturedModule:
       autocast: Autocast state at the capture.
       grad_enabled: Grad mode at the capture.
       dynamic: False where the sizes of the sample are baked in.
+      fixed: The sizes of the sample that are baked in since symbols for them take too long, in words.
       seconds: Wall time per stage.
       num_made: How many plain attributes the forward made.
       views: How results are made of the outputs, where these are not the results.
@@ -171,6 +172,7 @@ class CapturedModule:
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False
+    fixed: str = ""
 
 
 def collects_layer_outputs() -> bool:

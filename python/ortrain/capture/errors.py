@@ -27,6 +27,10 @@ class CaptureError(OrtrainError, NotImplementedError):
         super().__init__(f"{text}\n  at {source}" if source else text)
 
 
+class SizeConditionError(CaptureError):
+    """The graph holds for sizes that meet a condition which cannot be told beforehand."""
+
+
 class UnsupportedInputError(CaptureError, TypeError):
     """An argument or a result of the module is of a kind that has no place in a graph."""
 
@@ -105,3 +109,7 @@ class CollectiveError(CaptureError):
 
 class ConversionError(OrtrainError):
     """A conversion gave another dtype or shape than PyTorch: a defect of Ortrain."""
+
+
+class SymbolicBudgetError(Exception):
+    """Following sizes by symbols takes more operations than a trace may spend on it."""

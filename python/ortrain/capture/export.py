@@ -28,7 +28,8 @@ from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import failures_untold, nothing_compiles
-from ortrain.capture.errors import CaptureError, UnseenStateError
+from ortrain.capture.errors import CaptureError, SizeConditionError, UnseenStateError
+from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.guards import compile_guards, sizes_of
@@ -75,6 +76,13 @@ from ortrain.capture.signature import (
     flatten_outputs,
     order_of,
     without_cache,
+)
+from ortrain.capture.symbolic_budget import (
+    LIMIT,
+    Freedom,
+    SymbolicBudget,
+    freedom_of,
+    restrict_further,
 )
 from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
@@ -300,25 +308,9 @@ def capture(
     call = signature.flatten(args, kwargs or {}) if call is None else call
     name = type(module).__name__
     read = NamesRead() if read is None else read
+    least = freedom_of(module) if dynamic and call.tensors else Freedom.NONE
     try:
-        if not dynamic:
-            return _capture(
-                module, name, signature, call, known, read, dynamic=False, standalone=standalone
-            )
-        try:
-            return _capture(
-                module, name, signature, call, known, read, dynamic=True, standalone=standalone
-            )
-        except CaptureError:
-            raise
-        except Exception as error:
-            if internals.has_unbacked_symbols(error) or not call.tensors:
-                raise
-            reason = reason_of(internals.unwrapped(error))
-            _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
-        return _capture(
-            module, name, signature, call, known, read, dynamic=False, standalone=standalone
-        )
+        return _freest(module, name, signature, call, known, read, least, standalone)
     except CaptureError as error:
         if error.module and error.source:
             raise
@@ -332,6 +324,41 @@ def capture(
         raise CaptureError(reason_of(cause), module=name, source=error_source(cause)) from cause
 
 
+def _freest(
+    module: nn.Module,
+    name: str,
+    signature: CallSignature,
+    call: FlatCall,
+    known: Callable[[Any], bool] | None,
+    read: NamesRead,
+    least: Freedom,
+    standalone: bool,
+) -> CapturedModule:
+    """Capture with as many symbolic sizes as the budget of symbols allows, ``least`` or fewer."""
+    for freedom in list(Freedom)[least:-1]:
+        budget = SymbolicBudget(LIMIT)
+        cause = f"symbols for them took more than {budget.limit} terms"
+        try:
+            with budget.counting():
+                captured = _capture(
+                    module, name, signature, call, known, read, freedom, standalone=standalone
+                )
+            if not budget.is_exceeded:
+                _log.debug("%s: %d terms in symbolic sizes", name, budget.spent)
+                return captured
+        except Exception as error:
+            if not budget.is_exceeded and not isinstance(error, SizeConditionError):
+                if isinstance(error, CaptureError) or internals.has_unbacked_symbols(error):
+                    raise
+                reason = reason_of(internals.unwrapped(error))
+                _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
+                break
+            if not budget.is_exceeded:
+                cause = reason_of(internals.unwrapped(error))
+        restrict_further(module, cause)
+    return _capture(module, name, signature, call, known, read, Freedom.NONE, standalone=standalone)
+
+
 def _functional(
     program: torch.export.ExportedProgram,
     known: Callable[[Any], bool] | None,
@@ -340,6 +367,8 @@ def _functional(
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Return the program without writes, of known operators, and the conditions that this added."""
     detach_no_grad_regions(program)
+    if known is not None and not autocast.enabled and not autocast_regions:
+        expand_unknown(program, known)
     # Tracing again is what puts the casts of autocast into the graph.
     if known is not None and not autocast.enabled and make_functional(program, known):
         inline_regions(program)
@@ -365,17 +394,20 @@ def _capture(
     call: FlatCall,
     known: Callable[[Any], bool] | None,
     read: NamesRead,
+    freedom: Freedom,
     *,
-    dynamic: bool,
     standalone: bool,
 ) -> CapturedModule:
     seconds: dict[str, float] = {}
     autocast = AutocastState.current()
     functions = FunctionCalls()
     tensors = tuple(_sample(t) for t in call.tensors)
+    dynamic = freedom is not Freedom.NONE
     equal = _equal_sizes(tensors) if dynamic else []
     auto = torch.export.Dim.AUTO
-    shapes = tuple(dict.fromkeys(range(t.dim()), auto) for t in tensors) if dynamic else None
+    first = freedom is Freedom.FIRST
+    axes = [range(min(t.dim(), 1) if first else t.dim()) for t in tensors]
+    shapes = tuple(dict.fromkeys(each, auto) for each in axes) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     made: list[MadePlain] = []
     flat = _FlatModule(module, signature, call, equal, autocast, trees, read, made, functions)
@@ -438,6 +470,7 @@ def _capture(
         autocast=autocast,
         grad_enabled=torch.is_grad_enabled(),
         dynamic=dynamic,
+        fixed=freedom.fixed if freedom_of(module) is not Freedom.ALL else "",
         seconds=seconds,
         num_made=len(made),
         views=None if views is None else ResultViews(views, dimensions_of(values)),

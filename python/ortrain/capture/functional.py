@@ -43,13 +43,14 @@ def make_functional(program: torch.export.ExportedProgram, known: Callable[[Any]
     copies where nothing is written.
     """
     nodes = program.graph.nodes
-    others = [node for node in nodes if not _is_harmless(program.graph_module, node, known)]
+    others = [node for node in nodes if not is_harmless(program.graph_module, node, known)]
     if not all(is_rewritable_write(node) for node in others):
         return False
     return not others or replace_writes(program, known)
 
 
-def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool]) -> bool:
+def is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool]) -> bool:
+    """Tell whether a node of ``owner`` writes to nothing and is of known operators alone."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "get_attr":
@@ -61,8 +62,7 @@ def _is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bo
     if target is internals.no_grad_region():
         body = _body(owner, node)
         return all(
-            inner.op != "get_attr" and _is_harmless(body, inner, known)
-            for inner in body.graph.nodes
+            inner.op != "get_attr" and is_harmless(body, inner, known) for inner in body.graph.nodes
         )
     if isinstance(target, torch._ops.OpOverload):
         name = target.name().partition(".")[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import SizeConditionError
 
 Sizes = Sequence[Sequence[int]]
 Term = Callable[[Sizes], Any]
@@ -54,7 +54,7 @@ def compile_guards(
       static: (input, axis, size) of each dimension that the graph fixes.
 
     Raises:
-      CaptureError: A condition reads something else than sizes of inputs.
+      SizeConditionError: A condition reads something else than sizes of inputs.
     """
     index = {name: i for i, name in enumerate(names)}
     fixed = [f"L['{names[i]}'].size()[{axis}] == {size}" for i, axis, size in static]
@@ -100,6 +100,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "int": int,
     "float": float,
     "round": round,
+    "torch.sym_float": float,
+    "torch.sym_int": int,
     "math.floor": math.floor,
     "math.ceil": math.ceil,
     "math.trunc": math.trunc,
@@ -124,8 +126,8 @@ class _Compiler:
     def compile(self) -> Term:
         return self._term(ast.parse(self._condition, mode="eval").body)
 
-    def _refuse(self) -> CaptureError:
-        return CaptureError(f"the captured graph depends on the condition {self._condition}")
+    def _refuse(self) -> SizeConditionError:
+        return SizeConditionError(f"the captured graph depends on the condition {self._condition}")
 
     def _term(self, node: ast.expr) -> Term:
         if isinstance(node, ast.Constant):

@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule
-from ortrain.capture.convert import convert
+from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError
 from ortrain.capture.export import capture
@@ -26,6 +26,7 @@ from ortrain.capture.side_effects import (
     without_root_hooks,
 )
 from ortrain.capture.signature import FlatCall
+from ortrain.capture.symbolic_budget import restrict_further
 from ortrain.capture.torch_internals import (
     acts_by_itself,
     decomposition,
@@ -93,36 +94,19 @@ def _prepare(
     dynamic: bool,
     standalone: bool,
 ) -> PreparedGraph:
-    with (
-        progress.stage("capture") as timing,
-        untouched_generator() as touched,
-        without_root_hooks(module),
-        nothing_added(module),
-    ):
-        captured = _capture(
-            module, call, args, kwargs, read, dynamic=dynamic, standalone=standalone
-        )
-        # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
-        nodes = captured.graph_module.graph.nodes
-        squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
-        if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(
-                module, call, args, kwargs, read, dynamic=False, standalone=standalone
+    captured, squeezes = _captured(module, call, args, kwargs, stages, read, dynamic, standalone)
+    while True:
+        try:
+            converted = _converted(captured, module, dropout, stages, keeps_outside=standalone)
+            break
+        except _core.ShapeError as error:
+            # Shapes that agree for all sizes, but not in a way that is seen in their formulas.
+            if not captured.dynamic:
+                raise
+            restrict_further(module, str(error).partition("\n")[0])
+            captured, squeezes = _captured(
+                module, call, args, kwargs, stages, read, dynamic, standalone
             )
-    if any(touched):
-        raise CaptureError(
-            "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
-        )
-    stages["capture"] = timing.seconds
-    with progress.stage("convert") as timing:
-        converted = convert(
-            captured,
-            _core.GraphBuilder(type(module).__name__),
-            dropout,
-            keeps_outside=standalone,
-        )
-        converted.graph.run_passes("simplify")
-    stages["convert"] = timing.seconds
     return PreparedGraph(
         graph=converted.graph,
         user_inputs=converted.user_inputs,
@@ -143,7 +127,63 @@ def _prepare(
         outside=converted.outside,
         cloned=converted.cloned,
         views=captured.views,
+        fixed=captured.fixed,
     )
+
+
+def _captured(
+    module: nn.Module,
+    call: FlatCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stages: dict[str, float],
+    read: NamesRead,
+    dynamic: bool,
+    standalone: bool,
+) -> tuple[CapturedModule, bool]:
+    """Return the capture, and whether it holds only where the same extents are 1 as in the call."""
+    with (
+        progress.stage("capture") as timing,
+        untouched_generator() as touched,
+        without_root_hooks(module),
+        nothing_added(module),
+    ):
+        captured = _capture(
+            module, call, args, kwargs, read, dynamic=dynamic, standalone=standalone
+        )
+        # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
+        nodes = captured.graph_module.graph.nodes
+        squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
+        if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
+            captured = _capture(
+                module, call, args, kwargs, read, dynamic=False, standalone=standalone
+            )
+    if any(touched):
+        raise CaptureError(
+            "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
+        )
+    stages["capture"] = stages.get("capture", 0.0) + timing.seconds
+    return captured, squeezes
+
+
+def _converted(
+    captured: CapturedModule,
+    module: nn.Module,
+    dropout: DropoutSource,
+    stages: dict[str, float],
+    *,
+    keeps_outside: bool,
+) -> Converted:
+    with progress.stage("convert") as timing:
+        converted = convert(
+            captured,
+            _core.GraphBuilder(type(module).__name__),
+            dropout,
+            keeps_outside=keeps_outside,
+        )
+        converted.graph.run_passes("simplify")
+    stages["convert"] = timing.seconds
+    return converted
 
 
 def refuse_hooks(module: nn.Module) -> None:

@@ -61,6 +61,7 @@ class PreparedGraph:
       num_made: How many plain attributes the forward made, which are there now.
       views: How results are made of the user outputs, where these are not the results.
       cloned: Names of the inputs of which the module uses copies alone.
+      fixed: The sizes that are those of the sample, though the caller did not ask for it, in words.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
     """
 
@@ -83,6 +84,7 @@ class PreparedGraph:
     cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     views: ResultViews | None = None
+    fixed: str = ""
 
     @property
     def draws(self) -> bool:
@@ -119,6 +121,7 @@ class PreparedGraph:
             "names_read": None if self.names_read is None else sorted(self.names_read),
             "cloned": sorted(self.cloned),
             "outside": {n: _attribute_that_holds(module, t) for n, t in self.outside.items()},
+            "fixed": self.fixed,
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -155,6 +158,7 @@ class PreparedGraph:
                     for name, (path, attribute) in read["outside"].items()
                 },
                 cloned=frozenset(map(str, read["cloned"])),
+                fixed=str(read["fixed"]),
             )
         except NotStorableError:
             raise

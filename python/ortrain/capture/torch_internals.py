@@ -19,11 +19,13 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -31,7 +33,7 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, SymbolicBudgetError
 
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod
@@ -142,6 +144,35 @@ def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if mode.shape_env is not None and len(mode.shape_env.guards) != guards:
         return None
     return result
+
+
+def trace_of_operators(
+    function: Callable[..., Any], values: list[Any]
+) -> torch.fx.GraphModule | None:
+    """Return the operators that a function calls on fake tensors and sizes; none is composite.
+
+    None where it cannot be called so, or not without a condition on sizes that no other trace has made.
+    """
+    mode = detect_fake_mode(values)
+    if mode is None:
+        return None
+    known = _conditions(mode.shape_env)
+    try:
+        with mode, torch.no_grad(), enable_python_dispatcher():
+            traced = make_fx(function)(*values)
+    except SymbolicBudgetError:
+        raise
+    except Exception:
+        return None  # decompositions raise anything
+    return traced if _conditions(mode.shape_env) == known else None
+
+
+def _conditions(shapes: symbolic_shapes.ShapeEnv | None) -> tuple[int, ...]:
+    """Count what a trace has said about sizes so far, and the sizes that depend on values."""
+    if shapes is None:
+        return ()
+    asserts = sum(map(len, shapes.deferred_runtime_asserts.values()))
+    return len(shapes.guards), asserts, len(shapes.pending_fresh_unbacked_symbols)
 
 
 def fake_results_with_gradients(
@@ -405,7 +436,13 @@ def unwrapped(error: BaseException) -> BaseException:
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keep an export that fails from logging to the terminal; its exception says the same."""
-    names = ("torch.export", "torch.export._trace", "torch.fx.experimental.symbolic_shapes")
+    names = (
+        "torch.export",
+        "torch.export._trace",
+        "torch.fx.experimental.sym_node",
+        "torch.fx.experimental.symbolic_shapes",
+        "torch._subclasses.fake_tensor",
+    )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import checkpoint
 
@@ -61,6 +63,24 @@ def let_go_of_samples(program: torch.export.ExportedProgram) -> None:
         clear = getattr(method, "cache_clear", None)
         if clear is not None:
             clear()
+
+
+@contextlib.contextmanager
+def at_each_size(action: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``action`` with the expression of each symbolic size, flag or number that this thread computes."""
+    thread = threading.get_ident()
+    original = SymNode.__init__
+
+    def init(node: SymNode, expr: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            action(expr)
+        original(node, expr, *args, **kwargs)
+
+    SymNode.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SymNode.__init__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
