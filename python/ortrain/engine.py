@@ -26,7 +26,6 @@ from ortrain.capture.errors import (
     FirstCallError,
     UnseenStateError,
 )
-from ortrain.capture.export import is_capturing, tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.live_numbers import (
     EveryPath,
@@ -45,6 +44,7 @@ from ortrain.capture.prepare import (
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
 from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.tracing import is_capturing, tracing_alone
 from ortrain.entry import Entry
 from ortrain.fallback import (
     OUT_OF_MEMORY,

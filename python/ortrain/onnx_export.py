@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.export import tracing_alone
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import has_hooks
 from ortrain.capture.signature import CallSignature
+from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import UnsupportedError
 
 # The opset that the engine writes.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core, logs, progress
+from ortrain import _core, devices, logs, progress
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import (
@@ -24,10 +24,11 @@ from ortrain.capture.errors import (
     FailedRunError,
     FirstCallError,
 )
-from ortrain.capture.export import tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.signature import FlatCall
+from ortrain.capture.tracing import tracing_alone
 from ortrain.entry import Entry
+from ortrain.errors import VerificationError
 from ortrain.fallback import (
     Refused,
     Sizes,
@@ -56,6 +57,8 @@ _MOST_FAILURES = 2
 MOST_DECLINED = 256
 # What PyTorch's operators raise for arguments that they do not take.
 _ERRORS_OF_OPERATORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+# Found before anything runs.
+_OF_SHAPES = (_core.UnsupportedError, _core.ShapeError, _core.DTypeError)
 # Kind of the call, number of the module's state, modes of PyTorch.
 Key = tuple[Hashable, int, Hashable]
 
@@ -123,8 +126,8 @@ class PyTorchRuns:
         Raises:
           Exception: The engine's error, where PyTorch raises too or may not be asked.
         """
-        # On a device an index out of range is told of late, and ends the process in PyTorch.
-        late = isinstance(error, IndexError) and entry.device.type != "cpu"
+        # What a device finds in values comes late: it may be of another step, whose result is lost.
+        late = devices.provider_of(entry.device) != "cpu" and not isinstance(error, _OF_SHAPES)
         if is_strict() or late or not is_refusal(error):
             raise error
         if self.budget is not None:
@@ -262,6 +265,8 @@ class PyTorchRuns:
         state = self._states.present
         try:
             result = pieces.run(args, kwargs)
+        except VerificationError:
+            raise
         except _ERRORS_OF_OPERATORS as error:
             # A forward may ask whether it is traced, and do then what PyTorch refuses.
             if not before.is_unchanged() or is_strict() or not self.is_in_state(state):

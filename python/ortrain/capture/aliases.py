@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.trace_internals import bodies_of, nodes_of
 
 
 def memories_of(node: fx.Node) -> list[int]:
@@ -57,16 +58,15 @@ def writes_through(program: torch.export.ExportedProgram, view: object) -> fx.No
       program: As exported; regions of it have bodies of their own.
       view: The operator that makes such views.
     """
-    parts = [p for p in program.graph_module.modules() if isinstance(p, fx.GraphModule)]
     given: dict[fx.Node, fx.Node] = {}  # for what a body takes
-    for owner in parts:
+    for owner in bodies_of(program):
         for node in owner.graph.nodes:
             for position, argument in enumerate(node.args):
                 body = _body(owner, argument)
                 if body is not None:
                     inner = body.graph.find_nodes(op="placeholder")
                     given.update(zip(inner, node.args[position + 1 :], strict=False))
-    for node in (node for part in parts for node in part.graph.nodes):
+    for node in nodes_of(program):
         for written in written_by(node):
             source: fx.Node | None = written
             while source is not None:

@@ -16,6 +16,7 @@ from torch import fx
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.composite_operators import run_decompositions
+from ortrain.capture.trace_internals import nodes_of
 
 _OFF = AutocastState(())
 
@@ -51,7 +52,7 @@ def in_region(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_autocast_region(program: torch.export.ExportedProgram) -> bool:
     """Tell whether the module turns autocast on or off inside of its forward."""
-    return any(node.target is internals.autocast_region() for node in _nodes(program))
+    return any(node.target is internals.autocast_region() for node in nodes_of(program))
 
 
 def recurrent_layers_in_one_dtype(program: torch.export.ExportedProgram) -> None:
@@ -59,7 +60,7 @@ def recurrent_layers_in_one_dtype(program: torch.export.ExportedProgram) -> None
 
     Autocast acts on the products inside of their steps, which the graph does not hold.
     """
-    for node in list(_nodes(program)):
+    for node in list(nodes_of(program)):
         if internals.is_recurrent(node.target):
             _in_one_dtype(node)
 
@@ -107,7 +108,7 @@ def decompose_under_autocast(
     while True:
         parts = {
             node.target: _apart(function)
-            for node in _nodes(seen)
+            for node in nodes_of(seen)
             if node.target not in table
             and internals.loses_autocast(node.target, known)
             and (function := internals.decomposition(node.target)) is not None
@@ -125,9 +126,3 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return apply
-
-
-def _nodes(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
-    for owner in program.graph_module.modules():
-        if isinstance(owner, fx.GraphModule):
-            yield from owner.graph.nodes

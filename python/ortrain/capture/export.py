@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
-from ortrain.capture.dynamo_internals import failures_untold, nothing_compiles
+from ortrain.capture.dynamo_internals import failures_untold
 from ortrain.capture.errors import CaptureError, SizeConditionError, UnseenStateError
 from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
@@ -52,7 +51,7 @@ from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.replaced_functions import replacements_watched
-from ortrain.capture.result_views import ResultViews
+from ortrain.capture.result_views import ResultViews, in_order_of
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.shared_results import take_views_out
 from ortrain.capture.side_effects import (
@@ -86,6 +85,7 @@ from ortrain.capture.symbolic_budget import (
 )
 from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
+from ortrain.capture.tracing import capturing_alone
 
 _log = logs.get_logger("ortrain.capture")
 
@@ -161,7 +161,7 @@ class _FlatModule(nn.Module):
                             lambda: nn.Module.__call__(module, *args, **kwargs), before, made, name
                         )
                 elif made:
-                    raise first_call_error(made, name)
+                    raise first_call_error([each.name for each in made], name)
             except CaptureError:
                 raise
             except Exception as error:
@@ -189,59 +189,10 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     """Return a leaf like ``tensor``, its axes in the same order but without gaps between elements."""
     order = None if tensor.is_contiguous() else order_of(tensor)
     dense = tensor.detach()
-    if order is None:
-        dense = dense.contiguous()
-    else:
-        places = sorted(range(len(order)), key=order.__getitem__)
-        dense = dense.permute(order).contiguous().permute(places)
+    dense = dense.contiguous() if order is None else in_order_of(dense, order)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(dense, tensor.requires_grad)
     return dense.requires_grad_(tensor.requires_grad)
-
-
-# Tracing patches classes and settings of PyTorch for all threads. Taken before the lock of an engine.
-one_thread_traces = threading.RLock()
-_LONGEST_WAIT = 120.0  # seconds
-_thread = threading.local()
-
-
-@contextlib.contextmanager
-def tracing_alone() -> Iterator[bool]:
-    """Keep other threads from tracing; gives False where one of them does so for too long.
-
-    Such a thread may be waiting for this one.
-    """
-    mine = one_thread_traces.acquire(timeout=_LONGEST_WAIT)
-    try:
-        yield mine
-    finally:
-        if mine:
-            one_thread_traces.release()
-
-
-def is_capturing() -> bool:
-    """Tell whether this thread is inside of a capture, running some module on tensors without data."""
-    return getattr(_thread, "captures", 0) > 0
-
-
-@contextlib.contextmanager
-def modules_run_themselves() -> Iterator[None]:
-    """Let this thread's ORTModules run in PyTorch for a while, as they do inside of a capture."""
-    _thread.captures = getattr(_thread, "captures", 0) + 1
-    try:
-        yield
-    finally:
-        _thread.captures -= 1
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    with one_thread_traces, nothing_compiles():
-        _thread.captures = getattr(_thread, "captures", 0) + 1
-        try:
-            yield
-        finally:
-            _thread.captures -= 1
 
 
 @contextlib.contextmanager
@@ -249,7 +200,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     tracks = torch.is_grad_enabled()  # leaving inference mode turns it on
     with (
-        _alone(),
+        capturing_alone(),
         warnings.catch_warnings(),
         without_cache(module),
         internals.autograd_functions_by(functions.apply),

@@ -13,6 +13,7 @@ from torch import fx
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.autocast_regions import in_region
+from ortrain.capture.trace_internals import bodies_of
 from ortrain.capture.writes import (
     is_rewritable_write,
     replace_writes,
@@ -79,9 +80,7 @@ def keep_layers_in_regions(program: torch.export.ExportedProgram) -> None:
 
     Called as a function, a region's body would lend all its nodes what the region's call has.
     """
-    for owner in list(program.graph_module.modules()):
-        if not isinstance(owner, fx.GraphModule):
-            continue
+    for owner in bodies_of(program):
         for call in owner.graph.nodes:
             if call.target is internals.no_grad_region():
                 body = _body(owner, call)

@@ -11,13 +11,13 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import is_floating, origin_of, written_by
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.trace_internals import bodies_of, nodes_of
 
 
 def detach_no_grad_regions(program: torch.export.ExportedProgram) -> None:
     """Detach what leaves each no_grad region: functionalizing forgets the region itself."""
     region = internals.no_grad_region()
-    graphs = [g for g in program.graph_module.modules() if isinstance(g, torch.fx.GraphModule)]
-    for graph_module in graphs:
+    for graph_module in bodies_of(program):
         for node in list(graph_module.graph.nodes):
             if node.op != "call_function" or node.target is not region or node.args[0] is not False:
                 continue
@@ -65,16 +65,13 @@ def refuse_writes_through_detach(program: torch.export.ExportedProgram) -> None:
 
 def refuse_regions_with_gradients(program: torch.export.ExportedProgram) -> None:
     """Refuse regions under enable_grad in a forward that runs without gradients: a graph has one mode."""
-    for graph_module in program.graph_module.modules():
-        for node in (
-            graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ()
-        ):
-            if node.target is internals.no_grad_region() and node.args[0] is True:
-                raise CaptureError(
-                    "it turns gradients on where the caller has turned them off",
-                    module=module_path(node),
-                    source=node_source(node),
-                )
+    for node in nodes_of(program):
+        if node.target is internals.no_grad_region() and node.args[0] is True:
+            raise CaptureError(
+                "it turns gradients on where the caller has turned them off",
+                module=module_path(node),
+                source=node_source(node),
+            )
 
 
 def _detach_outputs(body: torch.fx.GraphModule) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ortrain.capture.aliases import writes_through
 from ortrain.capture.call_path import CallPath
@@ -30,6 +30,7 @@ from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
 from ortrain.capture.torch_internals import is_fake, number_expression
+from ortrain.capture.trace_internals import nodes_of
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 _READS_OF_VALUES = ("aten.item.default", "aten._local_scalar_dense.default")
@@ -86,7 +87,7 @@ def nothing_added(module: nn.Module) -> Iterator[None]:
                 del table[name]
                 added.append(name)
     if added:
-        raise _first_call_error(added, type(module).__name__)
+        raise first_call_error(added, type(module).__name__)
 
 
 @contextlib.contextmanager
@@ -169,7 +170,7 @@ def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -
             module=module,
         )
     if changes.made:  # PyTorch's first call makes it; later ones find it there
-        raise _first_call_error(changes.made, module)
+        raise first_call_error(changes.made, module)
 
 
 def refuse_other_ways(
@@ -197,16 +198,14 @@ def refuse_other_ways(
     same = later.steps == first.steps and later_tree == tree and between.restore() == Changes()
     before.restore()
     if not same:
-        raise first_call_error(made, module)
+        raise first_call_error([each.name for each in made], module)
 
 
-def first_call_error(made: Iterable[MadePlain], module: str) -> FirstCallError:
-    """Return the error that says what a first call made."""
-    return _first_call_error([each.name for each in made], module)
-
-
-def _first_call_error(names: list[str], module: str) -> FirstCallError:
-    return FirstCallError(f"its forward makes {_quoted(names)} at its first call", module=module)
+def first_call_error(names: Iterable[str], module: str) -> FirstCallError:
+    """Return the error that says which attributes a first call made."""
+    return FirstCallError(
+        f"its forward makes {_quoted(list(names))} at its first call", module=module
+    )
 
 
 def refuse_living_results(result: Any, before: ReachableState, module: str) -> None:
@@ -272,15 +271,14 @@ def refuse_collectives(program: torch.export.ExportedProgram, module: str) -> No
 
     The engine runs operators by their operands, and a collective is waited for by none of them.
     """
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
-            target = node.target
-            if isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES:
-                raise CollectiveError(
-                    f"its forward calls a collective, {target}",
-                    module=module,
-                    source=node_source(node),
-                )
+    for node in nodes_of(program):
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES:
+            raise CollectiveError(
+                f"its forward calls a collective, {target}",
+                module=module,
+                source=node_source(node),
+            )
 
 
 def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: str) -> None:
@@ -289,8 +287,7 @@ def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: s
     Conditions on sizes are guards. Those that an export adds of itself say that a number which is
     used as a size is none below zero.
     """
-    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
-    nodes = [node for part in parts for node in part.graph.nodes]
+    nodes = list(nodes_of(program))
     read: set[Any] = set()
     sizes: set[Any] = set()
     for node in nodes:

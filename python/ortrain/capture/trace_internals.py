@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.sym_node import SymNode
@@ -45,6 +46,16 @@ def no_traces_kept() -> Iterator[None]:
         for name in list(itertools.islice(sources, held[1], None)):
             sources.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+def bodies_of(program: torch.export.ExportedProgram) -> list[fx.GraphModule]:
+    """Return the graph of a program and those of its regions."""
+    return [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+
+
+def nodes_of(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
+    """Return the nodes of a program, those inside of its regions too."""
+    return (node for body in bodies_of(program) for node in body.graph.nodes)
 
 
 def let_go_of_samples(program: torch.export.ExportedProgram) -> None:

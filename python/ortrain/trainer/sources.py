@@ -17,12 +17,12 @@ from torch import nn
 from ortrain import _core, devices
 from ortrain.amp import MixedPrecision
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.export import tracing_alone
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
+from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
 from ortrain.trainer.model_description import ModelDescription

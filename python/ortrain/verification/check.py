@@ -15,7 +15,7 @@ import torch
 
 from ortrain import logs
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.export import is_capturing, tracing_alone
+from ortrain.capture.tracing import is_capturing, tracing_alone
 from ortrain.engine import Engine
 from ortrain.errors import VerificationError
 from ortrain.verification.comparison import Difference

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortrain.capture.captured import AutocastState
-from ortrain.capture.export import modules_run_themselves, tracing_alone
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs, without_cache
+from ortrain.capture.tracing import modules_run_themselves, tracing_alone
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.draws import RepeatedDraws, UnrepeatableError
 
