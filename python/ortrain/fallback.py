@@ -19,6 +19,7 @@ from ortrain import _core
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.escapes import Escape
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import FlatCall
 from ortrain.random_numbers import GeneratorStates
 from ortrain.report import CaptureRecord
@@ -64,6 +65,7 @@ class StateBefore:
     """
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._reached = ReachableState(module, (args, kwargs), keeps_contents=False, tensors=False)
         given = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in given if isinstance(t, torch.Tensor) and not t.is_inference()]
         self._tensors = [*tensors, *module.parameters(), *module.buffers()]
@@ -72,8 +74,10 @@ class StateBefore:
         self._generators = [GeneratorStates(device) for device in devices]
 
     def is_unchanged(self) -> bool:
-        """Tell whether no tensor has been written to."""
-        return self._versions == [t._version for t in self._tensors]
+        """Tell whether no tensor has been written to, and nothing else that the run could reach has changed."""
+        if self._versions != [t._version for t in self._tensors]:
+            return False
+        return next(self._reached.differing(), None) is None
 
     def restore_generators(self) -> None:
         """Put the generators back."""

@@ -58,10 +58,12 @@ class Pieces:
 
     Attributes:
       loss: Why calls like the last one are better left to PyTorch as a whole; empty where they are not.
+      is_settled: Whether the last call ran through code that was there.
     """
 
     def __init__(self, module: nn.Module, dropout: DropoutSource = DropoutSource.ENGINE) -> None:
         self.loss = ""
+        self.is_settled = False
         self._module = module
         self._dropout = dropout
         self._breaks: dict[str, None] = {}
@@ -121,7 +123,7 @@ class Pieces:
             return forward(*args, **kwargs)
         if pattern not in self._compiled:
             self._compiled[pattern] = internals.compiled_in_pieces(forward, self._backend)
-        known = len(self._pieces)
+        known, self.is_settled = len(self._pieces), False
         for piece in self._pieces:
             piece.calls = 0
         causes: list[str] = []
@@ -134,7 +136,8 @@ class Pieces:
                 result = self._compiled[pattern](*args, **kwargs)
         finally:
             self._breaks.update(dict.fromkeys(causes))
-        self._weigh(len(self._pieces) > known)
+        self.is_settled = len(self._pieces) == known
+        self._weigh(not self.is_settled)
         return result
 
     def _weigh(self, compiled: bool) -> None:

@@ -78,6 +78,10 @@ class Cut(Protocol):
     def loss(self) -> str:
         """Why calls like the last one are better left to PyTorch; empty where they are not."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last call ran through code that was there."""
+
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward."""
 
@@ -109,7 +113,6 @@ class PyTorchRuns:
     _key: Callable[[FlatCall], Key]
     _keep: Callable[[Key, Entry | Refused], None]
     _piece_engines: Callable[[], Sequence[Any]]
-    is_in_state: Callable[[int], bool]
 
     def _run_instead(
         self,
@@ -261,15 +264,15 @@ class PyTorchRuns:
             pieces = self._pieces
         if pieces is None:
             return self._run_forward(args, kwargs)
-        before = StateBefore(self.module, args, kwargs)
-        state = self._states.present
+        # A forward may ask whether it is traced, and do then what PyTorch refuses.
+        may_ask = not pieces.is_settled and not is_strict()
+        before = StateBefore(self.module, args, kwargs) if may_ask else None
         try:
             result = pieces.run(args, kwargs)
         except VerificationError:
             raise
         except _ERRORS_OF_OPERATORS as error:
-            # A forward may ask whether it is traced, and do then what PyTorch refuses.
-            if not before.is_unchanged() or is_strict() or not self.is_in_state(state):
+            if before is None or not before.is_unchanged():
                 raise
             before.restore_generators()
             try:

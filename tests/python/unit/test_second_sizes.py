@@ -261,3 +261,33 @@ def test_pieces_that_raise_where_pytorch_does_not(
         for count in (3, 5, 3, 4):
             agree(plain, ours, rows(count))
     assert "its pieces raise where PyTorch does not" in str(ours.report())
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+@pytest.mark.parametrize("where", ["argument", "attribute"])
+def test_what_a_failing_forward_has_done_is_done_once(where: str) -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.seen: list[float] = []
+
+        def forward(self, x: torch.Tensor, log: list[int]) -> torch.Tensor:
+            y = self.layer(x)
+            if y.sum() > 1e6:
+                y = y / 2
+            (log if where == "argument" else self.seen).append(1)
+            if x.shape[0] == 4:
+                raise ValueError("the user's own")
+            return y * 2
+
+    module = Fails()
+    ours, log = ORTModule(module), []
+    for rows in (4, 4, 2, 4, 3):
+        x = torch.randn(rows, 3)
+        if rows == 4:
+            with pytest.raises(ValueError, match="the user's own"):
+                ours(x, log)
+        else:
+            torch.testing.assert_close(ours(x, log), module.layer(x) * 2)
+    assert log + module.seen == [1] * 5
