@@ -39,7 +39,8 @@ def backend(
     """
     if options:
         raise TypeError(f"the backend 'ortrain' takes no options, got {', '.join(sorted(options))}")
-    return runner_of(graph_module, lambda piece: Engine(piece).run)
+    varies = has_sizes_that_vary(graph_module)
+    return runner_of(graph_module, lambda piece: Engine(piece, any_sizes=varies).run)
 
 
 def runner_of(
@@ -64,6 +65,13 @@ def runner_of(
         return tuple(next(results) if f is None else f(args) for f in numbers)
 
     return internals.outside_compiled_code(run)
+
+
+def has_sizes_that_vary(piece: fx.GraphModule) -> bool:
+    """Tell whether a piece is for more than the sizes that it was cut for: Dynamo compares the others."""
+    values = [node.meta.get("example_value") for node in piece.graph.find_nodes(op="placeholder")]
+    sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
+    return any(isinstance(each, torch.SymInt) for each in (*values, *sizes))
 
 
 def _gives_views(piece: fx.GraphModule) -> bool:

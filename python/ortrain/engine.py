@@ -85,6 +85,7 @@ class Engine(PyTorchRuns):
       budget: What a plan may take; None for any memory. What would run in PyTorch, where nobody
         knows its memory beforehand, is refused then.
       dropout: Who draws the masks of dropout.
+      any_sizes: Whether graphs are to hold for other sizes than those of their first call.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Engine(PyTorchRuns):
         tells: bool = True,
         budget: MemoryBudget | None = None,
         dropout: DropoutSource = DropoutSource.ENGINE,
+        any_sizes: bool = True,
     ) -> None:
         self.module = module
+        self._any_sizes = any_sizes
         self.dropout = dropout
         self.budget = budget
         self.max_graphs = max_graphs
@@ -395,7 +398,9 @@ class Engine(PyTorchRuns):
             if failing is not None and has_enough_fixed(others or ()):
                 raise FailedRunError("other sizes have graphs of their own", module=name)
             self._refuse_ever_new_calls(key, call)
-            entry = self._capture(call, args, kwargs, reason, read, dynamic=failing is None)
+            entry = self._capture(
+                call, args, kwargs, reason, read, dynamic=self._any_sizes and failing is None
+            )
         except Exception as error:
             if is_strict() or isinstance(error, OUT_OF_MEMORY):
                 raise

@@ -89,7 +89,9 @@ class Pieces:
         self._pieces.append(piece)
         runs = in_pytorch
         if piece.gain > 0:
-            runs = dynamo.runner_of(graph_module, functools.partial(self._engine_of, piece))
+            varies = dynamo.has_sizes_that_vary(graph_module)
+            made = functools.partial(self._engine_of, piece, varies)
+            runs = dynamo.runner_of(graph_module, made)
         held = weakref.ref(piece)
 
         def run(*args: Any) -> Any:
@@ -101,8 +103,8 @@ class Pieces:
 
         return run
 
-    def _engine_of(self, piece: _Piece, module: nn.Module) -> Callable[..., Any]:
-        piece.engine = Engine(module, tells=False, dropout=self._dropout)
+    def _engine_of(self, piece: _Piece, varies: bool, module: nn.Module) -> Callable[..., Any]:
+        piece.engine = Engine(module, tells=False, dropout=self._dropout, any_sizes=varies)
         held = weakref.ref(piece.engine)
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

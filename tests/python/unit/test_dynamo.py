@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import dynamo
+from ortrain import dynamo, engine
 from ortrain.engine import Engine
 
 
@@ -151,3 +151,19 @@ def test_the_backend_has_a_name() -> None:
     assert "ortrain" in torch._dynamo.list_backends(exclude_tags=())
     compiled = torch.compile(nn.Linear(2, 2), backend="ortrain")
     assert compiled(torch.randn(3, 2)).shape == (3, 2)
+
+
+def test_pieces_of_fixed_sizes_are_captured_for_these(monkeypatch):
+    seen = []
+    whole = engine.prepare
+
+    def prepare(*args, dynamic, **kwargs):
+        seen.append(dynamic)
+        return whole(*args, dynamic=dynamic, **kwargs)
+
+    monkeypatch.setattr(engine, "prepare", prepare)
+    function = torch.compile(lambda x: (x.sigmoid() * 2).sum(0), backend="ortrain")
+    for rows in (3, 5, 7, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(function(x), (x.sigmoid() * 2).sum(0))
+    assert seen == [False, True]  # Dynamo lets a size vary once it has varied

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
-from ortrain.capture import export
+from ortrain.capture import tracing
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 
@@ -394,7 +394,7 @@ def test_other_tracers_see_the_module_itself() -> None:
 
 
 def test_layers_run_by_threads_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_LONGEST_WAIT", 5.0)  # they wait for a thread that waits for them
+    monkeypatch.setattr(tracing, "_LONGEST_WAIT", 5.0)  # they wait for a thread that waits for them
 
     class Parallel(nn.Module):
         def __init__(self) -> None:
