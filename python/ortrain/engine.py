@@ -32,7 +32,6 @@ from ortrain.capture.live_numbers import (
     EveryPath,
     LiveAttributes,
     LiveNumbers,
-    classes_of_numbers,
     fixed_numbers,
 )
 from ortrain.capture.names_read import NamesRead
@@ -355,8 +354,7 @@ class Engine(PyTorchRuns):
         read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
         try:
             self._refuse_ever_new_calls(self._key(call), call)
-            with classes_of_numbers():
-                entry = self._capture(call, args, kwargs, reason, read)
+            entry = self._capture(call, args, kwargs, reason, read)
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
