@@ -407,7 +407,8 @@ def _capture(
     functions = FunctionCalls()
     tensors = tuple(_sample(t) for t in call.tensors)
     dynamic = freedom is not Freedom.NONE
-    equal = _equal_sizes(tensors) if dynamic else []
+    # A number that is the same as a size by chance is not held to it.
+    equal = _equal_sizes(tensors[: len(tensors) - len(call.numbers)]) if dynamic else []
     auto = torch.export.Dim.AUTO
     first = freedom is Freedom.FIRST
     axes = [range(min(t.dim(), 1) if first else t.dim()) for t in tensors]

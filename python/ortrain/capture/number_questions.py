@@ -80,10 +80,10 @@ def _division(original: Callable[..., Any], reflected: bool) -> Callable[..., An
 
     def divide(number: Any, other: Any) -> Any:
         by = number if reflected else other
-        if type(by) in (torch.SymInt, torch.SymFloat) and _is_users(sys._getframe(1)):
-            # Live numbers are not 0.0, and a float that comes out of a tensor divides as there.
-            if not by.node.expr.is_symbol and by == 0:
-                raise ZeroDivisionError("division by zero")
+        asks = type(by) in (torch.SymInt, torch.SymFloat) and _is_users(sys._getframe(1))
+        # Live numbers are not 0.0, and a float that comes out of a tensor divides as there.
+        if asks and not by.node.expr.is_symbol and by == 0:
+            raise ZeroDivisionError("division by zero")
         return original(number, other)
 
     return divide
