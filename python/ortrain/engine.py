@@ -36,6 +36,7 @@ from ortrain.capture.live_numbers import (
 )
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepare import (
+    empty_extents,
     prepare,
     refuse_hooks,
     refuse_inference_tensors,
@@ -384,7 +385,7 @@ class Engine(PyTorchRuns):
                 reason = "sizes that another graph does not run"
             elif others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
-                reason = f"sizes: {', '.join(broken)}"
+                reason = f"sizes: {', '.join(broken) or 'other extents are 0 or 1'}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             progress.note(f"capturing again: {reason}")
@@ -493,13 +494,14 @@ class Engine(PyTorchRuns):
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        kept = dynamic and not call.numbers
+        varies = dynamic and not any(empty_extents(call))
+        kept = varies and not call.numbers
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
         if prepared is None:
             prepared = prepare(
                 *(self.module, call, args, kwargs, stages, read, self.dropout),
-                dynamic=dynamic,
+                dynamic=varies,
                 standalone=False,
             )
             if slot is not None:

@@ -131,3 +131,15 @@ def test_powers_that_int64_does_not_hold() -> None:
     x = torch.linspace(-1, 1, 20).reshape(5, 4)
     agree(lambda n: (2**n) % 1000003, [(x, n) for n in (11, 13, 62, 70)])
     agree(lambda n: (n**3) % 1009, [(x, n) for n in (11, 13, 2**21, 2**31 - 1)])
+
+
+@pytest.mark.parametrize("first", [4, 0])
+def test_branches_on_emptiness(first: int) -> None:
+    for ask in (
+        lambda n: 2 if n == 0 else 3,
+        lambda n: 2 if n else 3,
+        lambda n: 2 if n > 0 else 3,
+    ):
+        agree(ask, [(torch.ones(n, 4),) for n in (first, 5, 0, 1, 7, 0)])
+        shaped = [(torch.ones(n, 4),) for n in (first, 5, 0, 1, 7, 0)]
+        agree(lambda n, ask=ask: torch.ones(ask(n), 1, 1), shaped)
