@@ -31,11 +31,11 @@ from ortrain.capture.live_numbers import (
     EveryPath,
     LiveAttributes,
     LiveNumbers,
-    classes_of_numbers,
     fixed_numbers,
 )
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepare import (
+    empty_extents,
     prepare,
     refuse_hooks,
     refuse_inference_tensors,
@@ -358,8 +358,7 @@ class Engine(PyTorchRuns):
         read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
         try:
             self._refuse_ever_new_calls(self._key(call), call)
-            with classes_of_numbers():
-                entry = self._capture(call, args, kwargs, reason, read)
+            entry = self._capture(call, args, kwargs, reason, read)
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
@@ -389,7 +388,7 @@ class Engine(PyTorchRuns):
                 reason = "sizes that another graph does not run"
             elif others and isinstance(others[0], Entry):
                 broken = others[0].captured.guards.violated(sizes_of(call.tensors))
-                reason = f"sizes: {', '.join(broken)}"
+                reason = f"sizes: {', '.join(broken) or 'other extents are 0 or 1'}"
             else:
                 reason = "the arguments, flags or parameters differ from earlier calls"
             progress.note(f"capturing again: {reason}")
@@ -500,13 +499,14 @@ class Engine(PyTorchRuns):
     ) -> Entry:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
-        kept = dynamic and not call.numbers
+        varies = dynamic and not any(empty_extents(call))
+        kept = varies and not call.numbers
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
         if prepared is None:
             prepared = prepare(
                 *(self.module, call, args, kwargs, stages, read, self.dropout),
-                dynamic=dynamic,
+                dynamic=varies,
                 standalone=False,
             )
             if slot is not None:

@@ -14,7 +14,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.prepare import extents_of_one
+from ortrain.capture.prepare import empty_extents, extents_of_one
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
@@ -60,6 +60,7 @@ class Entry:
       dependences: Positions of the inputs that outputs depend on.
       failed: Sizes of calls that it has not run, though its conditions hold.
       fixed: Whether it was captured for the sizes of one call, which another graph did not run.
+      empty: Which extents of the arguments are 0.
     """
 
     captured: PreparedGraph
@@ -86,6 +87,7 @@ class Entry:
     dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
     failed: set[tuple[torch.Size, ...]] = dataclasses.field(default_factory=set)
     fixed: bool = False
+    empty: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
     def of(
@@ -190,6 +192,7 @@ class Entry:
             rows=RowSelection.of(graph, device),
             ones=extents_of_one(call) if prepared.squeezes else None,
             updated_arguments=[where for kind, where in updated if kind == "user"],
+            empty=empty_extents(call),
             copied_inputs=[
                 i
                 for i, (source, name) in enumerate(zip(sources, inputs, strict=True))
@@ -223,6 +226,7 @@ class Entry:
         holds = self.fitting.get(sizes)
         if holds is None:
             holds = self.ones is None or self.ones == extents_of_one(call)
+            holds = holds and self.empty == empty_extents(call)
             holds = holds and self.captured.guards.holds(sizes)
             if len(self.fitting) >= _MOST_SIZES:
                 self.fitting.clear()

@@ -335,7 +335,7 @@ class _Step(torch.autograd.Function):
         with _without_gradients():
             made = step.gradients(0, ctx.positions)
         token = _anchor(step.entry.device) if ctx.linked else None
-        return (None, None, None, token, *_marked(made, step.refusal))
+        return (None, None, None, token, *_marked(made, step))
 
 
 class _Part(torch.autograd.Function):
@@ -355,15 +355,17 @@ class _Part(torch.autograd.Function):
         with _without_gradients():
             made = ctx.step.gradients(ctx.index, ctx.step.parts[ctx.index].positions)
         token = _anchor(ctx.step.entry.device) if ctx.linked else None
-        return (None, None, token, *_marked(made, ctx.step.refusal))
+        return (None, None, token, *_marked(made, ctx.step))
 
 
-def _marked(gradients: list[torch.Tensor | None], refusal: str) -> list[torch.Tensor | None]:
+def _marked(gradients: list[torch.Tensor | None], step: _Pass) -> list[torch.Tensor | None]:
     """Return the gradients; with a refusal they cannot be differentiated."""
-    present = [g for g in gradients if g is not None] if refusal else []
+    present = [g for g in gradients if g is not None] if step.refusal else []
     if not present:
         return gradients
-    marked = iter(_SecondDerivative.apply(torch.empty(0, requires_grad=True), refusal, *present))
+    # What they depend on stands there too: to autograd.grad they must not seem to be independent of it.
+    sources = [torch.empty(0, requires_grad=True), *step.originals.values()]
+    marked = iter(_SecondDerivative.apply(step.refusal, len(present), *present, *sources))
     return [None if g is None else next(marked) for g in gradients]
 
 
@@ -371,11 +373,9 @@ class _SecondDerivative(torch.autograd.Function):
     """Stands in a graph that create_graph=True asks for, and refuses to be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, refusal: str, *gradients: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, refusal: str, count: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
         ctx.refusal = refusal
-        return tuple(g.view_as(g) for g in gradients)
+        return tuple(g.view_as(g) for g in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -47,6 +47,7 @@ from ortrain.capture.no_grad_regions import (
     refuse_regions_with_gradients,
     refuse_writes_through_detach,
 )
+from ortrain.capture.number_questions import numbers_answer
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
@@ -135,8 +136,11 @@ class _FlatModule(nn.Module):
                             replacements_watched(),
                             methods_refused(),
                             read.fakes.recording(),
+                            numbers_answer() as unanswered,
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
+                        if unanswered:
+                            raise unanswered[0]
                         refuse_living_results(result, before, name)
                         flat, tree = flatten_outputs(result)
                 finally:
@@ -354,7 +358,8 @@ def _capture(
     functions = FunctionCalls()
     tensors = tuple(_sample(t) for t in call.tensors)
     dynamic = freedom is not Freedom.NONE
-    equal = _equal_sizes(tensors) if dynamic else []
+    # A number that is the same as a size by chance is not held to it.
+    equal = _equal_sizes(tensors[: len(tensors) - len(call.numbers)]) if dynamic else []
     auto = torch.export.Dim.AUTO
     first = freedom is Freedom.FIRST
     axes = [range(min(t.dim(), 1) if first else t.dim()) for t in tensors]

@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import sys
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -19,8 +16,6 @@ from ortrain.capture.signature import FlatCall, may_be_live
 
 # Kinds of calls whose numbers are remembered.
 _MOST_KINDS = 64
-# These ask for the numbers of a trace by their own names.
-_KNOW_TRACES = ("torch", "sympy", "ortrain", "mpmath")
 
 
 class EveryPath(Collection[str]):
@@ -152,23 +147,3 @@ def fixed_numbers(guards: Guards, call: FlatCall) -> list[str]:
         else:
             found.append(path)
     return found
-
-
-@contextlib.contextmanager
-def classes_of_numbers() -> Iterator[None]:
-    """Let ``isinstance`` tell code that is being traced that live numbers are what they stand for."""
-    original = builtins.isinstance
-
-    def isinstance_of_value(value: Any, kinds: Any) -> bool:
-        if original(value, kinds):
-            return True
-        kind = type(value)
-        if kind is not torch.SymInt and kind is not torch.SymFloat:
-            return False
-        caller = sys._getframe(1).f_globals.get("__name__") or ""
-        if caller.partition(".")[0] in _KNOW_TRACES:
-            return False
-        return original(0 if kind is torch.SymInt else 0.0, kinds)
-
-    with mock.patch.object(builtins, "isinstance", isinstance_of_value):
-        yield

@@ -37,6 +37,7 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_TOLD_BY_CLASSES = frozenset({"int", "float", "bool", "__name__", "__qualname__"})
 _SELF, _OTHER = " self", " other"  # which are no names
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
@@ -118,7 +119,7 @@ class NamesRead:
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
         return any(
-            {"type", "int"} <= names or {"type", "float"} <= names
+            "type" in names and not names.isdisjoint(_TOLD_BY_CLASSES)
             for names in (frozenset(code.co_names) for code in self._codes if _is_users(code))
         )
 

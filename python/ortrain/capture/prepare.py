@@ -225,6 +225,15 @@ def refuse_inference_tensors(call: FlatCall) -> None:
                 )
 
 
+def empty_extents(call: FlatCall) -> tuple[tuple[int, ...], ...]:
+    """Return which axes of each tensor of a call are of size 0, those of live numbers left out.
+
+    A symbolic size is taken for a positive one, and a forward may ask.
+    """
+    tensors = call.tensors[: len(call.tensors) - len(call.numbers)]
+    return tuple(tuple(k for k, n in enumerate(t.shape) if n == 0) for t in tensors)
+
+
 def extents_of_one(call: FlatCall) -> tuple[Any, ...]:
     """Return, for each axis of each input, whether its extent is 1."""
     return tuple(tuple(size == 1 for size in t.shape) for t in call.tensors)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -191,8 +192,8 @@ class CallSignature:
         Args:
           args: Positional arguments of a call.
           kwargs: Keyword arguments of that call.
-          live: Paths of numbers that stand as tensors in the flat call, whatever their value: floats,
-            and ints from 2 on. (Of sizes, a graph takes 0 and 1 for themselves.)
+          live: Paths of numbers that stand as tensors in the flat call, whatever their value: finite
+            floats but 0.0, and ints from 2 on. (Of sizes, a graph takes 0 and 1 for themselves.)
           attributes: Path, layer and name of attributes that stand as tensors too.
 
         Raises:
@@ -339,8 +340,13 @@ def _is_cache(value: Any) -> bool:
 
 
 def may_be_live(value: Any) -> bool:
-    """Tell whether a value is a number that a tensor can stand for."""
-    return type(value) is float or (type(value) is int and 1 < value < _LARGEST_LIVE)
+    """Tell whether a value is a number that a tensor can stand for.
+
+    Symbols obey rules that 0.0, infinity and NaN do not: ``x / x`` is 1, ``x - x`` is 0.
+    """
+    if type(value) is float:
+        return value != 0.0 and math.isfinite(value)
+    return type(value) is int and 1 < value < _LARGEST_LIVE
 
 
 def holds_cache(result: Any) -> bool:

@@ -65,6 +65,13 @@ def test_an_int_costs_two_captures() -> None:
     assert captures(ours) == 5
 
 
+def test_an_int_may_equal_a_size_by_chance() -> None:
+    plain, ours = pair(Timed())
+    for t in (5, 3, 7, 4, 12):
+        agree(plain, ours, X, t)
+    assert captures(ours) == 2
+
+
 def test_a_float_costs_two_captures() -> None:
     plain, ours = pair(Timed())
     with warnings.catch_warnings():

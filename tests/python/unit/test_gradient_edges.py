@@ -112,3 +112,22 @@ def test_the_size_of_what_is_no_number_has_the_gradient_of_pytorch(
 ) -> None:
     x = torch.tensor([[float("nan"), -0.0, 0.0, 2.0], [-3.0, inf, -inf, float("nan")]])
     assert assert_follows(function, x).report().native_share == 1
+
+
+def test_gradients_without_gradients_do_not_pass_for_independent() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.ones(4)), 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight * self.scale) ** 3
+
+    model = Scaled()
+    x = torch.ones(2, 4, requires_grad=True)
+    result = ORTModule(model)(x)
+    model.scale = 2.0
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    for source in (x, model.weight):
+        with pytest.raises(RuntimeError, match="have changed since its forward"):
+            torch.autograd.grad(gradient.sum(), source, allow_unused=True, retain_graph=True)
