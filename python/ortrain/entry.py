@@ -20,7 +20,7 @@ from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
-from ortrain.program import Form, Program
+from ortrain.program import CallersMemory, Form, Program
 from ortrain.report import CaptureRecord
 from ortrain.row_selection import RowSelection
 
@@ -58,6 +58,7 @@ class Entry:
       autocast: The autocast state that it was captured in.
       other_arguments: Positions, among the tensors of a call, of those that are no input of it.
       dependences: Positions of the inputs that outputs depend on.
+      reads: Of some outputs those that PyTorch's backward from them would read.
       failed: Sizes of calls that it has not run, though its conditions hold.
       fixed: Whether it was captured for the sizes of one call, which another graph did not run.
       empty: Which extents of the arguments are 0.
@@ -85,6 +86,7 @@ class Entry:
     autocast: AutocastState = dataclasses.field(default_factory=AutocastState.current)
     other_arguments: tuple[int, ...] = ()
     dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
+    reads: dict[tuple[int, ...], CallersMemory] = dataclasses.field(default_factory=dict)
     failed: set[tuple[torch.Size, ...]] = dataclasses.field(default_factory=set)
     fixed: bool = False
     empty: tuple[tuple[int, ...], ...] = ()
@@ -298,6 +300,15 @@ class Entry:
             names = [described["name"] for described in graph.inputs]
             found = self.dependences[outputs] = [i for i, n in enumerate(names) if n in needed]
         return [*found, *range(len(self.tensors), count)]
+
+    def results_read(self, outputs: tuple[int, ...]) -> CallersMemory:
+        """Return the outputs that PyTorch's backward from some would read."""
+        found = self.reads.get(outputs)
+        if found is None:
+            needed = self.captured.needed_results
+            of_all = sorted(set().union(*(needed[i] for i in outputs)))
+            found = self.reads[outputs] = CallersMemory([], of_all)
+        return found
 
     def update_targets(
         self, call: FlatCall, tensors: Sequence[torch.Tensor | None]

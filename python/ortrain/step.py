@@ -222,10 +222,8 @@ class _Pass:
                 "Trying to backward through the graph a second time: what the gradient needs was "
                 "freed by an earlier backward() or autograd.grad(); specify retain_graph=True there"
             )
-        if needed := entry.captured.needed_results:
-            _check_versions(
-                self, CallersMemory([], sorted(set().union(*(needed[i] for i in given))))
-            )
+        if entry.captured.needed_results:
+            _check_versions(self, entry.results_read(given))
         self._unfinished = None  # an earlier backward may have stopped half-way
         self.refusal = ""
         batched = any(map(is_batched, gradients))

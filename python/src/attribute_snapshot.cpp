@@ -98,7 +98,7 @@ nb::object item_of(PyObject* sequence, Py_ssize_t i) {
   return nb::none();
 }
 
-// Classes, modules, compiled functions and PyTorch's are what they are called; loggers, and objects of the
+// Classes, modules, compiled functions, PyTorch's and types of annotations are what they are called; loggers, and objects of the
 // engine in a layer that has one of its own, change with every call and say nothing about a graph.
 bool is_closed(PyObject* object) {
   static PyObject* const logger = imported("logging", "Logger");
@@ -117,7 +117,8 @@ bool is_closed(PyObject* object) {
   if (text == nullptr) PyErr_Clear();
   if (text == nullptr) return false;
   const std::string_view whole(text, static_cast<size_t>(size));
-  return whole.starts_with("ortrain.") || (is_function(object) && whole.starts_with("torch."));
+  return whole.starts_with("ortrain.") || whole == "typing" ||
+         (is_function(object) && whole.starts_with("torch."));
 }
 
 void append_cells(PyObject* function, std::vector<nb::object>& contents) {
