@@ -63,7 +63,13 @@ ExprReg mish_expression(ExprEmitter& e) {
 
 ValueId zero_like_scalar(GradContext& g) { return g.scalar(g.dtype(g.input(0)), 0.0); }
 
-ValueId is_negative(GradContext& g) { return g.op("Less", {g.input(0), zero_like_scalar(g)}); }
+// Where two pieces meet, PyTorch takes the slope of the one below 0.
+ValueId is_positive(GradContext& g) {
+  return g.op("Greater", {g.input(0), zero_like_scalar(g)});
+}
+ValueId is_not_positive(GradContext& g) {
+  return g.op("LessOrEqual", {g.input(0), zero_like_scalar(g)});
+}
 
 void relu_gradient(GradContext& g) {
   const ValueId zero = zero_like_scalar(g);
@@ -85,16 +91,16 @@ void sigmoid_gradient(GradContext& g) {
 void leaky_relu_gradient(GradContext& g) {
   const ValueId dy = g.output_grad(0);
   const ValueId tail = g.mul(dy, g.attrs().float_("alpha"));
-  g.set_input_grad(0, g.where(is_negative(g), tail, dy));
+  g.set_input_grad(0, g.where(is_positive(g), dy, tail));
 }
 
-// x < 0: scale exp(x)
+// x <= 0: scale exp(x)
 void exponential_tail_gradient(GradContext& g, ValueId exponent, double tail_scale,
                                double line_scale) {
   const ValueId dy = g.output_grad(0);
   const ValueId tail = g.mul(g.mul(dy, tail_scale), g.unary("Exp", exponent));
   const ValueId line = line_scale == 1.0 ? dy : g.mul(dy, line_scale);
-  g.set_input_grad(0, g.where(is_negative(g), tail, line));
+  g.set_input_grad(0, g.where(is_not_positive(g), tail, line));
 }
 
 void elu_gradient(GradContext& g) {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ortrain import ORTModule
 
@@ -131,3 +132,48 @@ def test_gradients_without_gradients_do_not_pass_for_independent() -> None:
     for source in (x, model.weight):
         with pytest.raises(RuntimeError, match="have changed since its forward"):
             torch.autograd.grad(gradient.sum(), source, allow_unused=True, retain_graph=True)
+
+
+KINKS: dict[str, Callable[..., Any]] = {
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "hardtanh": functional.hardtanh,
+    "hardtanh 0 2": lambda x: functional.hardtanh(x, 0.0, 2.0),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "leaky_relu": lambda x: functional.leaky_relu(x, 0.1),
+    "prelu": lambda x: functional.prelu(x, torch.tensor([0.2])),
+    "elu": lambda x: functional.elu(x, 2.0),
+    "selu": functional.selu,
+    "celu": lambda x: functional.celu(x, 2.0),
+    "threshold": lambda x: functional.threshold(x, 0.0, 5.0),
+    "hardsigmoid": functional.hardsigmoid,
+    "hardswish": functional.hardswish,
+    "hardshrink": functional.hardshrink,
+    "softshrink": functional.softshrink,
+    "softsign": functional.softsign,
+    "abs": torch.abs,
+    "sinc": torch.sinc,
+    "smooth_l1": lambda x: functional.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"),
+    "huber": lambda x: functional.huber_loss(x, torch.zeros_like(x), reduction="none"),
+    "l1": lambda x: functional.l1_loss(x, torch.zeros_like(x), reduction="none"),
+    "hinge": lambda x: functional.hinge_embedding_loss(x, -torch.ones_like(x), reduction="none"),
+    "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
+    "minimum": lambda x: torch.minimum(x, x.flip(0)),
+    "cross": lambda x: functional.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_where_pieces_meet_the_slope_is_pytorchs(name: str) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0, 6.0, 1e-30, 7.0])
+    assert_follows(KINKS[name], x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_certain_probabilities_have_a_gradient(reduction: str) -> None:
+    p = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.3, 1e-20])
+    target = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.6, 1.0])
+    weight = torch.rand(6)
+    assert_follows(
+        lambda p: functional.binary_cross_entropy(p, target, weight, reduction=reduction), p
+    )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ def relu6(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.hardtanh.default")
 def hardtanh(e: Emitter, x: Tensor, min_val: Any = -1, max_val: Any = 1) -> Value:
-    return e.node("Clip", x, e.scalar(min_val, x.dtype), e.scalar(max_val, x.dtype))
+    """Unlike clamp, it has no gradient at the bounds themselves."""
+    least, most = e.scalar(min_val, x.dtype), e.scalar(max_val, x.dtype)
+    outside = e.node("Or", e.node("LessOrEqual", x, least), e.node("GreaterOrEqual", x, most))
+    bound = e.node("StopGradient", e.node("Clip", x, least, most), domain="ortrain")
+    return e.where(outside, bound, x.value)
 
 
 @converts("aten.leaky_relu.default")
@@ -69,8 +74,8 @@ def hardswish(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.hardsigmoid.default")
 def hardsigmoid(e: Emitter, x: Tensor) -> Value:
-    three, six = e.scalar(3.0, x.dtype), e.scalar(6.0, x.dtype)
-    return e.node("Div", e.node("Clip", e.node("Add", x, three), e.scalar(0.0, x.dtype), six), six)
+    moved = Tensor(e.node("Add", x, e.scalar(3.0, x.dtype)), x.dtype, x.shape)
+    return e.node("Div", hardtanh(e, moved, 0.0, 6.0), e.scalar(6.0, x.dtype))
 
 
 @converts("aten.elu.default")
@@ -88,9 +93,18 @@ def elu(e: Emitter, x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any 
 
 @converts("aten.selu.default")
 def selu(e: Emitter, x: Tensor) -> Value:
-    return e.node(
-        "Selu", x, alpha=1.6732632423543772848170429916717, gamma=1.0507009873554804934193349852946
-    )
+    return elu(e, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@converts("aten.sinc.default")
+def sinc(e: Emitter, x: Tensor) -> Value:
+    """sin(pi x) / (pi x), and 1 with a gradient of 0 at 0."""
+    dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+    value = e.cast(x, dtype)
+    one = e.scalar(1, dtype)
+    is_zero = e.node("Equal", value, e.scalar(0, dtype))
+    angle = e.node("Mul", e.where(is_zero, one, value), e.scalar(math.pi, dtype))
+    return e.where(is_zero, one, e.node("Div", e.node("Sin", angle), angle))
 
 
 @converts("aten.celu.default")

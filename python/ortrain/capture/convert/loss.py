@@ -187,10 +187,11 @@ def binary_cross_entropy_with_logits(
 def binary_cross_entropy(
     e: Emitter, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Value:
-    """Logarithms are bounded below by -100, as in PyTorch."""
+    """Logarithms are bounded below by -100 and the gradient's divisor by 1e-12, as in PyTorch."""
     dtype = x.dtype
-    value, goal = e.operands(x, target, dtype=dtype)
+    given, goal = e.operands(x, target, dtype=dtype)
     one, floor = e.scalar(1, dtype), e.scalar(-100, dtype)
+    value = e.node("StopGradient", given, domain="ortrain")
 
     def log(v: Value) -> Value:
         return e.node("Clip", e.node("Log", v), floor, None)
@@ -198,6 +199,12 @@ def binary_cross_entropy(
     yes = e.node("Mul", goal, log(value))
     no = e.node("Mul", e.node("Sub", one, goal), log(e.node("Sub", one, value)))
     loss = e.node("Neg", e.node("Add", yes, no))
+    divisor = e.node("Mul", value, e.node("Sub", one, value))
+    bounded = e.node("Max", divisor, e.scalar(1e-12, dtype))
+    wanted = e.node("StopGradient", goal, domain="ortrain")
+    slope = e.node("Div", e.node("Sub", value, wanted), bounded)
+    # 0, with that gradient.
+    loss = e.node("Add", loss, e.node("Mul", e.node("Sub", given, value), slope))
     if weight is not None:
         loss = e.node("Mul", loss, e.cast(weight, dtype))
     return _reduced(e, loss, reduction)
