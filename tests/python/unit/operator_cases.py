@@ -532,7 +532,7 @@ case("norm.Scalar", f(2, 3))
 # Activations
 
 _ACTIVATIONS = (
-    "relu relu6 hardtanh leaky_relu gelu silu mish hardswish hardsigmoid elu selu celu softplus"
+    "relu relu6 sinc hardtanh leaky_relu gelu silu mish hardswish hardsigmoid elu selu celu softplus"
     " log_sigmoid hardshrink softshrink"
 )
 for _op in _ACTIVATIONS.split():
