@@ -22,6 +22,7 @@ extern "C" {
 
 #include <nanobind/nanobind.h>
 
+#include <set>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -44,6 +45,7 @@ class CodeRecorder {
     if (active == nullptr) {
       PyInterpreterState* const interpreter = PyInterpreterState_Get();
       thread_ = PyThreadState_Get();
+      raised_in_ = nullptr;
       run_frame = _PyInterpreterState_GetEvalFrameFunc(interpreter);
       active = this;
       _PyInterpreterState_SetEvalFrameFunc(interpreter, record_frame);
@@ -72,6 +74,15 @@ class CodeRecorder {
     previous_object_.reset();
   }
 
+  // Pairs: the code that went on, and the one that an exception came from which it had seen.
+  nb::list handled() const {
+    nb::list result;
+    for (const auto& [code, origin] : handled_) {
+      result.append(nb::make_tuple(nb::borrow(code), nb::borrow(origin)));
+    }
+    return result;
+  }
+
   nb::list codes() const {
     nb::list result;
     for (const nb::object& code : codes_) result.append(code);
@@ -95,16 +106,43 @@ class CodeRecorder {
 
 #ifdef ORTRAIN_HOOKS_FRAMES
   static PyObject* record_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
-    if (active != nullptr && active->thread_ == thread) {
-      active->add(reinterpret_cast<PyObject*>(frame->f_code));
+    CodeRecorder* const recorder = active;
+    if (recorder == nullptr || recorder->thread_ != thread) {
+      return run_frame(thread, frame, throws);
     }
-    return run_frame(thread, frame, throws);
+    PyObject* const code = reinterpret_cast<PyObject*>(frame->f_code);
+    recorder->add(code);
+    PyObject* const of_caller = std::exchange(recorder->raised_in_, nullptr);
+    PyObject* const result = run_frame(thread, frame, throws);
+    if (active != recorder) return result;
+    PyObject* const origin = recorder->raised_in_;
+    recorder->raised_in_ = of_caller;
+    if (result == nullptr) {
+      if (origin != nullptr || !ends_a_search()) recorder->raised_in_ = origin ? origin : code;
+    } else if (origin != nullptr) {
+      recorder->handled_.emplace(code, origin);
+    }
+    return result;
+  }
+
+  // Whether the present exception is one that C code takes for an answer: an attribute, an item or a
+  // module that is not there, the end of a loop.
+  static bool ends_a_search() {
+    PyObject* const kinds[] = {PyExc_AttributeError, PyExc_LookupError,      PyExc_ImportError,
+                               PyExc_StopIteration,  PyExc_StopAsyncIteration, PyExc_GeneratorExit};
+    for (PyObject* const kind : kinds) {
+      if (PyErr_ExceptionMatches(kind)) return true;
+    }
+    return false;
   }
 
   inline static CodeRecorder* active = nullptr;
   inline static _PyFrameEvalFunction run_frame = nullptr;
   PyThreadState* thread_ = nullptr;
+  // Where the exception began that the last frame to be called from the present one has ended with.
+  PyObject* raised_in_ = nullptr;
 #endif
+  std::set<std::pair<PyObject*, PyObject*>> handled_;  // kept alive by codes_
   std::unordered_set<PyObject*> known_;
   std::vector<nb::object> codes_;
   Py_tracefunc previous_ = nullptr;
@@ -118,7 +156,8 @@ void init_code_recorder(nb::module_& module) {
       .def(nb::init<>())
       .def("start", &CodeRecorder::start)
       .def("stop", &CodeRecorder::stop)
-      .def_prop_ro("codes", &CodeRecorder::codes);
+      .def_prop_ro("codes", &CodeRecorder::codes)
+      .def_prop_ro("handled", &CodeRecorder::handled);
 }
 
 #else

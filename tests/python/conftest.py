@@ -18,9 +18,12 @@ import logging
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch  # noqa: F401  which makes the logger that is meant below
+
+from tests.python.process_state import changed, process_state
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / "python")
 
@@ -45,18 +48,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _frozen: set[Path] = set()
+_state: dict[str, Any] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """See what PyTorch is set to before the first test."""
+    if not _state:
+        _state.update(process_state())
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Keep what is loaded by now out of garbage collections, of which accelerate starts two per training.
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Refuse tests that change how others run; keep what is loaded by now out of garbage collections.
 
-    Among the modules of PyTorch and transformers one takes a third of a second.
+    Of these accelerate starts two per training, and among the modules of PyTorch and transformers one takes a
+    third of a second.
     """
     if item.path not in _frozen:
         _frozen.add(item.path)
         gc.collect()
         gc.freeze()
+    if nextitem is not None and nextitem.path == item.path and _shares_fixtures(nextitem):
+        return  # what fixtures of a file have set is set back with them
+    before, after = _state.copy(), process_state()
+    _state.update(after)
+    if different := changed(before, after):
+        raise AssertionError(f"the test leaves PyTorch set otherwise than before: {different}")
 
 
 def _shares_fixtures(item: pytest.Function) -> bool:

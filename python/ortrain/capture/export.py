@@ -158,6 +158,12 @@ class _FlatModule(nn.Module):
                     raise kind(
                         f"its forward reads {what}, which a graph would do only once", module=name
                     )
+                if handler := read.goes_on_after_errors():
+                    raise CaptureError(
+                        f"its forward goes on in {handler} after an error, which a trace may raise "
+                        "where PyTorch does not",
+                        module=name,
+                    )
                 made[:] = changes.made_plain
                 if made and not functions.calls:
                     with disable_proxy_modes_tracing():

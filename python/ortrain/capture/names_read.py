@@ -9,6 +9,7 @@ import dataclasses
 import dis
 import os
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ import sympy
 import typing_extensions
 
 from ortrain import _core
+from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
@@ -37,7 +39,11 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_TOLD_BY_CLASSES = frozenset({"int", "float", "bool", "__name__", "__qualname__"})
+# What C code takes for an answer: no such attribute, item or module, the end of a loop. As code_recorder.cpp has it.
+_ENDS_OF_A_SEARCH = (
+    *(AttributeError, LookupError, ImportError),
+    *(StopIteration, StopAsyncIteration, GeneratorExit),
+)
 _SELF, _OTHER = " self", " other"  # which are no names
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
@@ -65,6 +71,8 @@ class NamesRead:
 
     def __init__(self) -> None:
         self._codes: set[types.CodeType] = set()
+        # Functions of a user that went on after an error, and where that began.
+        self._handled: list[tuple[types.CodeType, types.CodeType]] = []
         self.has_begun = False
         self.fakes = FakesMade()
 
@@ -72,6 +80,7 @@ class NamesRead:
     def recording(self) -> Iterator[None]:
         """Record the code of this thread's functions; of others too, where Python cannot tell."""
         self.has_begun = True
+        self._handled.clear()
         if sys.version_info >= (3, 12):
             with self._monitoring(sys.monitoring):
                 yield
@@ -83,6 +92,7 @@ class NamesRead:
         finally:
             recorder.stop()
             self._codes.update(recorder.codes)
+            self._handled.extend(recorder.handled)
 
     @contextlib.contextmanager
     def _monitoring(self, monitoring: Any) -> Iterator[None]:
@@ -90,21 +100,33 @@ class NamesRead:
         if not free:
             raise RuntimeError("all of sys.monitoring's tools are in use")
         tool = free[-1]
-        event = monitoring.events.PY_START
+        starts, handles = monitoring.events.PY_START, monitoring.events.EXCEPTION_HANDLED
+        thread = threading.get_ident()
 
         def see(code: types.CodeType, _: int) -> Any:
             self._codes.add(code)
             return monitoring.DISABLE
 
+        def see_handled(code: types.CodeType, _: int, error: BaseException) -> None:
+            if isinstance(error, _ENDS_OF_A_SEARCH) or threading.get_ident() != thread:
+                return
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            if trace is not None:
+                self._handled.append((code, trace.tb_frame.f_code))
+
         monitoring.use_tool_id(tool, "ortrain")
         try:
-            monitoring.register_callback(tool, event, see)
+            monitoring.register_callback(tool, starts, see)
+            monitoring.register_callback(tool, handles, see_handled)
             monitoring.restart_events()
-            monitoring.set_events(tool, event)
+            monitoring.set_events(tool, starts | handles)
             yield
         finally:
             monitoring.set_events(tool, 0)
-            monitoring.register_callback(tool, event, None)
+            for event in (starts, handles):
+                monitoring.register_callback(tool, event, None)
             monitoring.free_tool_id(tool)
 
     def outside_reads(self) -> str:
@@ -116,12 +138,19 @@ class NamesRead:
         )
         return next(filter(None, map(outside_read, own)), "")
 
+    def goes_on_after_errors(self) -> str:
+        """Return the user's function that has handled an error of the trace; "" for none.
+
+        What has no contents refuses more than tensors do, and a handler would be captured as if these had refused.
+        """
+        for code, origin in self._handled:
+            if _is_users(code) and not _is_users(origin) and not is_standard(origin.co_filename):
+                return getattr(code, "co_qualname", code.co_name)
+        return ""
+
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
-        return any(
-            "type" in names and not names.isdisjoint(_TOLD_BY_CLASSES)
-            for names in (frozenset(code.co_names) for code in self._codes if _is_users(code))
-        )
+        return any(compares_classes_of_numbers(code) for code in self._codes if _is_users(code))
 
     def names(self) -> frozenset[str] | None:
         """Return the names of attributes that may have been read; None for all there are.

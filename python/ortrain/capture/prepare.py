@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,13 +69,10 @@ def prepare(
       CaptureError: The module cannot be captured or converted.
     """
     read = NamesRead() if read is None else read
+    preparation = _Preparation(module, call, args, kwargs, stages, read, dropout, standalone)
     kept: list[str] = []
     with read.fakes.taken_back(kept):
-        prepared = _prepare(
-            *(module, call, args, kwargs, stages, read, dropout),
-            dynamic=dynamic,
-            standalone=standalone,
-        )
+        prepared = preparation.run(dynamic)
     if kept:
         raise FirstCallError(
             f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -82,108 +80,102 @@ def prepare(
     return prepared
 
 
-def _prepare(
-    module: nn.Module,
-    call: FlatCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    stages: dict[str, float],
-    read: NamesRead,
-    dropout: DropoutSource,
-    *,
-    dynamic: bool,
-    standalone: bool,
-) -> PreparedGraph:
-    captured, squeezes = _captured(module, call, args, kwargs, stages, read, dynamic, standalone)
-    while True:
-        try:
-            converted = _converted(captured, module, dropout, stages, keeps_outside=standalone)
-            break
-        except _core.ShapeError as error:
-            # Shapes that agree for all sizes, but not in a way that is seen in their formulas.
-            if not captured.dynamic:
-                raise
-            restrict_further(module, str(error).partition("\n")[0])
-            captured, squeezes = _captured(
-                module, call, args, kwargs, stages, read, dynamic, standalone
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Preparation:
+    """The arguments of `prepare`."""
+
+    module: nn.Module
+    call: FlatCall
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    stages: dict[str, float]
+    read: NamesRead
+    dropout: DropoutSource
+    standalone: bool
+
+    def run(self, dynamic: bool) -> PreparedGraph:
+        """Return the graph."""
+        captured, squeezes = self._captured(dynamic)
+        while True:
+            try:
+                converted = self._converted(captured)
+                break
+            except _core.ShapeError as error:
+                # Shapes that agree for all sizes, but not in a way that is seen in their formulas.
+                if not captured.dynamic:
+                    raise
+                restrict_further(self.module, str(error).partition("\n")[0])
+                captured, squeezes = self._captured(dynamic)
+        return PreparedGraph(
+            graph=converted.graph,
+            user_inputs=converted.user_inputs,
+            aten_nodes=converted.nodes,
+            guards=captured.guards,
+            input_names=captured.input_names,
+            output_tree=captured.output_tree,
+            grad_enabled=captured.grad_enabled,
+            squeezes=squeezes,
+            autocast_regions=captured.autocast_regions,
+            escapes=converted.escapes,
+            escaped_calls=converted.escaped_calls,
+            unsaved_inputs=converted.unsaved_inputs,
+            common_saves=converted.common_saves,
+            needed_results=converted.needed_results,
+            names_read=self.read.names(),
+            num_made=captured.num_made,
+            outside=converted.outside,
+            cloned=converted.cloned,
+            views=captured.views,
+            fixed=captured.fixed,
+        )
+
+    def _captured(self, dynamic: bool) -> tuple[CapturedModule, bool]:
+        """Return the capture, and whether it holds only where the same extents are 1 as in the call."""
+        with (
+            progress.stage("capture") as timing,
+            untouched_generator() as touched,
+            without_root_hooks(self.module),
+            nothing_added(self.module),
+        ):
+            captured = self._capture(dynamic)
+            # A size that may vary is no int to who asks by type().
+            if captured.dynamic and self.read.compares_classes_of_numbers():
+                captured = self._capture(dynamic=False)
+            # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
+            nodes = captured.graph_module.graph.nodes
+            squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
+            if squeezes and captured.dynamic and any(map(any, extents_of_one(self.call))):
+                captured = self._capture(dynamic=False)
+        if any(touched):
+            raise CaptureError(
+                "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
             )
-    return PreparedGraph(
-        graph=converted.graph,
-        user_inputs=converted.user_inputs,
-        aten_nodes=converted.nodes,
-        guards=captured.guards,
-        input_names=captured.input_names,
-        output_tree=captured.output_tree,
-        grad_enabled=captured.grad_enabled,
-        squeezes=squeezes,
-        autocast_regions=captured.autocast_regions,
-        escapes=converted.escapes,
-        escaped_calls=converted.escaped_calls,
-        unsaved_inputs=converted.unsaved_inputs,
-        common_saves=converted.common_saves,
-        needed_results=converted.needed_results,
-        names_read=read.names(),
-        num_made=captured.num_made,
-        outside=converted.outside,
-        cloned=converted.cloned,
-        views=captured.views,
-        fixed=captured.fixed,
-    )
+        self.stages["capture"] = self.stages.get("capture", 0.0) + timing.seconds
+        return captured, squeezes
 
-
-def _captured(
-    module: nn.Module,
-    call: FlatCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    stages: dict[str, float],
-    read: NamesRead,
-    dynamic: bool,
-    standalone: bool,
-) -> tuple[CapturedModule, bool]:
-    """Return the capture, and whether it holds only where the same extents are 1 as in the call."""
-    with (
-        progress.stage("capture") as timing,
-        untouched_generator() as touched,
-        without_root_hooks(module),
-        nothing_added(module),
-    ):
-        captured = _capture(
-            module, call, args, kwargs, read, dynamic=dynamic, standalone=standalone
+    def _capture(self, dynamic: bool) -> CapturedModule:
+        return capture(
+            self.module,
+            self.args,
+            self.kwargs,
+            known=_has_place,
+            dynamic=dynamic,
+            read=self.read,
+            standalone=self.standalone,
+            call=self.call,
         )
-        # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
-        nodes = captured.graph_module.graph.nodes
-        squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
-        if squeezes and captured.dynamic and any(map(any, extents_of_one(call))):
-            captured = _capture(
-                module, call, args, kwargs, read, dynamic=False, standalone=standalone
+
+    def _converted(self, captured: CapturedModule) -> Converted:
+        with progress.stage("convert") as timing:
+            converted = convert(
+                captured,
+                _core.GraphBuilder(type(self.module).__name__),
+                self.dropout,
+                keeps_outside=self.standalone,
             )
-    if any(touched):
-        raise CaptureError(
-            "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
-        )
-    stages["capture"] = stages.get("capture", 0.0) + timing.seconds
-    return captured, squeezes
-
-
-def _converted(
-    captured: CapturedModule,
-    module: nn.Module,
-    dropout: DropoutSource,
-    stages: dict[str, float],
-    *,
-    keeps_outside: bool,
-) -> Converted:
-    with progress.stage("convert") as timing:
-        converted = convert(
-            captured,
-            _core.GraphBuilder(type(module).__name__),
-            dropout,
-            keeps_outside=keeps_outside,
-        )
-        converted.graph.run_passes("simplify")
-    stages["convert"] = timing.seconds
-    return converted
+            converted.graph.run_passes("simplify")
+        self.stages["convert"] = timing.seconds
+        return converted
 
 
 def refuse_hooks(module: nn.Module) -> None:
@@ -244,25 +236,3 @@ def _has_place(target: Any) -> bool:
     if conversion(target) is not None:
         return True
     return is_escapable(target) and decomposition(target) is None
-
-
-def _capture(
-    module: nn.Module,
-    call: FlatCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    read: NamesRead,
-    *,
-    dynamic: bool,
-    standalone: bool,
-) -> CapturedModule:
-    return capture(
-        module,
-        args,
-        kwargs,
-        known=_has_place,
-        dynamic=dynamic,
-        read=read,
-        standalone=standalone,
-        call=call,
-    )
