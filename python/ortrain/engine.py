@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain import logs, progress
+from ortrain import _core, devices, logs, progress
+from ortrain.attempts import Attempts
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.errors import (
@@ -49,31 +49,29 @@ from ortrain.entry import Entry
 from ortrain.fallback import (
     OUT_OF_MEMORY,
     Refused,
+    is_refusal,
     is_strict,
     tell_escapes,
 )
 from ortrain.forward_again import ForwardAgain
-from ortrain.input_errors import check_devices
+from ortrain.input_errors import check_devices, input_error
+from ortrain.kept_graphs import KeptGraphs, Key
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
-from ortrain.pytorch_runs import MOST_DECLINED, Cut, Key, PyTorchRuns, has_enough_fixed
+from ortrain.pytorch_runs import ERRORS_OF_OPERATORS, Cut, PyTorchRuns
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord, MemoryPlan
 from ortrain.step import ForwardError, execute
 
 _log = logs.get_logger("ortrain")
 
-# Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
-_MOST_MISSES = 8
 _IS_CACHE = "its configuration asks for a key-value cache, which grows from call to call"
-# Captures in a row, each finding that the forward changes attributes, before a module is left alone for
-# a while, and for how many calls at first.
-_MOST_CHANGES = 3
-_FIRST_PAUSE = 32
+# Found before anything runs.
+_OF_SHAPES = (_core.UnsupportedError, _core.ShapeError, _core.DTypeError)
 
 
-class Engine(PyTorchRuns):
+class Engine:
     """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
 
     Args:
@@ -103,39 +101,22 @@ class Engine(PyTorchRuns):
         self._any_sizes = any_sizes
         self.dropout = dropout
         self.budget = budget
-        self.max_graphs = max_graphs
-        self.records: list[CaptureRecord] = []
-        self._cut = cut
-        self._pieces: Cut | None = None
-        # Why calls with gradients (True), or without, are not cut any more.
-        self._uncut: dict[bool, str] = {}
+        self._pytorch = PyTorchRuns(module, cut, dropout, tells=tells, budget=budget)
+        self.records: list[CaptureRecord] = self._pytorch.records
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._last_plan_id = -1
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
         self.signature = CallSignature(module.forward)
-        self._entries: collections.OrderedDict[Key, list[Entry | Refused]] = (
-            collections.OrderedDict()
-        )
+        name = type(module).__name__
         self._states = ModuleStates(module)
-        # Captures in a row, and for how many states of the module.
-        self._misses = self._state_misses = 0
+        self._graphs = KeptGraphs(name, max_graphs, self._states)
+        self._attempts = Attempts(name)
         self._told_of_ever_new_calls = False
         self._numbers, self._attributes = LiveNumbers(), LiveAttributes()
-        self._told: set[str] = set()  # of runs that have failed, numbers left out
-        self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
-        self._captured_state = 0
         self._captured_once = False
         # Whether calls without gradients give a cache for which the configuration asks; None before one.
         self._gives_cache: bool | None = None
-        self._failures_of_pieces = 0
-        self._changes = 0  # captures in a row that found a forward changing attributes
-        # What runs calls without a look at the module, how many of them (0 for all), and of what kind.
-        self._left_to: Callable[..., Any] | None = None
-        self._calls_left, self._pause = 0, _FIRST_PAUSE
-        self._left_kind: Hashable = None  # None for any
-        self._refused_calls = 0  # in a row
-        self._pause_of_refused = _FIRST_PAUSE
         self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -143,15 +124,10 @@ class Engine(PyTorchRuns):
         module = self.module
         if is_capturing():  # a module around this one is
             return module.forward(*args, **kwargs)
-        if self._left_to is not None and not is_strict():
-            if self._left_kind in (None, self._kind(args, kwargs)):
-                self._calls_left -= 1
-                if self._calls_left != 0:
-                    return self._left_to(args, kwargs)
-            if self._left_kind is None:  # what changed may have come to rest
-                self._changes, self._misses = _MOST_CHANGES - 1, 0
-                self._state_misses = _MOST_MISSES - 2
-            self._left_to = self._left_kind = None
+        if self._attempts.left_to is not None and not is_strict():
+            run_it = self._attempts.run_of(self._kind(args, kwargs))
+            if run_it is not None:
+                return run_it(args, kwargs)
         if (
             self.signature.takes_cache
             and self._gives_cache is not False
@@ -161,7 +137,7 @@ class Engine(PyTorchRuns):
             if self._gives_cache is None:
                 self._gives_cache = holds_cache(result)
             if self._gives_cache and not any(_IS_CACHE in r.fallback for r in self.records):
-                self._fall_back(CacheWantedError(_IS_CACHE), "", whole=True)
+                self._pytorch.tell(CacheWantedError(_IS_CACHE), "", whole=True)
             return result
         try:
             refuse_modes()
@@ -178,23 +154,21 @@ class Engine(PyTorchRuns):
         except CaptureError as error:
             if is_strict():
                 raise
-            self._refuse_outside(error)
+            self._pytorch.refuse(error)
             whole = not error.may_be_cut
-            run = self._run_forward if whole else self._run_module
+            run = self._pytorch.whole if whole else self._pytorch.in_pieces
             result = run(args, kwargs)
-            if not self._has_told(error):
-                self._fall_back(error, "", whole=whole)
+            if not self._pytorch.has_told(error):
+                self._pytorch.tell(error, "", whole=whole)
             return result
         if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
             return module.forward(*args, **kwargs)
         check_devices(call)
         with self._lock:  # while a thread traces, the module holds other tensors
             tensors = self._look_at_module()
-            entry = self._find(self._key(call), call)
+            entry = self._graphs.find(self._key(call), call)
             if entry is not None:
-                self._misses = self._state_misses = 0
-                if isinstance(entry, Entry):
-                    self._changes = self._refused_calls = 0
+                self._attempts.found(is_graph=isinstance(entry, Entry))
         if entry is None:
             with tracing_alone() as alone, self._lock:
                 if not alone:
@@ -206,7 +180,7 @@ class Engine(PyTorchRuns):
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call):
-            self._refuse_outside("it writes to an argument of which another one is a view")
+            self._pytorch.refuse("it writes to an argument of which another one is a view")
             return module.forward(*args, **kwargs)
         inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
         again = ForwardAgain(self, entry, call) if entry.preferred else None
@@ -225,7 +199,7 @@ class Engine(PyTorchRuns):
 
     def owns(self, entry: Entry) -> bool:
         """Tell whether a graph is one of the module itself, and not of a piece or of another module."""
-        return any(entry is captured for captured in self._captured())
+        return any(entry is captured for captured in self._graphs)
 
     def exclusively(self) -> contextlib.AbstractContextManager[Any]:
         """Return what keeps other threads from looking at the module, whose state is another meanwhile."""
@@ -250,7 +224,7 @@ class Engine(PyTorchRuns):
     @property
     def piece_records(self) -> list[CaptureRecord]:
         """What was captured, and what was not, of the pieces of the module."""
-        return [record for engine in self._piece_engines() for record in engine.records]
+        return [record for engine in self.piece_engines for record in engine.records]
 
     def profiles(self) -> list[dict[str, Any]]:
         """Return what was recorded of each graph that is kept, while profiling was on."""
@@ -261,19 +235,20 @@ class Engine(PyTorchRuns):
         for program in self._programs():
             program.session.clear_profile()
 
-    def _captured(self) -> Iterator[Entry]:
-        for entries in self._entries.values():
-            yield from (entry for entry in entries if isinstance(entry, Entry))
+    def graphs(self) -> Iterator[Entry]:
+        """Return each graph of the module itself that is kept."""
+        return iter(self._graphs)
 
-    def _piece_engines(self) -> Sequence[Engine]:
-        pieces = self._pieces
-        return pieces.engines if pieces is not None else ()
+    @property
+    def piece_engines(self) -> Sequence[Engine]:
+        """One for each piece that the module has been cut into."""
+        return self._pytorch.engines
 
     def made_programs(self) -> Iterator[tuple[Entry, Program]]:
         """Return each program of the graphs that are kept, with its graph; those of pieces too."""
-        for entry in self._captured():
+        for entry in self._graphs:
             yield from ((entry, program) for program in entry.programs.values())
-        for engine in self._piece_engines():
+        for engine in self.piece_engines:
             yield from engine.made_programs()
 
     def _programs(self) -> Iterator[Program]:
@@ -282,7 +257,7 @@ class Engine(PyTorchRuns):
     def save_graphs(self, folder: Path, prefix: str) -> list[Path]:
         """Write the first graph of each kind as ONNX files, as captured and as it runs."""
         written: dict[str, Path] = {}
-        for entry in self._captured():
+        for entry in self._graphs:
             kind = "training" if entry.preferred else "inference"
             for stage, graph in (
                 ("torch_exported", entry.captured.graph),
@@ -300,6 +275,86 @@ class Engine(PyTorchRuns):
             self._last_plan_id = run.plan_id
             self.last_plan = MemoryPlan.of(run.memory_plan)
 
+    # --- runs in PyTorch
+
+    def _run_instead(
+        self,
+        entry: Entry,
+        call: FlatCall,
+        error: Exception,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run a call in PyTorch that a graph holds for and has not run; nothing has changed yet.
+
+        Calls of these sizes get a graph of their own, if they come back and it runs them.
+
+        Raises:
+          Exception: The engine's error, where PyTorch raises too or may not be asked.
+        """
+        # What a device finds in values comes late: it may be of another step, whose result is lost.
+        late = devices.provider_of(entry.device) != "cpu" and not isinstance(error, _OF_SHAPES)
+        if is_strict() or late or not is_refusal(error):
+            raise error
+        if self.budget is not None:
+            if isinstance(error, _core.UnsupportedError):
+                self._pytorch.refuse(error)
+            raise error
+        try:
+            with tracing_alone():
+                result = self._pytorch.whole(args, kwargs)
+        except Exception as refusal:
+            if type(refusal) not in ERRORS_OF_OPERATORS or not isinstance(
+                error, (_core.OrtrainError, IndexError)
+            ):
+                raise
+            if isinstance(error, IndexError):  # it names the operator and the index
+                raise error from refusal
+            raise self._input_error(refusal, call) from refusal
+        with self._lock:
+            self._graphs.leave_sizes(entry, call, error)
+        self._pytorch.tell_failed_run(error, "shapes that no kernel takes")
+        return result
+
+    def tell_failed_run(self, error: Exception, reason: str) -> None:
+        """Record, and tell, that PyTorch has run what a graph has not; once for each cause."""
+        self._pytorch.tell_failed_run(error, reason)
+
+    def _input_error(self, error: Exception, call: FlatCall) -> Exception:
+        return input_error(type(self.module).__name__, error, call, self._graphs)
+
+    def _run_in_pytorch(
+        self, refused: Refused, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run the module itself; the first time, say so, or say which argument is at fault."""
+        whole = isinstance(refused.error, CaptureError) and not refused.error.may_be_cut
+        run = self._pytorch.whole if whole else self._pytorch.in_pieces
+        # Others may be captured yet.
+        is_final = not isinstance(refused.error, (EverNewCallError, FirstCallError))
+        if refused.shown:
+            if is_final:
+                may_pause = not is_strict() and self.budget is None
+                self._attempts.refused(run, self._kind(args, kwargs), may_pause=may_pause)
+            return run(args, kwargs)
+        try:
+            with tracing_alone():  # a trace takes in what other threads run in PyTorch
+                result = run(args, kwargs)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            if type(error) not in ERRORS_OF_OPERATORS:
+                raise
+            raise self._input_error(error, call) from error
+        self._pytorch.tell(refused.error, refused.reason, whole=whole)
+        self._told_of_ever_new_calls |= isinstance(refused.error, EverNewCallError)
+        refused.shown = True
+        if is_final:
+            with self._lock:
+                self._graphs.keep(self._key(call), refused)
+        return result
+
+    def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return what tells calls apart at a glance."""
+        return (self.module.training, torch.is_grad_enabled(), len(args), *kwargs)
+
     # --- looking up and capturing
 
     def _look_at_module(self) -> Tensors:
@@ -310,39 +365,33 @@ class Engine(PyTorchRuns):
         else:
             tensors, changed = self._states.look()
         if changed:
-            self._states.keep(state for _, state, _ in self._entries)
+            self._graphs.forget_states()
         return tensors
 
     def _key(self, call: FlatCall) -> Key:
         """Return what a captured graph depends on, sizes of the arguments aside."""
         return (call.key, self._states.present, environment_key())
 
-    def _find(self, key: Key, call: FlatCall) -> Entry | Refused | None:
-        entries = self._entries.get(key)
-        if entries is None:
-            return None
-        self._entries.move_to_end(key)
-        return next((entry for entry in entries if entry.fits(call)), None)
-
     def _find_or_make(
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[FlatCall, Entry | Refused]:
         """Return a graph for a call, and the call as it takes it: numbers may be live from now on."""
-        entry = self._find(self._key(call), call)
+        entry = self._graphs.find(self._key(call), call)
         if entry is not None:
             return call, entry
         more = self._numbers.changed_by(self.signature.flatten(args, kwargs, EveryPath()))
         if self._attributes.changed_in(self.module, self._states.names) or more:
             self._look_at_module()
             call = self._flatten(args, kwargs)
-            entry = self._find(self._key(call), call)
+            entry = self._graphs.find(self._key(call), call)
         if entry is None and call.numbers:
             entry = self._make_live_entry(call, args, kwargs)
             if entry is None:
                 self._look_at_module()
                 call = self._flatten(args, kwargs)
         key = self._key(call)
-        return call, entry or self._find(key, call) or self._make_entry(key, call, args, kwargs)
+        entry = entry or self._graphs.find(key, call)
+        return call, entry or self._make_entry(key, call, args, kwargs)
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
         return self.signature.flatten(args, kwargs, self._numbers.paths, self._attributes.present())
@@ -357,7 +406,7 @@ class Engine(PyTorchRuns):
         """Capture a call with its numbers as inputs; give up those that a graph does not take so."""
         read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
         try:
-            self._refuse_ever_new_calls(self._key(call), call)
+            self._attempts.refuse_ever_new_calls((self._key(call), tuple(sizes_of(call.tensors))))
             entry = self._capture(call, args, kwargs, reason, read)
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
@@ -378,11 +427,9 @@ class Engine(PyTorchRuns):
         self, key: Key, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | Refused:
         reason = "first call"
-        others = self._entries.get(key)
+        others = self._graphs.of(key)
         sizes = tuple(sizes_of(call.tensors))
-        failing = next(
-            (e for e in others or () if isinstance(e, Entry) and sizes in e.failed), None
-        )
+        failing = next((e for e in others if isinstance(e, Entry) and sizes in e.failed), None)
         if self._captured_once:
             if failing is not None:
                 reason = "sizes that another graph does not run"
@@ -394,9 +441,9 @@ class Engine(PyTorchRuns):
             progress.note(f"capturing again: {reason}")
         read, name = NamesRead(), type(self.module).__name__
         try:
-            if failing is not None and has_enough_fixed(others or ()):
+            if failing is not None and self._graphs.has_enough_fixed(key):
                 raise FailedRunError("other sizes have graphs of their own", module=name)
-            self._refuse_ever_new_calls(key, call)
+            self._attempts.refuse_ever_new_calls((key, sizes))
             entry = self._capture(
                 call, args, kwargs, reason, read, dynamic=self._any_sizes and failing is None
             )
@@ -404,21 +451,19 @@ class Engine(PyTorchRuns):
             if is_strict() or isinstance(error, OUT_OF_MEMORY):
                 raise
             if failing is not None and self.budget is None:
-                return self._refuse_sizes(key, sizes, error)
+                return self._graphs.refuse_sizes(key, sizes, error)
             if not isinstance(error, FirstCallError):
-                self._refuse_outside(error)
+                self._pytorch.refuse(error)
             if isinstance(error, ChangingAttributeError):
-                self._changes += 1
-                if self._changes >= _MOST_CHANGES or self._state_misses >= _MOST_MISSES:
-                    self._leave_for_a_while()
+                self._attempts.found_changes(self._pytorch.in_pieces)
             elif isinstance(error, UnseenStateError):
-                self._left_to = self._run_forward
+                self._attempts.leave_to(self._pytorch.whole)
             if read.has_begun:
                 self._note_reads(read.names())
-            self._count_miss(key)
+            self._attempts.missed(key[1], self._states.present)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
-        self._count_miss(key)
+        self._attempts.missed(key[1], self._states.present)
         self._take(entry, self._key(call))
         return entry
 
@@ -427,50 +472,8 @@ class Engine(PyTorchRuns):
         if self._tells or is_strict():
             tell_escapes(type(self.module).__name__, entry.record.escapes)
         self._captured_once = True
-        self._keep(key, entry)
+        self._graphs.keep(key, entry)
         self.records.append(entry.record)
-
-    def _refuse_ever_new_calls(self, key: Key, call: FlatCall) -> None:
-        """Raise CaptureError where capturing goes on and on, and no call finds a graph.
-
-        A kind of call that comes back is captured then.
-        """
-        if self._misses < _MOST_MISSES:
-            return
-        kind = (key, tuple(sizes_of(call.tensors)))
-        if kind in self._declined:
-            self._misses = self._state_misses = 0
-            return
-        self._declined[kind] = None
-        if len(self._declined) > MOST_DECLINED:
-            self._declined.popitem(last=False)
-        name = type(self.module).__name__
-        if self._state_misses >= _MOST_MISSES:
-            raise ChangingAttributeError(
-                "its attributes or those of its layers change from call to call, and a graph "
-                "holds for one state only",
-                module=name,
-            )
-        raise EverNewCallError(
-            f"each of the last {self._misses} calls needed a graph of its own, since numbers or "
-            "flags among the arguments, or sizes that it holds fixed, differ",
-            module=name,
-        )
-
-    def _count_miss(self, key: Key) -> None:
-        """Count a call for which there was no graph, and whether the module's state was new."""
-        self._misses += 1
-        self._state_misses += key[1] != self._captured_state
-        self._captured_state = self._states.present
-
-    def _keep(self, key: Key, entry: Entry | Refused) -> None:
-        self._entries.setdefault(key, []).append(entry)
-        while sum(map(len, self._entries.values())) > self.max_graphs:
-            oldest = next(iter(self._entries))
-            self._entries[oldest].pop(0)
-            if not self._entries[oldest]:
-                del self._entries[oldest]
-        self._states.keep(state for _, state, _ in self._entries)
 
     def _note_reads(
         self, names: frozenset[str] | None, outside: Iterable[torch.Tensor] = ()
@@ -482,10 +485,7 @@ class Engine(PyTorchRuns):
             self._states.reads(names, variables, outside)
         now = self._states.present
         if now != before:
-            kept = (
-                (k if k[1] != before else (k[0], now, k[2]), v) for k, v in self._entries.items()
-            )
-            self._entries = collections.OrderedDict(kept)
+            self._graphs.renumber(before, now)
 
     def _capture(
         self,

@@ -42,12 +42,12 @@ def process_state() -> dict[str, Any]:
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "saved tensors": torch._C._autograd._saved_tensors_hooks_is_enabled(),
         "fake tensors": FakeTensor.__new__,
-        "tensor methods": len(torch.Tensor.__dict__),
         "frames": torch._C._dynamo.eval_frame.get_eval_frame_callback(),
         "collections of garbage": gc.isenabled(),
         "profile": (sys.getprofile(), sys.gettrace()),
         "subnormals": torch.full((1,), 1e-40).mul(0.5).item(),
     }
+    state |= {f"torch.Tensor.{name}": method for name, method in vars(torch.Tensor).items()}
     for config in _CONFIGS:
         state |= dict(_overrides(config))
     return state
@@ -60,4 +60,5 @@ def _overrides(config: Any) -> Iterator[tuple[str, Any]]:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return what differs."""
-    return ", ".join(f"{k}: {v} to {after[k]}" for k, v in before.items() if after[k] != v)
+    names = [n for n in before if n not in after or after[n] != before[n]]
+    return ", ".join(f"{n}: {before[n]} to {after.get(n)}" for n in names)

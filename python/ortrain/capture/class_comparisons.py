@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 _NUMBERS = frozenset({"int", "float", "bool", "Number", "Integral", "Real"})
 _NAMES = frozenset({"__name__", "__qualname__"})
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 # What looks a class up in a table.
 _LOOKUPS = ("CONTAINS_OP", "BINARY_SUBSCR", "BINARY_OP")
 _known: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
@@ -30,13 +31,14 @@ def compares_classes_of_numbers(code: types.CodeType) -> bool:
 
 
 def _compares(code: types.CodeType) -> bool:
-    if not _NUMBERS.isdisjoint((*code.co_names, *code.co_consts)):
-        return True
     steps = list(dis.get_instructions(code))
+    loaded = {s.argval for s in steps if s.opname in _LOADS}
+    if "type" not in loaded:
+        return False
+    if not _NUMBERS.isdisjoint((*loaded, *code.co_consts)):
+        return True
     return any(
-        step.argval == "type"
-        and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-        and _matters(steps[i:])
+        step.argval == "type" and step.opname in _LOADS and _matters(steps[i:])
         for i, step in enumerate(steps)
     )
 

@@ -272,7 +272,7 @@ def test_a_switch_of_modes_leaves_the_module_its_graph() -> None:
     agree(plain, ours, X)
     before = len(ours.report().captures)
     engine = ours._ortrain_engine
-    assert engine._left_to is None
+    assert engine._attempts.left_to is None
     for _ in range(3):
         agree(plain, ours, X)
     assert len(ours.report().captures) == before

@@ -31,6 +31,7 @@ _TELLING: dict[str, Callable[[Any], Any]] = {
     "a text": lambda n: f"{type(n)} and {type(n).__name__}",
     "a call": lambda n: type(n)(3),
     "another class": lambda n: type(n) is dict,
+    "attributes": lambda n: n.int() if n.type == "cpu" else n.type in ("cuda", "mps"),
 }
 
 

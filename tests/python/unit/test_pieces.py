@@ -377,7 +377,7 @@ def test_what_was_cut_is_freed_with_the_module() -> None:
     plain = BranchingLayer()
     ours = ORTModule(plain)
     ours(torch.randn(5, 4)).sum().backward()
-    engines = [weakref.ref(engine) for engine in ours._ortrain_engine._piece_engines()]
+    engines = [weakref.ref(engine) for engine in ours._ortrain_engine.piece_engines]
     module = weakref.ref(plain)
     assert engines
     del plain, ours
