@@ -24,7 +24,7 @@ _override = exported_program._override_composite_implicit_decomp
 _materialize = export_utils._materialize_cpp_cia_ops
 _lock = threading.RLock()
 # For each operator that is kept whole: its kernels before and during a trace, and its rule for fake tensors.
-_kept: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any] | None]] = {}
+_kept: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any]]] = {}
 # The composite operators that PyTorch's registry had when it was last asked for all of them.
 _materialized: list[str] = []
 
@@ -66,36 +66,38 @@ def _overridden(callables: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     for op in whole:
         if op not in _kept or _kept[op][0] != op.py_kernels:
             _kept[op] = _changes(op)
-    put = []
+    put, rules = [], fake_impls.op_implementations_dict
     try:
         for op in whole:
             _, during, rule = _kept[op]
             before = dict(op.py_kernels)
-            put.append((op, before, rule))
+            put.append((op, before, op not in rules))
             op.py_kernels.clear()
             op.py_kernels.update(during)
             op._dispatch_cache.clear()
-            if rule is not None:
-                fake_impls.op_implementations_dict.setdefault(op, rule)
+            rules.setdefault(op, rule)
         with _override(others):
             yield
     finally:
-        for op, before, rule in put:
+        for op, before, has_no_rule in put:
             op.py_kernels.clear()
             op.py_kernels.update(before)
             op._dispatch_cache.clear()
-            if rule is not None:
-                fake_impls.op_implementations_dict.pop(op, None)
+            if has_no_rule:
+                rules.pop(op, None)
 
 
-def _changes(op: Any) -> tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any] | None]:
-    """Return the operator's kernels before and during a trace, and the rule for fake tensors that it has then."""
+def _changes(op: Any) -> tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any]]:
+    """Return the operator's kernels before and during a trace, and the rule for fake tensors that PyTorch gives it then.
+
+    It gives none to an operator that has one; whether this one has may be otherwise at another time.
+    """
     before = dict(op.py_kernels)
     rules = fake_impls.op_implementations_dict
-    own_rule = rules.get(op)
-    with _override({op: exported_program._special_op_to_preserve_cia}):
-        during, rule = dict(op.py_kernels), rules[op]
-    if own_rule is None:
-        return before, during, rule
-    rules[op] = own_rule  # which PyTorch takes away with those that it gave
-    return before, during, None
+    own_rule = rules.pop(op, None)
+    try:
+        with _override({op: exported_program._special_op_to_preserve_cia}):
+            return before, dict(op.py_kernels), rules[op]
+    finally:
+        if own_rule is not None:
+            rules[op] = own_rule
