@@ -69,3 +69,8 @@ def bin_count(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     low, high = attrs.get("min", 0.0), attrs.get("max", 0.0)
     counts = torch.histc(wide, bins=attrs.get("bins", 100), min=low, max=high)
     return [counts.to(x.dtype).numpy()]
+
+
+@reference("ortrain::CheckIndices")
+def check_indices(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    return [inputs[0]]

@@ -177,7 +177,9 @@ def triangle_indices(
 def one_hot(e: Emitter, x: Tensor, num_classes: Size = -1) -> Value:
     if isinstance(num_classes, int) and num_classes < 0:
         raise e.unsupported("num_classes=-1 makes the shape depend on values")
-    return e.node("OneHot", x, e.size(num_classes), e.ints(0, 1), axis=-1)
+    classes = e.size(num_classes)
+    checked = e.node("CheckIndices", x, classes, domain="ortrain")
+    return e.node("OneHot", checked, classes, e.ints(0, 1), axis=-1)
 
 
 @converts("aten.histc.default")

@@ -61,9 +61,16 @@ def select(e: Emitter, x: Tensor, dim: int, index: Size) -> Value:
 @converts("aten.index_select.default")
 def index_select(e: Emitter, x: Tensor, dim: int, index: Tensor) -> Value:
     flat = e.reshape(index, [1]) if index.rank == 0 else index.value
+    flat = checked_indices(e, flat, x, dim)
     if x.rank == 0:
         return e.reshape(e.node("Gather", e.reshape(x, [1]), flat, axis=0), [])
     return e.node("Gather", x, flat, axis=x.axis(dim))
+
+
+def checked_indices(e: Emitter, indices: Value, x: Tensor, dim: int) -> Value:
+    """Return indices of which none may count from the end of an axis, as operators of ONNX let them."""
+    extent = x.shape[x.axis(dim)] if x.rank > 0 else 1
+    return e.node("CheckIndices", indices, e.size(extent), domain="ortrain")
 
 
 @converts("aten.gather.default")
@@ -74,8 +81,9 @@ def gather(e: Emitter, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = F
         return e.expand(x, index.shape)
     rows = _rows(e, x, dim, index)
     if rows is not None:
-        return e.node("Gather", x, rows, axis=x.axis(dim))
-    return e.node("GatherElements", x, e.cast(index, torch.int64), axis=x.axis(dim))
+        return e.node("Gather", x, checked_indices(e, rows, x, dim), axis=x.axis(dim))
+    places = checked_indices(e, e.cast(index, torch.int64), x, dim)
+    return e.node("GatherElements", x, places, axis=x.axis(dim))
 
 
 def _rows(e: Emitter, x: Tensor, dim: int, index: Tensor) -> Value | None:
@@ -269,7 +277,7 @@ def _scatter(
     onto: Value | None = None,
 ) -> Value:
     """Scatter to x, or to another value of its shape."""
-    rows = e.cast(index, torch.int64)
+    rows = checked_indices(e, e.cast(index, torch.int64), x, dim)
     base = x.value if onto is None else onto
     if x.rank == 0:
         flat = [
@@ -313,7 +321,8 @@ def scatter_add(e: Emitter, x: Tensor, dim: int, index: Tensor, src: Tensor) -> 
     updates, rows = _updates(e, x, index, src), _rows(e, x, dim, index)
     if rows is not None:
         length = (index.shape[x.axis(dim)],)
-        return _rows_put(e, x, dim, Tensor(rows, index.dtype, length), updates, "add")
+        row_indices = Tensor(checked_indices(e, rows, x, dim), index.dtype, length)
+        return _rows_put(e, x, dim, row_indices, updates, "add")
     return _scatter(e, x, dim, index, updates, "add")
 
 
@@ -392,6 +401,10 @@ def _rows_put(
     return e.transpose(result, _inverse(order))
 
 
+def _checked(e: Emitter, index: Tensor, x: Tensor, dim: int) -> Tensor:
+    return Tensor(checked_indices(e, index.value, x, dim), index.dtype, index.shape)
+
+
 @converts("aten.index_add.default")
 def index_add(
     e: Emitter, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
@@ -399,12 +412,12 @@ def index_add(
     value = e.cast(source, x.dtype)
     if not same(alpha, 1):
         value = e.node("Mul", value, e.scalar(alpha, x.dtype))
-    return _rows_put(e, x, dim, index, value, "add")
+    return _rows_put(e, x, dim, _checked(e, index, x, dim), value, "add")
 
 
 @converts("aten.index_copy.default")
 def index_copy(e: Emitter, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Value:
-    return _rows_put(e, x, dim, index, e.cast(source, x.dtype), "none")
+    return _rows_put(e, x, dim, _checked(e, index, x, dim), e.cast(source, x.dtype), "none")
 
 
 @converts("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")

@@ -10,6 +10,7 @@ import torch
 
 from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
+from ortrain.capture.convert.indexing import checked_indices
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.convert.sizes import Size
 
@@ -82,6 +83,7 @@ def _nll(
     ignored = e.node("Equal", labels, e.scalar(int(ignore_index), torch.int64))
     zero = e.scalar(0, x.dtype)
     rows = e.where(ignored, e.scalar(0, torch.int64), labels)
+    rows = checked_indices(e, rows, x, axis)
     flat_target = x.rank == 1 and target.rank == 1
     places = rows if flat_target else e.unsqueeze(rows, [axis])
     picked = e.node("GatherElements", x, places, axis=axis)
