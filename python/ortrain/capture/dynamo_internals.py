@@ -17,12 +17,14 @@ import torch
 from ortrain.capture.torch_internals import is_transforming
 
 # Hooks of layers may come and go; a counter among the attributes shall not mean another compilation
-# per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands.
+# per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands;
+# NumPy's random numbers are NumPy's, not others of PyTorch's generator.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
     "rewrite_assert_with_torch_assert": False,
+    "use_numpy_random_stream": True,
 }
 
 
