@@ -86,7 +86,11 @@ from ortrain.capture.symbolic_budget import (
     restrict_further,
 )
 from ortrain.capture.tensor_methods import methods_refused
-from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
+from ortrain.capture.trace_internals import (
+    graphs_compiled_when_called,
+    let_go_of_samples,
+    no_traces_kept,
+)
 from ortrain.capture.tracing import capturing_alone
 
 _log = logs.get_logger("ortrain.capture")
@@ -215,6 +219,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.quiet_logs(),
         failures_untold(),
         no_traces_kept(),
+        graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),
     ):
