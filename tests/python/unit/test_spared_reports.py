@@ -136,7 +136,7 @@ def test_graphs_are_compiled_when_they_are_called(generated: list[fx.Graph]) -> 
         assert traced(1, 2) == 7
         late = fx.symbolic_trace(Sum())
     assert list(inspect.signature(again.forward).parameters) == ["x", "y"]
-    assert "def forward(self, x, y)" in late.code
+    assert "def forward(self, x" in late.code
     assert again(1, 2) == late(1, 2) == 5
     before = len(generated)
     fx.symbolic_trace(Sum())
