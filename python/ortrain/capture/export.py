@@ -303,12 +303,7 @@ def _freest(
         try:
             with budget.counting():
                 captured = _capture_unless_drawing(
-                    module,
-                    name,
-                    signature,
-                    call,
-                    known,
-                    read,
+                    *(module, name, signature, call, known, read),
                     freedom=freedom,
                     standalone=standalone,
                 )
