@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.small_sizes import OF_PATCHES, speech_sizes, text_sizes
+
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
@@ -227,14 +229,7 @@ def _yolos() -> Made:
     from transformers import YolosConfig, YolosForObjectDetection
 
     config = YolosConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=[64, 64],
-        patch_size=16,
-        num_detection_tokens=7,
-        num_labels=4,
+        **OF_PATCHES, num_hidden_layers=2, image_size=[64, 64], num_detection_tokens=7
     )
     return _Summed(YolosForObjectDetection(config)), {"pixel_values": _pixels()}
 
@@ -243,17 +238,13 @@ def _dpt() -> Made:
     from transformers import DPTConfig, DPTForDepthEstimation
 
     config = DPTConfig(
-        hidden_size=16,
+        **OF_PATCHES,
         num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=32,
         image_size=64,
-        patch_size=16,
         backbone_out_indices=[0, 1, 2, 3],
         neck_hidden_sizes=[8, 8, 16, 16],
         fusion_hidden_size=8,
         initializer_range=0.2,
-        num_labels=4,
     )
     return _Summed(DPTForDepthEstimation(config)), {"pixel_values": _pixels()}
 
@@ -263,19 +254,10 @@ def _tokens(length: int, vocabulary: int = 97) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
 
-_SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
-
-
 def _longformer() -> Made:
     from transformers import LongformerConfig, LongformerForMaskedLM
 
-    config = LongformerConfig(**_SMALL, attention_window=8, max_position_embeddings=70)
+    config = LongformerConfig(**text_sizes(), attention_window=8, max_position_embeddings=70)
     return LongformerForMaskedLM(config), _tokens(32)
 
 
@@ -283,7 +265,7 @@ def _big_bird() -> Made:
     from transformers import BigBirdConfig, BigBirdForMaskedLM
 
     config = BigBirdConfig(
-        **_SMALL,
+        **text_sizes(),
         attention_type="block_sparse",
         block_size=4,
         num_random_blocks=1,
@@ -356,15 +338,8 @@ def _hubert() -> Made:
     from transformers import HubertConfig, HubertForSequenceClassification
 
     config = HubertConfig(
-        hidden_size=16,
+        **speech_sizes(16, heads=2, channels=8, kernels=(10, 3, 2), strides=(5, 2, 2)),
         num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=(8, 8, 8),
-        conv_stride=(5, 2, 2),
-        conv_kernel=(10, 3, 2),
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
         classifier_proj_size=8,
         apply_spec_augment=False,
         layerdrop=0.0,

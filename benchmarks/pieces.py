@@ -21,6 +21,7 @@ import torch
 from rich.table import Table
 from torch import fx, nn
 
+from benchmarks.small_sizes import speech_sizes, text_sizes
 from benchmarks.table import add_columns, make_console, seconds
 from benchmarks.train_step import write_json
 from ortrain import ORTModule, env
@@ -71,13 +72,7 @@ def _longformer() -> tuple[nn.Module, Inputs]:
     from transformers import LongformerConfig, LongformerModel
 
     config = LongformerConfig(
-        vocab_size=500,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        attention_window=32,
-        max_position_embeddings=300,
+        **text_sizes(500, width=64, heads=4), attention_window=32, max_position_embeddings=300
     )
     return LongformerModel(config), (torch.randint(0, 500, (2, 128)),)
 
@@ -86,17 +81,10 @@ def _wav2vec2() -> tuple[nn.Module, Inputs]:
     from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
     config = Wav2Vec2Config(
+        **speech_sizes(64, heads=4, channels=64, kernels=(10, 8, 8), strides=(5, 4, 4)),
         vocab_size=32,
-        hidden_size=64,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=128,
-        conv_dim=(64, 64, 64),
-        conv_stride=(5, 4, 4),
-        conv_kernel=(10, 8, 8),
         num_feat_extract_layers=3,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
     )
     return Wav2Vec2ForCTC(config), (torch.randn(2, 16000),)
 

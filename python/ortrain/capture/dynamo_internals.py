@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +18,18 @@ import torch
 from ortrain.capture.torch_internals import is_transforming
 
 # Hooks of layers may come and go; a counter among the attributes shall not mean another compilation
-# per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands.
+# per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands;
+# NumPy's random numbers are NumPy's, not others of PyTorch's generator; nobody is told of side effects.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
     "rewrite_assert_with_torch_assert": False,
+    "use_numpy_random_stream": True,
+    "side_effect_replay_policy": "silent",
 }
+# Tells which threads compile pieces.
+_thread = threading.local()
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,8 +68,60 @@ def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]
 def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
     config = _config()
-    with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
-        yield
+    spare_reports()
+    before, _thread.makes_pieces = getattr(_thread, "makes_pieces", False), True
+    try:
+        with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
+            yield
+    finally:
+        _thread.makes_pieces = before
+
+
+class _Message(str):
+    """The text of an error behind which Dynamo does not look for graphs to print."""
+
+    def __contains__(self, part: object) -> bool:
+        return part != "Data-dependent" and isinstance(part, str) and self.find(part) >= 0
+
+
+@functools.cache
+def spare_reports() -> None:
+    """Let Dynamo compute nothing, while it makes pieces, that only logs show which are off.
+
+    Those are the lines behind a cut and above Dynamo with their columns, the names of functions for the lines that
+    it follows, the time that guards take, and the text of the graph so far, once per function that a cut is in.
+    """
+    from torch._dynamo import exc, guards, output_graph, symbolic_convert
+
+    cuts = getattr(symbolic_convert, "graph_break_log", None)
+
+    def is_spared(log: Any) -> bool:
+        is_shown = log is not None and log.isEnabledFor(logging.DEBUG)
+        return getattr(_thread, "makes_pieces", False) and not is_shown
+
+    def spare(home: Any, name: str, log: Any, instead: Callable[[], Any]) -> None:
+        original = getattr(home, name, None)
+        if original is not None:
+
+            @functools.wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return instead() if is_spared(log) else original(*args, **kwargs)
+
+            setattr(home, name, call)
+
+    spare(exc, "_extract_stack_with_positions", cuts, traceback.StackSummary)
+    spare(guards, "profile_guard_manager", getattr(guards, "guards_log", None), float)
+    calls = getattr(output_graph, "trace_call_log", None)
+    spare(symbolic_convert, "get_funcname", calls, lambda: None)
+    init = exc.Unsupported.__init__
+
+    @functools.wraps(init)
+    def made(error: Any, *args: Any, **kwargs: Any) -> None:
+        init(error, *args, **kwargs)
+        if is_spared(cuts):
+            error.msg = _Message(error.msg)
+
+    exc.Unsupported.__init__ = made
 
 
 # What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.

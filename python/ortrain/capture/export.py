@@ -31,6 +31,7 @@ from ortrain.capture.errors import CaptureError, SizeConditionError, UnseenState
 from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
+from ortrain.capture.generator_watch import GeneratorWatch
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
     dimensions_of,
@@ -85,7 +86,11 @@ from ortrain.capture.symbolic_budget import (
     restrict_further,
 )
 from ortrain.capture.tensor_methods import methods_refused
-from ortrain.capture.trace_internals import let_go_of_samples, no_traces_kept
+from ortrain.capture.trace_internals import (
+    graphs_compiled_when_called,
+    let_go_of_samples,
+    no_traces_kept,
+)
 from ortrain.capture.tracing import capturing_alone
 
 _log = logs.get_logger("ortrain.capture")
@@ -105,6 +110,7 @@ class _FlatModule(nn.Module):
         read: NamesRead,
         made: list[MadePlain],
         functions: FunctionCalls,
+        at_each_tensor: Callable[[], None] | None,
     ) -> None:
         super().__init__()
         self.m = module
@@ -135,7 +141,7 @@ class _FlatModule(nn.Module):
                             read.recording(),
                             replacements_watched(),
                             methods_refused(),
-                            read.fakes.recording(),
+                            read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
@@ -219,6 +225,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.quiet_logs(),
         failures_untold(),
         no_traces_kept(),
+        graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),
     ):
@@ -301,8 +308,10 @@ def _freest(
         cause = f"symbols for them took more than {budget.limit} terms"
         try:
             with budget.counting():
-                captured = _capture(
-                    module, name, signature, call, known, read, freedom, standalone=standalone
+                captured = _capture_unless_drawing(
+                    *(module, name, signature, call, known, read),
+                    freedom=freedom,
+                    standalone=standalone,
                 )
             if not budget.is_exceeded:
                 _log.debug("%s: %d terms in symbolic sizes", name, budget.spent)
@@ -348,6 +357,23 @@ def _functional(
     return program, internals.guards_code(program)
 
 
+def _capture_unless_drawing(*args: Any, freedom: Freedom, standalone: bool) -> CapturedModule:
+    """Capture; what draws Python's or NumPy's random numbers is refused without a long trace first.
+
+    A forward that sets the generators back is captured as any other.
+    """
+    watch = GeneratorWatch()
+    try:
+        captured = _capture(*args, freedom, standalone=standalone, at_each_tensor=watch.look)
+        if not watch.has_ended:
+            return captured
+    except Exception:
+        if not watch.has_ended:
+            raise
+    _capture(*args, Freedom.NONE, standalone=standalone)
+    return _capture(*args, freedom, standalone=standalone)
+
+
 def _capture(
     module: nn.Module,
     name: str,
@@ -358,6 +384,7 @@ def _capture(
     freedom: Freedom,
     *,
     standalone: bool,
+    at_each_tensor: Callable[[], None] | None = None,
 ) -> CapturedModule:
     seconds: dict[str, float] = {}
     autocast = AutocastState.current()
@@ -372,7 +399,9 @@ def _capture(
     shapes = tuple(dict.fromkeys(each, auto) for each in axes) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     made: list[MadePlain] = []
-    flat = _FlatModule(module, signature, call, equal, autocast, trees, read, made, functions)
+    flat = _FlatModule(
+        *(module, signature, call, equal, autocast, trees, read, made, functions, at_each_tensor)
+    )
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()

@@ -206,12 +206,12 @@ class Told:
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return what the functions say where it is something else."""
         now = self._read()
-        if not _is_equal(self._before, now):
+        if not is_equal(self._before, now):
             yield self._where, self._before, now
 
     def restore(self, changes: Changes) -> None:
         """Set the object back where it says something else."""
-        if _is_equal(self._before, self._read()):
+        if is_equal(self._before, self._read()):
             return
         getattr(changes, self._kind).append(self._where)
         self._write(self._before)
@@ -371,13 +371,12 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def is_equal(a: Any, b: Any) -> bool:
+    """Tell whether two states are equal: tuples, lists, dictionaries, arrays, plain values."""
     if isinstance(a, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_is_equal, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(is_equal, a, b))
     if isinstance(a, dict):
-        return (
-            isinstance(b, dict) and a.keys() == b.keys() and all(_is_equal(a[k], b[k]) for k in a)
-        )
+        return isinstance(b, dict) and a.keys() == b.keys() and all(is_equal(a[k], b[k]) for k in a)
     if hasattr(a, "tobytes"):
         return a.tobytes() == b.tobytes()
     return bool(a == b)

@@ -13,7 +13,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -29,13 +29,16 @@ class FakesMade:
         self._made: list[weakref.ref[FakeTensor]] = []
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what this thread makes."""
+    def recording(self, action: Callable[[], None] | None = None) -> Iterator[None]:
+        """Record what this thread makes, and call ``action`` before each of them is made."""
         original, thread = FakeTensor.__new__, threading.get_ident()
 
         def make(cls: type, *args: Any, **kwargs: Any) -> FakeTensor:
+            is_ours = threading.get_ident() == thread
+            if is_ours and action is not None:
+                action()
             tensor = original(cls, *args, **kwargs)
-            if threading.get_ident() == thread:
+            if is_ours:
                 self._made.append(weakref.ref(tensor))
             return tensor
 

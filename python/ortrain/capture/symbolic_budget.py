@@ -71,9 +71,10 @@ class SymbolicBudget:
         self._terms.clear()
 
     def _count(self, expression: Any) -> None:
-        if isinstance(expression, sympy.Basic):
+        # Most sizes are one symbol or number, of one term.
+        if isinstance(expression, sympy.Basic) and expression.args:
             self.spent += max(0, self._terms_of(expression) - _FREE_TERMS)
-        if self.is_exceeded:
+        if self.limit is not None and self.spent > self.limit:
             raise SymbolicBudgetError(f"sizes took more than {self.limit} symbolic terms")
 
     def _terms_of(self, expression: sympy.Basic) -> int:

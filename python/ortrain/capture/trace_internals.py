@@ -48,6 +48,46 @@ def no_traces_kept() -> Iterator[None]:
             linecache.cache.pop(name, None)
 
 
+class _Compiled:
+    """An attribute that a graph module has once its graph is compiled, which asking for it does."""
+
+    def __init__(self, name: str, compile_graph: Callable[[fx.GraphModule], object]) -> None:
+        self._name, self._compile = name, compile_graph
+
+    def __get__(self, module: fx.GraphModule | None, cls: type) -> Any:
+        if module is None:
+            return self
+        self._compile(module)
+        return getattr(module, self._name)
+
+
+@contextlib.contextmanager
+def graphs_compiled_when_called() -> Iterator[None]:
+    """Let graph modules generate the code of their graphs when they are called, or somebody asks for it.
+
+    An export changes its graph about fifteen times, and compiles it anew each time for nobody.
+    """
+    recompile = fx.GraphModule.recompile
+
+    def postpone(module: fx.GraphModule) -> None:
+        codegen = module.graph._codegen
+        if hasattr(codegen, "pytree_info"):
+            module._in_spec = codegen.pytree_info.in_spec
+            module._out_spec = codegen.pytree_info.out_spec
+        cls = type(module)  # of this module alone
+        module.__dict__.pop("_code", None)
+        cls._code, cls.forward = _Compiled("_code", recompile), _Compiled("forward", recompile)
+        for part in module.children():
+            if isinstance(part, fx.GraphModule):
+                part.recompile()
+
+    fx.GraphModule.recompile = postpone  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        fx.GraphModule.recompile = recompile  # type: ignore[method-assign]
+
+
 def bodies_of(program: torch.export.ExportedProgram) -> list[fx.GraphModule]:
     """Return the graph of a program and those of its regions."""
     return [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
