@@ -117,14 +117,6 @@ const TensorClasses& tensor_classes() {
 
 }  // namespace
 
-uint64_t version_of_dict([[maybe_unused]] PyObject* dict) {
-#if PY_VERSION_HEX < 0x030C0000
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#else
-  return 0;
-#endif
-}
-
 TensorKind::TensorKind(PyObject* tensor)
     : class_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) {
   if (tensor == Py_None) return;
@@ -249,9 +241,9 @@ bool LayerGuard::holds(const Present& present) {
   return next == attributes_.size();
 }
 
-void LayerGuard::append_dictionaries(std::vector<nb::object>& dictionaries) const {
-  dictionaries.push_back(attributes_of(layer_.ptr()));
-  for (const Table& table : tables_) dictionaries.push_back(nb::borrow(table.dict()));
+void LayerGuard::append_dictionaries(std::vector<WatchedDict>& dictionaries) const {
+  dictionaries.emplace_back(attributes_of(layer_.ptr()).ptr());
+  for (const Table& table : tables_) dictionaries.emplace_back(table.dict());
 }
 
 bool LayerGuard::is_in_place(PyObject* attributes) const {

@@ -12,12 +12,9 @@
 #include "ortrain/base/dtype.h"
 #include "python/src/attribute_snapshot.h"
 #include "python/src/dlpack_abi.h"
+#include "python/src/watched_dict.h"
 
 namespace ortrain::python {
-
-// Changes whenever an item of a dictionary is set, replaced or removed. 0, which says nothing, on
-// the versions of Python that keep no such number.
-uint64_t version_of_dict(PyObject* dict);
 
 // What of a parameter or buffer a graph depends on: its class, type, shape and requires_grad. For
 // tensors that the engine does not hold, what Python says of them.
@@ -57,7 +54,7 @@ class LayerGuard {
   bool holds(const Present& present);
 
   // Appends the dictionaries that hold attributes, tensors and layers.
-  void append_dictionaries(std::vector<nanobind::object>& dictionaries) const;
+  void append_dictionaries(std::vector<WatchedDict>& dictionaries) const;
 
   // Whether class and attribute dictionary are still the same objects.
   bool is_in_place(PyObject* attributes) const;
