@@ -87,20 +87,30 @@ class LayerGuard {
     enum class Compared { value, table, hooks, nothing };
 
     bool holds(PyObject* now, const Present& present);
+    // The object that holds in any case; null where there is none.
+    PyObject* constant() const;
 
     Compared compared;
     bool is_read = true;
     bool may_change = false;  // without being replaced
-    nanobind::object name, table;
+    nanobind::object table;
     nanobind::object seen;                 // at the last comparison, where it may change
     std::vector<AttributeSnapshot> value;  // one, where it is the value that is compared
     std::vector<long> hooks;
+  };
+
+  // What settles the comparison of most attributes; small, as there are thousands.
+  struct Glance {
+    nanobind::object name;
+    nanobind::object value;  // which holds wherever it is found; none where one has to look closer
+    bool is_compared;
   };
 
   nanobind::object layer_, class_;
   bool is_root_;
   nanobind::object names_;  // attributes that are read: `is_read`
   std::vector<Table> tables_;
+  std::vector<Glance> glances_;  // of the attributes
   std::vector<Attribute> attributes_;
 };
 

@@ -65,7 +65,7 @@ class Variable {
 
   nb::object owner_, name_;
   std::vector<AttributeSnapshot> value_;  // one
-  WatchedDict dictionary_;                // the owner, where the value changes only by being replaced
+  WatchedDict dictionary_;                // the owner, if only it can change the value
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 

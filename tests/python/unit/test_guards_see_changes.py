@@ -10,9 +10,9 @@ import random
 import subprocess
 import sys
 import textwrap
-import threading
 import weakref
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -61,9 +61,8 @@ def delete_scale(layer: Any) -> None:
 
 
 def in_a_thread(call: Callable[[], object]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+    with futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
 
 
 def run_as_globals(attributes: dict[str, Any], value: Any) -> None:
