@@ -3,7 +3,8 @@
 """Fail where a source of the Python bindings leaves the limited API, of which wheels are made.
 
 Python's headers keep what is outside of it in `Include/cpython` and `Include/internal`. Lines that only Python
-before 3.12 compiles, behind a check of PY_VERSION_HEX, may use it.
+before 3.12 compiles, behind a check of PY_VERSION_HEX, may use it. A name in quotes is no use: what a process looks
+up while it runs may be missing.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from check_sizes import ROOT
 
 _NAME = re.compile(r"\b_?Py[A-Z]\w+\b|\bc_profile\w+\b")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MACRO = re.compile(r"#\s*define\s+(_?Py[A-Z]\w+)")
 _CONDITION = re.compile(r"#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
 _BEFORE_312 = re.compile(r"PY_VERSION_HEX\s*<\s*0x030C0000")
@@ -41,7 +43,7 @@ def errors_of(text: str, outside: frozenset[str]) -> list[tuple[int, str]]:
         directive = _CONDITION.match(line.strip())
         if directive is None:
             if not any(blocks):
-                code = line.partition("//")[0]
+                code = _QUOTED.sub("", line).partition("//")[0]
                 errors += [(number, n) for n in _NAME.findall(code) if n in outside]
         elif directive[1] == "endif":
             blocks.pop()

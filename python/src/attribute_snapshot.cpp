@@ -263,8 +263,7 @@ nb::object attribute(PyObject* object, PyObject* name) {
   return value;
 }
 
-bool is_same_name(PyObject* a, PyObject* b) {
-  if (a == b) return true;
+bool are_equal_strings(PyObject* a, PyObject* b) {
   return PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0;
 }
 
@@ -461,6 +460,9 @@ bool AttributeSnapshot::holds(PyObject* now, const Present& present) {
       return holds_attributes(now, present);
     case Kind::set: {
       if (!PyAnySet_Check(now)) return false;
+      const Py_ssize_t size = PySet_Size(now);
+      if (size != PySet_Size(value_.ptr())) return false;
+      if (size == 0) return true;
       const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
       if (equal < 0) PyErr_Clear();
       return equal == 1;

@@ -17,8 +17,9 @@ namespace ortrain::python {
 // cannot be read.
 nanobind::object attribute(PyObject* object, PyObject* name);
 
+bool are_equal_strings(PyObject* a, PyObject* b);
 // Whether two keys of dictionaries are one object, or equal strings.
-bool is_same_name(PyObject* a, PyObject* b);
+inline bool is_same_name(PyObject* a, PyObject* b) { return a == b || are_equal_strings(a, b); }
 
 // Parameters and buffers of a module by slot, None where a name stands for no tensor.
 class SlotTensors {
@@ -102,6 +103,10 @@ class AttributeSnapshot {
                               int depth = 0);
 
   bool holds(PyObject* now, const Present& present);
+  // The object that holds whatever becomes of other things; null where there is none.
+  PyObject* constant() const {
+    return kind_ == Kind::identity || kind_ == Kind::equal ? value_.ptr() : nullptr;
+  }
   // Whether the same object may stop to hold without being replaced.
   bool may_change_in_place() const;
   int traverse(visitproc visit, void* arg) const;

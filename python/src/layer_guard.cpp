@@ -117,14 +117,6 @@ const TensorClasses& tensor_classes() {
 
 }  // namespace
 
-uint64_t version_of_dict([[maybe_unused]] PyObject* dict) {
-#if PY_VERSION_HEX < 0x030C0000
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#else
-  return 0;
-#endif
-}
-
 TensorKind::TensorKind(PyObject* tensor)
     : class_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(tensor)))) {
   if (tensor == Py_None) return;
@@ -194,7 +186,7 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (attributes.is_valid() && PyDict_Next(attributes.ptr(), &position, &key, &value) != 0) {
-    Attribute made{Attribute::Compared::nothing, true, false, nb::borrow(key), {}, {}, {}, {}};
+    Attribute made{Attribute::Compared::nothing, true, false, {}, {}, {}, {}};
     if (is_table(key, value)) {
       made.compared = Attribute::Compared::table;
       made.table = nb::borrow(value);
@@ -210,6 +202,8 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
     made.may_change =
         made.compared == Attribute::Compared::hooks ||
         (made.compared == Attribute::Compared::value && made.value[0].may_change_in_place());
+    const bool is_compared = made.is_read && made.compared != Attribute::Compared::nothing;
+    glances_.push_back({nb::borrow(key), nb::borrow(made.constant()), is_compared});
     attributes_.push_back(std::move(made));
   }
 }
@@ -231,17 +225,22 @@ bool LayerGuard::holds(const Present& present) {
     while (next < attributes_.size() && !attributes_[next].is_read) ++next;
   };
   while (PyDict_Next(now.ptr(), &position, &key, &value) != 0) {
-    if (next < attributes_.size() && is_same_name(key, attributes_[next].name.ptr())) {
+    if (next < glances_.size() && is_same_name(key, glances_[next].name.ptr())) {
+      const Glance& glance = glances_[next];
+      if (!glance.is_compared || glance.value.is(value)) {
+        ++next;
+        continue;
+      }
       Attribute& known = attributes_[next++];
       // Comparing may run code that drops it.
       const nb::object compared = nb::borrow(value);
-      if (known.is_read && !known.holds(compared.ptr(), present)) return false;
+      if (!known.holds(compared.ptr(), present)) return false;
       continue;
     }
     // Among those that nobody reads some have come or gone.
     if (!is_read(names_.ptr(), key)) continue;
     skip_unread();
-    if (next == attributes_.size() || !is_same_name(key, attributes_[next].name.ptr())) return false;
+    if (next == attributes_.size() || !is_same_name(key, glances_[next].name.ptr())) return false;
     const nb::object compared = nb::borrow(value);
     if (!attributes_[next++].holds(compared.ptr(), present)) return false;
   }
@@ -249,9 +248,9 @@ bool LayerGuard::holds(const Present& present) {
   return next == attributes_.size();
 }
 
-void LayerGuard::append_dictionaries(std::vector<nb::object>& dictionaries) const {
-  dictionaries.push_back(attributes_of(layer_.ptr()));
-  for (const Table& table : tables_) dictionaries.push_back(nb::borrow(table.dict()));
+void LayerGuard::append_dictionaries(std::vector<WatchedDict>& dictionaries) const {
+  dictionaries.emplace_back(attributes_of(layer_.ptr()).ptr());
+  for (const Table& table : tables_) dictionaries.emplace_back(table.dict());
 }
 
 bool LayerGuard::is_in_place(PyObject* attributes) const {
@@ -277,8 +276,11 @@ int LayerGuard::traverse(visitproc visit, void* arg) const {
   for (const Table& table : tables_) {
     if (const int found = table.traverse(visit, arg)) return found;
   }
+  for (const Glance& glance : glances_) {
+    Py_VISIT(glance.name.ptr());
+    Py_VISIT(glance.value.ptr());
+  }
   for (const Attribute& attribute : attributes_) {
-    Py_VISIT(attribute.name.ptr());
     Py_VISIT(attribute.table.ptr());
     Py_VISIT(attribute.seen.ptr());
     for (const AttributeSnapshot& value : attribute.value) {
@@ -325,6 +327,11 @@ int LayerGuard::Table::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+PyObject* LayerGuard::Attribute::constant() const {
+  if (compared == Compared::table) return table.ptr();
+  return compared == Compared::value ? value[0].constant() : nullptr;
+}
+
 bool LayerGuard::Attribute::holds(PyObject* now, const Present& present) {
   switch (compared) {
     case Compared::value:
@@ -333,7 +340,8 @@ bool LayerGuard::Attribute::holds(PyObject* now, const Present& present) {
     case Compared::table:
       return now == table.ptr();
     case Compared::hooks:
-      if (!PyDict_Check(now) || handles_of(now) != hooks) return false;
+      if (!PyDict_Check(now)) return false;
+      if (hooks.empty() ? PyDict_Size(now) != 0 : handles_of(now) != hooks) return false;
       break;
     case Compared::nothing:
       return true;

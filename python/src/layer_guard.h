@@ -12,12 +12,9 @@
 #include "ortrain/base/dtype.h"
 #include "python/src/attribute_snapshot.h"
 #include "python/src/dlpack_abi.h"
+#include "python/src/watched_dict.h"
 
 namespace ortrain::python {
-
-// Changes whenever an item of a dictionary is set, replaced or removed. 0, which says nothing, on
-// the versions of Python that keep no such number.
-uint64_t version_of_dict(PyObject* dict);
 
 // What of a parameter or buffer a graph depends on: its class, type, shape and requires_grad. For
 // tensors that the engine does not hold, what Python says of them.
@@ -57,7 +54,7 @@ class LayerGuard {
   bool holds(const Present& present);
 
   // Appends the dictionaries that hold attributes, tensors and layers.
-  void append_dictionaries(std::vector<nanobind::object>& dictionaries) const;
+  void append_dictionaries(std::vector<WatchedDict>& dictionaries) const;
 
   // Whether class and attribute dictionary are still the same objects.
   bool is_in_place(PyObject* attributes) const;
@@ -90,20 +87,30 @@ class LayerGuard {
     enum class Compared { value, table, hooks, nothing };
 
     bool holds(PyObject* now, const Present& present);
+    // The object that holds in any case; null where there is none.
+    PyObject* constant() const;
 
     Compared compared;
     bool is_read = true;
     bool may_change = false;  // without being replaced
-    nanobind::object name, table;
+    nanobind::object table;
     nanobind::object seen;                 // at the last comparison, where it may change
     std::vector<AttributeSnapshot> value;  // one, where it is the value that is compared
     std::vector<long> hooks;
+  };
+
+  // What settles the comparison of most attributes; small, as there are thousands.
+  struct Glance {
+    nanobind::object name;
+    nanobind::object value;  // which holds wherever it is found; none where one has to look closer
+    bool is_compared;
   };
 
   nanobind::object layer_, class_;
   bool is_root_;
   nanobind::object names_;  // attributes that are read: `is_read`
   std::vector<Table> tables_;
+  std::vector<Glance> glances_;  // of the attributes
   std::vector<Attribute> attributes_;
 };
 

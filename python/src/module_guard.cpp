@@ -11,6 +11,7 @@
 #include "python/src/attribute_snapshot.h"
 #include "python/src/init.h"
 #include "python/src/layer_guard.h"
+#include "python/src/watched_dict.h"
 
 namespace nb = nanobind;
 
@@ -25,12 +26,14 @@ class Variable {
 
   void take(SnapshotContext& context) {
     value_.emplace_back(now().ptr(), context);
-    may_change_ = value_[0].may_change_in_place();
+    if (!value_[0].may_change_in_place() && PyDict_CheckExact(owner_.ptr())) {
+      dictionary_ = WatchedDict(owner_.ptr());
+    }
   }
 
   bool holds(const Present& present) {
     // Read first: comparing may run code that sets it.
-    const uint64_t version = may_change_ ? 0 : dictionary_version();
+    const uint64_t version = dictionary_.version();
     if (version != 0 && version == version_) return true;
     version_ = 0;
     if (!value_[0].holds(now().ptr(), present)) return false;
@@ -44,7 +47,7 @@ class Variable {
     for (const AttributeSnapshot& value : value_) {
       if (const int found = value.traverse(visit, arg)) return found;
     }
-    return 0;
+    return dictionary_.traverse(visit, arg);
   }
 
  private:
@@ -60,14 +63,9 @@ class Variable {
     return value.is_valid() ? value : owner_;
   }
 
-  // No two contents of a dictionary have the same one; 0 where it cannot be told.
-  uint64_t dictionary_version() const {
-    return PyDict_CheckExact(owner_.ptr()) ? version_of_dict(owner_.ptr()) : 0;
-  }
-
   nb::object owner_, name_;
   std::vector<AttributeSnapshot> value_;  // one
-  bool may_change_ = true;                // without being replaced
+  WatchedDict dictionary_;                // the owner, if only it can change the value
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 
@@ -100,6 +98,9 @@ class ModuleGuard {
     for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
   }
 
+  ModuleGuard(const ModuleGuard&) = delete;
+  ModuleGuard& operator=(const ModuleGuard&) = delete;
+
   bool holds() {
     const Present present{tensors_, places_};
     for (Variable& variable : variables_) {
@@ -110,11 +111,12 @@ class ModuleGuard {
     }
     if (is_untouched()) return changing_hold() && places_.are_distinct() && kinds_fit(tensors_);
     // Read first: comparing may run code that changes one.
-    Versions versions = versions_now();
-    versions_ = {};
+    Versions versions = versions_now(std::exchange(versions_, {}));
     changing_.clear();
-    if (!compares_equal()) return false;
-    versions_ = std::move(versions);
+    const bool is_equal = compares_equal();
+    if (!is_equal) versions.numbers.clear();
+    std::swap(versions_, versions);
+    if (!is_equal) return false;
     for (LayerGuard& layer : layers_) layer.append_changing(changing_);
     return true;
   }
@@ -128,7 +130,7 @@ class ModuleGuard {
     std::vector<nb::object> seen;
     changing_.clear();
     for (LayerGuard& layer : layers_) layer.forget(seen);
-    const Versions versions = std::exchange(versions_, {});
+    versions_.numbers.clear();
     const SlotTensors released = std::exchange(tensors_, {});
   }
 
@@ -142,7 +144,9 @@ class ModuleGuard {
       }
     }
     Py_VISIT(inputs_.ptr());
-    for (const nb::object& dictionary : versions_.dictionaries) Py_VISIT(dictionary.ptr());
+    for (const WatchedDict& dictionary : versions_.dictionaries) {
+      if (const int found = dictionary.traverse(visit, arg)) return found;
+    }
     for (const Variable& variable : variables_) {
       if (const int found = variable.traverse(visit, arg)) return found;
     }
@@ -158,40 +162,52 @@ class ModuleGuard {
     const std::vector<Variable> variables = std::exchange(variables_, {});
     const std::vector<TensorKind> input_kinds = std::exchange(input_kinds_, {});
     const nb::object inputs = std::exchange(inputs_, nb::list());
+    const Versions versions = std::exchange(versions_, {});
     release_tensors();
   }
 
  private:
-  // Dictionaries of all layers, and their versions when the state was last compared in full.
+  // Dictionaries of all layers, and their versions when the state was last found equal.
   struct Versions {
-    std::vector<nb::object> dictionaries;
-    std::vector<size_t> first;  // of each layer: that of its attributes
-    std::vector<uint64_t> numbers;
+    std::vector<WatchedDict> dictionaries;
+    std::vector<size_t> first;      // of each layer: that of its attributes
+    std::vector<uint64_t> numbers;  // none where that cannot be told
   };
 
-  Versions versions_now() const {
-    Versions made;
-    for (const LayerGuard& layer : layers_) {
-      made.first.push_back(made.dictionaries.size());
-      layer.append_dictionaries(made.dictionaries);
+  // Those of this moment, of which `before` may know the dictionaries.
+  Versions versions_now(Versions before) const {
+    if (!WatchedDict::is_told()) return {};
+    Versions now = are_in_place(before) ? std::move(before) : Versions();
+    if (now.dictionaries.empty()) {
+      for (const LayerGuard& layer : layers_) {
+        now.first.push_back(now.dictionaries.size());
+        layer.append_dictionaries(now.dictionaries);
+      }
     }
-    for (const nb::object& dictionary : made.dictionaries) {
-      const uint64_t version = dictionary.is_valid() ? version_of_dict(dictionary.ptr()) : 0;
-      if (version == 0) return {};
-      made.numbers.push_back(version);
+    now.numbers.clear();
+    for (const WatchedDict& dictionary : now.dictionaries) {
+      now.numbers.push_back(dictionary.version());
+      if (now.numbers.back() != 0) continue;
+      now.numbers.clear();
+      break;
     }
-    return made;
+    return now;
+  }
+
+  bool are_in_place(const Versions& versions) const {
+    if (versions.dictionaries.empty()) return false;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (!layers_[i].is_in_place(versions.dictionaries[versions.first[i]].ptr())) return false;
+    }
+    return true;
   }
 
   // Whether no attribute, tensor or layer has been set since the last full comparison. False also
   // where that cannot be told.
   bool is_untouched() const {
-    if (versions_.numbers.empty()) return false;
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      if (!layers_[i].is_in_place(versions_.dictionaries[versions_.first[i]].ptr())) return false;
-    }
+    if (versions_.numbers.empty() || !are_in_place(versions_)) return false;
     for (size_t i = 0; i < versions_.numbers.size(); ++i) {
-      if (version_of_dict(versions_.dictionaries[i].ptr()) != versions_.numbers[i]) return false;
+      if (versions_.dictionaries[i].version() != versions_.numbers[i]) return false;
     }
     return true;
   }
@@ -262,6 +278,7 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 }  // namespace
 
 void init_module_guard(nb::module_& module) {
+  WatchedDict::start();
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
       .def(nb::init<nb::list, nb::object, nb::list, nb::list>(), nb::arg("layers"),
            nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),

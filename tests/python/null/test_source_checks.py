@@ -55,9 +55,15 @@ int after = PyTuple_GET_SIZE(tuple);  // PyTuple_GET_SIZE
 #endif
 state->c_profilefunc = nullptr;
 PyTuple_GetItem(tuple, 0);
+auto size = dlsym(nullptr, "PyTuple_GET_SIZE");
+call("//", PyTuple_GET_SIZE(tuple));
 """
     found = check_limited_api.errors_of(text, check_limited_api.outside_names())
-    assert found == [(9, "PyTuple_GET_SIZE"), (11, "c_profilefunc")]
+    assert found == [
+        (9, "PyTuple_GET_SIZE"),
+        (11, "c_profilefunc"),
+        (14, "PyTuple_GET_SIZE"),
+    ]
 
 
 def test_ruff():
