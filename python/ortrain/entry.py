@@ -20,7 +20,7 @@ from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
-from ortrain.program import CallersMemory, Form, Program
+from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
 from ortrain.row_selection import RowSelection
 
@@ -62,6 +62,7 @@ class Entry:
       failed: Sizes of calls that it has not run, though its conditions hold.
       fixed: Whether it was captured for the sizes of one call, which another graph did not run.
       empty: Which extents of the arguments are 0.
+      orders: Of outputs that lie in memory in another order for the caller.
     """
 
     captured: PreparedGraph
@@ -86,10 +87,11 @@ class Entry:
     autocast: AutocastState = dataclasses.field(default_factory=AutocastState.current)
     other_arguments: tuple[int, ...] = ()
     dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
-    reads: dict[tuple[int, ...], CallersMemory] = dataclasses.field(default_factory=dict)
+    reads: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
     failed: set[tuple[torch.Size, ...]] = dataclasses.field(default_factory=set)
     fixed: bool = False
     empty: tuple[tuple[int, ...], ...] = ()
+    orders: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -204,6 +206,7 @@ class Entry:
             with_gradient=[i for i, name in enumerate(inputs) if requires_grad.get(name)],
             budget=budget,
             places=positions if prepared.views is not None else {},
+            orders=prepared.views.orders() if prepared.views is not None else {},
             other_arguments=tuple(
                 i for i in range(len(call.tensors)) if ("user", i) not in sources
             ),
@@ -301,13 +304,12 @@ class Entry:
             found = self.dependences[outputs] = [i for i, n in enumerate(names) if n in needed]
         return [*found, *range(len(self.tensors), count)]
 
-    def results_read(self, outputs: tuple[int, ...]) -> CallersMemory:
+    def results_read(self, outputs: tuple[int, ...]) -> list[int]:
         """Return the outputs that PyTorch's backward from some would read."""
         found = self.reads.get(outputs)
         if found is None:
             needed = self.captured.needed_results
-            of_all = sorted(set().union(*(needed[i] for i in outputs)))
-            found = self.reads[outputs] = CallersMemory([], of_all)
+            found = self.reads[outputs] = sorted(set().union(*(needed[i] for i in outputs)))
         return found
 
     def update_targets(

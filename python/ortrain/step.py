@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
+from ortrain.capture.result_views import in_order_of
 from ortrain.capture.torch_internals import any_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
 from ortrain.fallback import is_refusal
@@ -187,6 +188,13 @@ class _Pass:
         # Aliases share the version counter but not the history: no reference cycle.
         self.outputs = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
         self.output_versions = [t._version for t in self.outputs]
+        self.results, self.result_versions = self.outputs, self.output_versions
+        if self.entry.orders:  # what the caller gets is no memory of the graph's
+            outputs = list(outputs)
+            for i, order in self.entry.orders.items():
+                outputs[i] = in_order_of(outputs[i], order)
+            self.results = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
+            self.result_versions = [t._version for t in self.results]
         return outputs
 
     def append_parts(self, inputs: Sequence[torch.Tensor]) -> tuple[list[int], Any]:
@@ -223,7 +231,8 @@ class _Pass:
                 "freed by an earlier backward() or autograd.grad(); specify retain_graph=True there"
             )
         if entry.captured.needed_results:
-            _check_versions(self, entry.results_read(given))
+            read = entry.results_read(given)
+            _check_unwritten(self.results, self.result_versions, read)
         self._unfinished = None  # an earlier backward may have stopped half-way
         self.refusal = ""
         batched = any(map(is_batched, gradients))
@@ -392,8 +401,14 @@ def _check_versions(step: _Pass, reads: CallersMemory) -> None:
                 f"'{name}' is needed for the gradient and was modified by an inplace operation: "
                 f"it is at version {tensor._version}, expected version {version}"
             )
-    for i in reads.outputs:
-        tensor, version = step.outputs[i], step.output_versions[i]
+    _check_unwritten(step.outputs, step.output_versions, reads.outputs)
+
+
+def _check_unwritten(
+    outputs: Sequence[torch.Tensor], versions: Sequence[int], read: Iterable[int]
+) -> None:
+    for i in read:
+        tensor, version = outputs[i], versions[i]
         if tensor._version != version:
             raise RuntimeError(
                 f"output {i} is needed for the gradient and was modified by an inplace operation: "

@@ -5,40 +5,54 @@
 from __future__ import annotations
 
 import dis
+import itertools
+import re
 import types
 from typing import Any
 
 import torch
 from torch import nn
 
+from ortrain.capture.names_read import ENDS_OF_A_SEARCH
 from ortrain.capture.reachable_state import ReachableState
 
+# What says that something is not there; operators raise other errors.
+_SEARCHES = frozenset({e.__name__ for e in (*ENDS_OF_A_SEARCH, KeyError, IndexError)})
+# Methods that write to their tensor.
+_WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
 
 def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     """Return what code that a forward can reach does of which Dynamo is silently wrong; "" for nothing.
 
-    Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func, and
-    does not compare which of two objects a name stands for.
+    Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func,
+    does not compare which of two objects a name stands for, raises errors of its own past a handler of PyTorch's,
+    half-way through, and lets a checkpoint keep the parameters that PyTorch reads again.
 
     Args:
       module: The module.
       arguments: What it is called with.
     """
     reached = ReachableState(module, arguments, keeps_contents=False, tensors=False)
-    if names := reached.caches.names():
-        return f"the cache of {names[0]}"
+    if cached := reached.caches.names():
+        return f"the cache of {cached[0]}"
     functions = any(
         issubclass(c, torch.autograd.Function) and c is not torch.autograd.Function
         for c in reached.classes
     )
+    names: set[str] = set()
     for function in reached.functions:
         for code in _codes(function.__code__):
+            names.update(code.co_names)
             if functions and not _TRANSFORMS.isdisjoint(code.co_names):
                 return "an autograd function inside of torch.func"
             if _compares_objects(code, function.__globals__):
                 return f"which object is which in {function.__qualname__}"
+            if handles_errors(code):
+                return f"a handler of errors in {function.__qualname__}"
+    if "checkpoint" in names and any(map(_WRITES.fullmatch, names)):
+        return "a checkpoint, and writes to tensors"
     return ""
 
 
@@ -59,6 +73,23 @@ def _is_fixed(step: dis.Instruction | None, variables: dict[str, Any]) -> bool:
         fixed = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
         return isinstance(variables.get(step.argval, type), fixed)
     return step.opname == "LOAD_ATTR" and isinstance(getattr(torch, step.argval, None), torch.dtype)
+
+
+def handles_errors(code: types.CodeType) -> bool:
+    """Tell whether a function may go on after an error that an operator of PyTorch raises."""
+    if "suppress" in code.co_names:
+        return True
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname == "PUSH_EXC_INFO" and steps[i + 1].opname == "POP_TOP":
+            return True  # it handles any
+        if step.opname in ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"):
+            before = itertools.takewhile(
+                lambda s: s.opname.startswith(("LOAD_", "BUILD_")), reversed(steps[:i])
+            )
+            if not _SEARCHES.issuperset(s.argval for s in before if isinstance(s.argval, str)):
+                return True
+    return False
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -83,6 +83,12 @@ class UnseenStateError(CaptureError):
     may_be_cut = False
 
 
+class HandledErrorError(CaptureError):
+    """The forward handles an error that a trace has raised, and goes on in another way."""
+
+    may_be_cut = False  # Dynamo's errors are others than PyTorch's too
+
+
 class FailedRunError(CaptureError):
     """A graph that holds for a call by its guards does not run it."""
 

@@ -27,7 +27,12 @@ from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import failures_untold
-from ortrain.capture.errors import CaptureError, SizeConditionError, UnseenStateError
+from ortrain.capture.errors import (
+    CaptureError,
+    HandledErrorError,
+    SizeConditionError,
+    UnseenStateError,
+)
 from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
@@ -165,7 +170,7 @@ class _FlatModule(nn.Module):
                         f"its forward reads {what}, which a graph would do only once", module=name
                     )
                 if handler := read.goes_on_after_errors():
-                    raise CaptureError(
+                    raise HandledErrorError(
                         f"its forward goes on in {handler} after an error, which a trace may raise "
                         "where PyTorch does not",
                         module=name,

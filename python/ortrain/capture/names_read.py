@@ -40,8 +40,8 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 # What C code takes for an answer: no such attribute, item or module, the end of a loop. As code_recorder.cpp has it.
-_ENDS_OF_A_SEARCH = (
-    *(AttributeError, LookupError, ImportError),
+ENDS_OF_A_SEARCH = (
+    *(AttributeError, LookupError, ImportError, ModuleNotFoundError),
     *(StopIteration, StopAsyncIteration, GeneratorExit),
 )
 _SELF, _OTHER = " self", " other"  # which are no names
@@ -108,7 +108,7 @@ class NamesRead:
             return monitoring.DISABLE
 
         def see_handled(code: types.CodeType, _: int, error: BaseException) -> None:
-            if isinstance(error, _ENDS_OF_A_SEARCH) or threading.get_ident() != thread:
+            if isinstance(error, ENDS_OF_A_SEARCH) or threading.get_ident() != thread:
                 return
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:

@@ -55,9 +55,14 @@ class Step:
 
 
 def in_order_of(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor whose axes lie in memory in an order, the slowest first."""
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return tensor.permute(order).contiguous().permute(places)
+    """Return a tensor whose axes lie in memory in an order, the slowest first: this one, or a copy that is no view."""
+    if tensor.permute(order).is_contiguous():
+        return tensor
+    if tensor.requires_grad:
+        places = sorted(range(len(order)), key=order.__getitem__)
+        return tensor.permute(order).contiguous().permute(places)
+    made = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +108,15 @@ class ResultViews:
                 result = step(result)
             results.append(result)
         return results
+
+    def orders(self) -> dict[int, tuple[int, ...]]:
+        """Return the orders of the axes of those outputs of the graph that are copied to lie so, by their index."""
+        found = {}
+        for view in self.views:
+            kind, index = view.source
+            if kind == "output" and view.steps and view.steps[0].operator is in_order_of:
+                found[index] = view.steps[0].arguments[0][1]
+        return found
 
     def steps(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Step, ...]]:
         """Return the views of each result, for the sizes of a call's arguments."""

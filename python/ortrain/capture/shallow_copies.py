@@ -112,6 +112,12 @@ class Table:
             old, new = before.get(key, MISSING), now.get(key, MISSING)
             if not is_same(old, new):
                 yield self._name(key), old, new
+        if self._is_reordered(now):
+            yield self._name("the order of keys"), list(before), list(now)
+
+    def _is_reordered(self, now: dict[Any, Any]) -> bool:
+        """Tell whether the names that are still there stand in another order."""
+        return [k for k in now if k in self._before] != [k for k in self._before if k in now]
 
     def restore(self, changes: Changes) -> None:
         """Set the table back, in its order too."""
@@ -119,6 +125,8 @@ class Table:
         keys = list(before)
         if keys == list(now) and all(is_same(before[k], now[k]) for k in keys):
             return
+        if self._is_reordered(now):
+            changes.changed.append(self._name("the order of keys"))
         for key in dict.fromkeys([*before, *now]):
             old = before.get(key, MISSING)
             if is_same(old, now.get(key, MISSING)):

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
+from ortrain.capture.dynamo_misreads import handles_errors
 from tests.python.unit.side_by_side import Linear, assert_same_calls
 
 _OUTSIDE = torch.tensor([3.0])
@@ -133,3 +136,67 @@ def test_an_error_that_is_not_handled() -> None:
 
     with pytest.raises(RuntimeError):
         ORTModule(Raises())(torch.ones(3, 4))
+
+
+class Draws(Handles):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * random.random()
+
+
+@pytest.mark.parametrize("ask", [_reads, _suppresses, _finally, _views])
+def test_a_module_with_handlers_does_not_run_in_pieces(
+    ask: Callable[[torch.Tensor], float],
+) -> None:
+    def between(net: nn.Module, step: int) -> None:
+        random.seed(step)
+
+    model = assert_same_calls(lambda: Draws(ask), between, rows=(3, 7, 3, 5, 14))
+    assert all(r.pieces == 0 for r in model.report().captures) or ask is _finally
+
+
+def test_handlers_that_dynamo_runs_otherwise() -> None:
+    def handled(*kinds: type[BaseException]) -> Callable[[], None]:
+        def handle() -> None:
+            try:
+                torch.ones(2).view(3)
+            except kinds:
+                pass
+
+        return handle
+
+    def bare() -> None:
+        try:
+            torch.ones(2).view(3)
+        except:  # noqa: E722
+            pass
+
+    def searching() -> None:
+        try:
+            {}["a"]
+        except (KeyError, AttributeError):
+            pass
+
+    def closing() -> None:
+        with torch.no_grad():
+            torch.ones(2)
+        try:
+            torch.ones(2)
+        finally:
+            torch.ones(3)
+
+    assert handles_errors(handled(RuntimeError).__code__) and handles_errors(bare.__code__)
+    assert not handles_errors(searching.__code__) and not handles_errors(closing.__code__)
+    assert handles_errors(_suppresses.__code__) and handles_errors(_reads.__code__)
+
+
+def test_a_checkpoint_of_a_parameter_that_is_written_to() -> None:
+    class Decays(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(
+                lambda t: self.linear(t).sigmoid(), x * random.random(), use_reentrant=False
+            )
+            with torch.no_grad():
+                self.linear.bias.mul_(0.9)
+            return y
+
+    assert_same_calls(Decays, lambda net, step: random.seed(step))

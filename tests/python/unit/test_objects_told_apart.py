@@ -197,3 +197,34 @@ def test_views_and_proxies_are_compared_by_what_they_show_each_time() -> None:
     assert all(guard.holds() for _ in range(4))
     held["c"] = 1
     assert not guard.holds()
+
+
+def test_the_order_of_keys_is_a_state() -> None:
+    class Reorders(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = dict.fromkeys([2.0, 1.0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, *rest = self.order
+            self.order.clear()
+            self.order.update(dict.fromkeys([*rest, first]))
+            return self.linear(x) * first
+
+    assert_same_calls(Reorders)
+
+
+def test_a_key_in_front_of_others_is_a_state() -> None:
+    class Grows(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = dict.fromkeys([2.0, 1.0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = next(iter(self.order))
+            kept = [first + 1, *self.order]
+            self.order.clear()
+            self.order.update(dict.fromkeys(kept))
+            return self.linear(x) * first
+
+    assert_same_calls(Grows)
