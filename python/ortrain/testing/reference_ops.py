@@ -647,6 +647,14 @@ def _embedding(inputs: list[Any], attributes: Attributes) -> Tensor:
     return F.embedding(inputs[1], inputs[0], padding if padding >= 0 else None)
 
 
+@operator("CheckIndices", "ortrain")
+def _check_indices(inputs: list[Any], attributes: Attributes) -> Tensor:
+    indices, extent = inputs
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < int(extent):
+        raise IndexError(f"an index is outside of [0, {int(extent)})")
+    return indices
+
+
 @operator("BinCount", "ortrain")
 def _bin_count(inputs: list[Any], attributes: Attributes) -> Tensor:
     x = inputs[0].detach()
