@@ -309,7 +309,7 @@ class Engine:
             ):
                 raise
             if isinstance(error, IndexError):  # it names the operator and the index
-                raise error from refusal
+                raise type(refusal)(str(error)) from refusal
             raise self._input_error(refusal, call) from refusal
         with self._lock:
             self._graphs.leave_sizes(entry, call, error)

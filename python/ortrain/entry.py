@@ -16,6 +16,7 @@ from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import empty_extents, extents_of_one
 from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.result_views import in_order_of
 from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.memory_budget import MemoryBudget
@@ -247,6 +248,15 @@ class Entry:
         for i in self.unreached:
             inputs[i] = inputs[i].detach()
         return inputs
+
+    def laid_out(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what the graph gave, those that lie otherwise for the caller as copies."""
+        if not self.orders:
+            return outputs
+        laid_out = list(outputs)
+        for i, order in self.orders.items():
+            laid_out[i] = in_order_of(laid_out[i], order)
+        return laid_out
 
     def results(
         self,

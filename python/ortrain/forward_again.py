@@ -145,7 +145,8 @@ class ForwardAgain:
         outputs: list[torch.Tensor | None] = [None] * count
         for result, view in zip(results, views.views, strict=True):
             kind, index = view.source
-            if kind == "output" and not view.steps:
+            lies_otherwise = len(view.steps) == 1 and index in self._entry.orders
+            if kind == "output" and (not view.steps or lies_otherwise):
                 outputs[index] = result
         for result, view in zip(results, views.views, strict=True):
             kind, index = view.source

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.result_views import in_order_of
 from ortrain.capture.torch_internals import any_accumulation_hooks, is_batched, keeps_graph
 from ortrain.entry import Entry
 from ortrain.fallback import is_refusal
@@ -129,7 +128,7 @@ def _run_forward(
         entry.planned = True
     if not program.gradient_of:
         run = _core.Run(program.session)
-        return _Forward(None, run, inputs, run.forward(inputs), form)
+        return _Forward(None, run, inputs, entry.laid_out(run.forward(inputs)), form)
     step = _Pass(entry, program, inputs, again, generators)
     outputs = step.forward()
     return _Forward(step, step.run, inputs, outputs, form)
@@ -190,9 +189,7 @@ class _Pass:
         self.output_versions = [t._version for t in self.outputs]
         self.results, self.result_versions = self.outputs, self.output_versions
         if self.entry.orders:  # what the caller gets is no memory of the graph's
-            outputs = list(outputs)
-            for i, order in self.entry.orders.items():
-                outputs[i] = in_order_of(outputs[i], order)
+            outputs = self.entry.laid_out(outputs)
             self.results = [t.detach() for t in outputs[: self.entry.num_user_outputs]]
             self.result_versions = [t._version for t in self.results]
         return outputs

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import types
 import weakref
 from collections.abc import Sequence
@@ -12,8 +13,7 @@ from collections.abc import Sequence
 _NUMBERS = frozenset({"int", "float", "bool", "Number", "Integral", "Real"})
 _NAMES = frozenset({"__name__", "__qualname__"})
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-# What looks a class up in a table.
-_LOOKUPS = ("CONTAINS_OP", "BINARY_SUBSCR", "BINARY_OP")
+_NOTHING = ("CACHE", "NOP", "EXTENDED_ARG")
 _known: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
 
 
@@ -31,33 +31,43 @@ def compares_classes_of_numbers(code: types.CodeType) -> bool:
 
 
 def _compares(code: types.CodeType) -> bool:
-    steps = list(dis.get_instructions(code))
+    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
     loaded = {s.argval for s in steps if s.opname in _LOADS}
     if "type" not in loaded:
         return False
     if not _NUMBERS.isdisjoint((*loaded, *code.co_consts)):
         return True
     return any(
-        step.argval == "type" and step.opname in _LOADS and _matters(steps[i:])
+        step.argval == "type" and step.opname in _LOADS and _matters(steps, i)
         for i, step in enumerate(steps)
     )
 
 
-def _matters(steps: Sequence[dis.Instruction]) -> bool:
-    """Tell whether more than a text for a reader comes of a class or its name.
+def _matters(steps: Sequence[dis.Instruction], start: int) -> bool:
+    """Tell whether more may come of a class than a text for a reader, an object of it, or another class's no.
 
     Args:
-      steps: From the loading of ``type`` on.
+      steps: Of a function.
+      start: Where it loads ``type``.
     """
-    depth, called, named = 0, False, False
-    for i, step in enumerate(steps):
-        if i and (step.opcode in dis.hasjrel or step.opcode in dis.hasjabs):
-            return False
+    if steps[start + 1].argval == "self":
+        return False
+    depth = 0
+    for i, step in enumerate(steps[start:], start):
+        if i > start and (step.opcode in dis.hasjrel or step.opcode in dis.hasjabs):
+            return True
         depth += dis.stack_effect(step.opcode, step.arg)
-        if called and step.opname.startswith("FORMAT"):
-            return False
-        if called and (depth < 1 or (depth == 1 and step.opname in _LOOKUPS)):
-            return named or step.opname in _LOOKUPS
-        named = named or (called and depth == 1 and step.argval in _NAMES)
-        called = called or (step.opname.startswith("CALL") and depth == 1)
-    return False
+        if step.opname.startswith("CALL") and depth == 1:
+            break
+    else:
+        return True
+    behind = list(steps[i + 1 :])
+    while behind and behind[0].argval in _NAMES:
+        del behind[0]
+    if not behind or behind[0].opname.startswith("FORMAT"):
+        return not behind
+    is_called = "PUSH_NULL" in (steps[start - 1].opname, behind[0].opname)
+    if is_called or behind[0].opname not in _LOADS:
+        return not is_called
+    rest = itertools.dropwhile(lambda s: s.opname in ("LOAD_ATTR", *_LOADS), behind)
+    return next(rest).opname not in ("IS_OP", "COMPARE_OP")

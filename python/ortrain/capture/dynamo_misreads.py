@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dis
-import itertools
 import re
 import types
 from typing import Any
@@ -13,11 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.names_read import ENDS_OF_A_SEARCH
+from ortrain.capture.error_handlers import handles_errors
 from ortrain.capture.reachable_state import ReachableState
 
-# What says that something is not there; operators raise other errors.
-_SEARCHES = frozenset({e.__name__ for e in (*ENDS_OF_A_SEARCH, KeyError, IndexError)})
 # Methods that write to their tensor.
 _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
@@ -73,23 +70,6 @@ def _is_fixed(step: dis.Instruction | None, variables: dict[str, Any]) -> bool:
         fixed = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
         return isinstance(variables.get(step.argval, type), fixed)
     return step.opname == "LOAD_ATTR" and isinstance(getattr(torch, step.argval, None), torch.dtype)
-
-
-def handles_errors(code: types.CodeType) -> bool:
-    """Tell whether a function may go on after an error that an operator of PyTorch raises."""
-    if "suppress" in code.co_names:
-        return True
-    steps = list(dis.get_instructions(code))
-    for i, step in enumerate(steps):
-        if step.opname == "PUSH_EXC_INFO" and steps[i + 1].opname == "POP_TOP":
-            return True  # it handles any
-        if step.opname in ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"):
-            before = itertools.takewhile(
-                lambda s: s.opname.startswith(("LOAD_", "BUILD_")), reversed(steps[:i])
-            )
-            if not _SEARCHES.issuperset(s.argval for s in before if isinstance(s.argval, str)):
-                return True
-    return False
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -171,7 +171,7 @@ class _FlatModule(nn.Module):
                     )
                 if handler := read.goes_on_after_errors():
                     raise HandledErrorError(
-                        f"its forward goes on in {handler} after an error, which a trace may raise "
+                        f"its forward may go on in {handler} after an error, which a trace may raise "
                         "where PyTorch does not",
                         module=name,
                     )

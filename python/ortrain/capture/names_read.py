@@ -21,6 +21,7 @@ import typing_extensions
 
 from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
+from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
@@ -39,11 +40,7 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-# What C code takes for an answer: no such attribute, item or module, the end of a loop. As code_recorder.cpp has it.
-ENDS_OF_A_SEARCH = (
-    *(AttributeError, LookupError, ImportError, ModuleNotFoundError),
-    *(StopIteration, StopAsyncIteration, GeneratorExit),
-)
+_RAISES = dis.opmap["RAISE_VARARGS"]
 _SELF, _OTHER = " self", " other"  # which are no names
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
@@ -92,7 +89,7 @@ class NamesRead:
         finally:
             recorder.stop()
             self._codes.update(recorder.codes)
-            self._handled.extend(recorder.handled)
+            self._handled.extend(pair for pair in recorder.handled if not _is_users(pair[1]))
 
     @contextlib.contextmanager
     def _monitoring(self, monitoring: Any) -> Iterator[None]:
@@ -113,8 +110,11 @@ class NamesRead:
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next
-            if trace is not None:
-                self._handled.append((code, trace.tb_frame.f_code))
+            if trace is None:
+                return
+            origin = trace.tb_frame.f_code
+            if not (_is_users(origin) and origin.co_code[trace.tb_lasti] == _RAISES):
+                self._handled.append((code, origin))
 
         monitoring.use_tool_id(tool, "ortrain")
         try:
@@ -139,12 +139,17 @@ class NamesRead:
         return next(filter(None, map(outside_read, own)), "")
 
     def goes_on_after_errors(self) -> str:
-        """Return the user's function that has handled an error of the trace; "" for none.
+        """Return the user's function that has handled an error of the trace, or may have; "" for none.
 
         What has no contents refuses more than tensors do, and a handler would be captured as if these had refused.
         """
-        for code, origin in self._handled:
-            if _is_users(code) and not _is_users(origin) and not is_standard(origin.co_filename):
+        for code in (code for code, _ in self._handled if _is_users(code)):
+            return getattr(code, "co_qualname", code.co_name)
+        if sys.version_info >= (3, 12):
+            return ""
+        # Which of its own errors a function has handled nobody tells.
+        for code in self._codes:
+            if _is_users(code) and not is_installed(code.co_filename) and handles_errors(code):
                 return getattr(code, "co_qualname", code.co_name)
         return ""
 

@@ -48,7 +48,8 @@ class Changes:
       made_plain: What was absent or None before, and is a number, a name, a function: a call that makes it again
         needs nothing of the trace.
       drawn: Generators of random numbers of Python and NumPy that were drawn from.
-      unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques.
+      unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques, orders of
+        keys.
     """
 
     changed: list[str] = dataclasses.field(default_factory=list)
@@ -126,7 +127,7 @@ class Table:
         if keys == list(now) and all(is_same(before[k], now[k]) for k in keys):
             return
         if self._is_reordered(now):
-            changes.changed.append(self._name("the order of keys"))
+            changes.unfollowed.append(self._name("the order of keys"))
         for key in dict.fromkeys([*before, *now]):
             old = before.get(key, MISSING)
             if is_same(old, now.get(key, MISSING)):

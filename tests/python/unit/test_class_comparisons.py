@@ -24,6 +24,13 @@ _ASKING: dict[str, Callable[[Any], Any]] = {
     "name": lambda n: 2.0 if type(n).__name__ == "int" else 3.0,
     "table of names": lambda n: _TABLE[type(n).__name__],
     "length of the name": lambda n: float(len(type(n).__name__)),
+    "default of a table": lambda n: _TABLE.get(type(n), 3.0),
+    "function of a table": lambda n: 2.0 if _TABLE.get(type(n)) else 3.0,
+    "another class": lambda n: 2.0 if type(n) is type(len("four")) else 3.0,
+    "subclass": lambda n: 2.0 if issubclass(type(n), _INTEGER) else 3.0,
+    "bases": lambda n: 1.0 + len(type(n).__mro__),
+    "kept": lambda n: [k for k in [type(n)] if k in _INTEGER] and 2.0 or 3.0,
+    "of a closure": (lambda kind: lambda n: 2.0 if type(n) is kind else 3.0)(int),
     "a part": lambda n: 2.0 if type((n, 1)[0]) is int else 3.0,
 }
 _TELLING: dict[str, Callable[[Any], Any]] = {

@@ -278,7 +278,7 @@ def test_a_kind_of_tensor_is_part_of_the_state() -> None:
 
 def test_replaced_layers_go_with_their_graphs() -> None:
     ours = ORTModule(nn.Sequential(nn.Linear(3, 3)))
-    ours._ortrain_engine.max_graphs = 2
+    ours._ortrain_engine._graphs._most = 2
     x = torch.randn(2, 3)
     gone = []
     for _ in range(4):

@@ -78,7 +78,8 @@ def gather(e: Emitter, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = F
     if sparse_grad:
         raise e.unsupported("sparse_grad=True")
     if x.rank == 0:
-        return e.expand(x, index.shape)
+        flat = checked_indices(e, e.cast(index, torch.int64), x, dim)
+        return e.reshape(e.node("Gather", e.reshape(x, [1]), flat, axis=0), index.shape)
     rows = _rows(e, x, dim, index)
     if rows is not None:
         return e.node("Gather", x, checked_indices(e, rows, x, dim), axis=x.axis(dim))
