@@ -177,3 +177,18 @@ def test_certain_probabilities_have_a_gradient(reduction: str) -> None:
     assert_follows(
         lambda p: functional.binary_cross_entropy(p, target, weight, reduction=reduction), p
     )
+
+
+@pytest.mark.parametrize("target", [[0, -1, 0, 0], [3, 0, -1, 2], [3, 1, 0, 2], [-1, 0, 0, 0]])
+def test_padding_of_the_multilabel_margin_loss(target: list[int]) -> None:
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return nn.functional.multilabel_margin_loss(x, target)
+
+    found = []
+    for net in (Loss(), ORTModule(Loss())):
+        x = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_()
+        loss = net(x, torch.tensor([target] * 3))
+        loss.backward()
+        found.append([loss.detach(), x.grad])
+    torch.testing.assert_close(found[1], found[0])

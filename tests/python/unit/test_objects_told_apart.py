@@ -228,3 +228,32 @@ def test_a_key_in_front_of_others_is_a_state() -> None:
             return self.linear(x) * first
 
     assert_same_calls(Grows)
+
+
+def test_an_item_that_moves_to_the_end_is_a_state() -> None:
+    class Moves(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = collections.OrderedDict(a=1.0, b=2.0, c=3.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.order.move_to_end(next(iter(self.order)))
+            return self.linear(x).tanh() * next(iter(self.order.values()))
+
+    assert_same_calls(Moves)
+
+
+def test_an_attribute_that_is_made_again_is_a_state() -> None:
+    class Again(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = 2.0, 3.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.first
+            del self.first
+            self.first = first
+            names = [name for name in vars(self) if name in ("first", "second")]
+            return self.linear(x) * getattr(self, names[0])
+
+    assert_same_calls(Again)

@@ -63,3 +63,42 @@ def test_other_writes_do_not(name: str) -> None:
 def test_calls_without_writes() -> None:
     model = assert_same_calls(lambda: Applies(_SAVED["broadcast"]), rows=(3, 5, 1, 3))
     assert all(record.native_nodes > 0 for record in model.report().captures)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.layer(x))
+
+
+def _image() -> torch.Tensor:
+    image = torch.linspace(-1, 1, 2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    return image.to(memory_format=torch.channels_last).requires_grad_()
+
+
+def test_gradients_of_gradients() -> None:
+    found = []
+    for net in (ChannelsLast(), ORTModule(ChannelsLast())):
+        x = _image()
+        (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        found.append([p.grad for p in net.parameters()] + [x.grad])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+def test_results_that_share_memory_share_it(tracks: bool) -> None:
+    class Two(ChannelsLast):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.layer(x).contiguous(memory_format=torch.channels_last)
+            return y, y[:, 1:]
+
+    with torch.set_grad_enabled(tracks):
+        whole, part = ORTModule(Two())(_image())
+        with torch.no_grad():
+            whole.zero_()
+    assert part.abs().sum() == 0
