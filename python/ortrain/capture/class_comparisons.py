@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import dis
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Sequence
 
+from ortrain.capture.source_files import is_installed
+
 _NUMBERS = frozenset({"int", "float", "bool", "Number", "Integral", "Real"})
 _NAMES = frozenset({"__name__", "__qualname__"})
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_TEXTS = frozenset({"str", "repr", "print"})
 _NOTHING = ("CACHE", "NOP", "EXTENDED_ARG")
 _known: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
 
@@ -32,15 +36,21 @@ def compares_classes_of_numbers(code: types.CodeType) -> bool:
 
 def _compares(code: types.CodeType) -> bool:
     steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
-    loaded = {s.argval for s in steps if s.opname in _LOADS}
-    if "type" not in loaded:
+    calls = [i for i, s in enumerate(steps) if s.argval == "type" and _is_callee(s)]
+    if not calls:
         return False
+    loaded = {s.argval for s in steps if s.opname in _LOADS}
     if not _NUMBERS.isdisjoint((*loaded, *code.co_consts)):
         return True
-    return any(
-        step.argval == "type" and step.opname in _LOADS and _matters(steps, i)
-        for i, step in enumerate(steps)
-    )
+    # Packages ask for the classes of much; those that mean numbers name them.
+    return not is_installed(code.co_filename) and any(_matters(steps, i) for i in calls)
+
+
+def _is_callee(step: dis.Instruction) -> bool:
+    """Tell whether a global is loaded to be called; Python 3.10 does not say."""
+    if step.opname == "LOAD_GLOBAL" and sys.version_info >= (3, 11):
+        return bool((step.arg or 0) & 1)
+    return step.opname in _LOADS
 
 
 def _matters(steps: Sequence[dis.Instruction], start: int) -> bool:
@@ -50,7 +60,8 @@ def _matters(steps: Sequence[dis.Instruction], start: int) -> bool:
       steps: Of a function.
       start: Where it loads ``type``.
     """
-    if steps[start + 1].argval == "self":
+    before = steps[start - 1] if start else None
+    if steps[start + 1].argval == "self" or (before is not None and before.argval in _TEXTS):
         return False
     depth = 0
     for i, step in enumerate(steps[start:], start):

@@ -37,6 +37,8 @@ _TELLING: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda n: n,
     "a text": lambda n: f"{type(n)} and {type(n).__name__}",
     "a call": lambda n: type(n)(3),
+    "text of its own": lambda n: str(type(n)).startswith("<class 'torch."),
+    "type itself": lambda n: isinstance(n, type) and n in _TABLE,
     "another class": lambda n: type(n) is dict,
     "attributes": lambda n: n.int() if n.type == "cpu" else n.type in ("cuda", "mps"),
 }
