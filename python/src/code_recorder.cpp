@@ -83,22 +83,26 @@ class CodeRecorder {
     return result;
   }
 
+  // Pairs: the code of a function, and its globals the first time that it ran.
   nb::list codes() const {
     nb::list result;
-    for (const nb::object& code : codes_) result.append(code);
+    for (const auto& [code, globals] : codes_) result.append(nb::make_tuple(code, globals));
     return result;
   }
 
  private:
-  void add(PyObject* code) {
-    if (known_.insert(code).second) codes_.push_back(nb::borrow(code));
+  void add(PyObject* code, PyObject* globals) {
+    if (known_.insert(code).second) codes_.emplace_back(nb::borrow(code), nb::borrow(globals));
   }
 
   static int see(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
     auto* const recorder = nb::inst_ptr<CodeRecorder>(self);
     if (what == PyTrace_CALL) {
       const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-      recorder->add(code.ptr());
+      const nb::object globals =
+          nb::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals"));
+      if (!globals.is_valid()) return -1;
+      recorder->add(code.ptr(), globals.ptr());
     }
     if (recorder->previous_ == nullptr) return 0;
     return recorder->previous_(recorder->previous_object_.ptr(), frame, what, argument);
@@ -111,7 +115,7 @@ class CodeRecorder {
       return run_frame(thread, frame, throws);
     }
     PyObject* const code = reinterpret_cast<PyObject*>(frame->f_code);
-    recorder->add(code);
+    recorder->add(code, frame->f_globals);
     PyObject* const of_caller = std::exchange(recorder->raised_in_, nullptr);
     PyObject* const result = run_frame(thread, frame, throws);
     if (active != recorder) return result;
@@ -144,7 +148,7 @@ class CodeRecorder {
 #endif
   std::set<std::pair<PyObject*, PyObject*>> handled_;  // kept alive by codes_
   std::unordered_set<PyObject*> known_;
-  std::vector<nb::object> codes_;
+  std::vector<std::pair<nb::object, nb::object>> codes_;
   Py_tracefunc previous_ = nullptr;
   nb::object previous_object_;
 };

@@ -21,6 +21,7 @@ from ortrain.capture.result_views import ResultViews
 from ortrain.capture.signature import OutputTree
 
 # Asking for devices would start the driver, which processes made by fork do not survive.
+_HAS_COLLECTIVES = torch.distributed.is_available()
 _HAS_CUDA = torch.version.cuda is not None or torch.version.hip is not None
 
 
@@ -191,6 +192,7 @@ def environment_key() -> Hashable:
         internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),
         collects_layer_outputs(),
+        _HAS_COLLECTIVES and torch.distributed.is_initialized(),
         torch.get_deterministic_debug_mode(),
         torch.get_float32_matmul_precision(),
         _HAS_CUDA and devices.rounds_to_tf32(),

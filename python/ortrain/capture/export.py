@@ -71,6 +71,7 @@ from ortrain.capture.side_effects import (
     refuse_conditions_on_values,
     refuse_iterators,
     refuse_living_results,
+    refuse_opaque_objects,
     refuse_other_ways,
     refuse_writes_through_windows,
 )
@@ -134,6 +135,7 @@ class _FlatModule(nn.Module):
             before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             try:
                 refuse_iterators(before.consumed, name)
+                refuse_opaque_objects(before.opaque, name)
                 refuse_caches(before.caches.with_tensors(), name)
                 refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []

@@ -22,7 +22,7 @@ import typing_extensions
 from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
-from ortrain.capture.outside_reads import outside_read
+from ortrain.capture.outside_reads import ENVIRONMENT, outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
 
@@ -41,6 +41,8 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _RAISES = dis.opmap["RAISE_VARARGS"]
+# Of finders of modules, which an import in a forward runs.
+_IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"})
 _SELF, _OTHER = " self", " other"  # which are no names
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
@@ -67,7 +69,7 @@ class NamesRead:
     """Collects the code that runs while `recording`."""
 
     def __init__(self) -> None:
-        self._codes: set[types.CodeType] = set()
+        self._codes: dict[types.CodeType, dict[str, Any]] = {}  # with the globals
         # Functions of a user that went on after an error, and where that began.
         self._handled: list[tuple[types.CodeType, types.CodeType]] = []
         self.has_begun = False
@@ -101,7 +103,7 @@ class NamesRead:
         thread = threading.get_ident()
 
         def see(code: types.CodeType, _: int) -> Any:
-            self._codes.add(code)
+            self._codes[code] = sys._getframe(1).f_globals
             return monitoring.DISABLE
 
         def see_handled(code: types.CodeType, _: int, error: BaseException) -> None:
@@ -130,13 +132,17 @@ class NamesRead:
             monitoring.free_tool_id(tool)
 
     def outside_reads(self) -> str:
-        """Return what the user's own code has read that no guard compares; "" for nothing."""
-        own = (
-            code
-            for code in self._codes
-            if not (is_installed(code.co_filename) or code.co_filename.startswith(_OWN_ROOT))
-        )
-        return next(filter(None, map(outside_read, own)), "")
+        """Return what code has read, PyTorch's and Python's aside, that no guard compares; "" for nothing.
+
+        Packages that are installed read environment variables as options of the process.
+        """
+        for code, variables in self._codes.items():
+            if not _is_users(code) or code.co_name in _IMPORTS:
+                continue
+            what = outside_read(code, variables)
+            if what and not (what == ENVIRONMENT and is_installed(code.co_filename)):
+                return what
+        return ""
 
     def goes_on_after_errors(self) -> str:
         """Return the user's function that has handled an error of the trace, or may have; "" for none.

@@ -1,24 +1,39 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What a user's code reads that no guard compares: files, clocks, the environment, facts about a tensor's history."""
+"""What a user's code reads that no guard compares: files, clocks, the process, facts about a tensor's history."""
 
 from __future__ import annotations
 
+import builtins
 import dis
+import sys
 import types
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
+from ortrain.capture.process_facts import fact_named, fact_of
+
+ENVIRONMENT = "environment variables"
 # Whatever object they are of.
 _ATTRIBUTES = {
-    "environ": "environment variables",
-    "getenv": "environment variables",
+    "environ": ENVIRONMENT,
+    "getenv": ENVIRONMENT,
     "read_text": "files",
     "read_bytes": "files",
+    "is_file": "files",
+    "is_dir": "files",
+    "exists": "files",
     "monotonic": "a clock",
     "perf_counter": "a clock",
     "time_ns": "a clock",
     "getcontext": "the context of decimal numbers",
     "Decimal": "the context of decimal numbers",
+    "cache_info": "how often a cache was asked",
+    "locked": "a lock",
+    "isEnabledFor": "logging",
+    "getEffectiveLevel": "logging",
+    "import_module": "modules by their names",
     "grad_fn": "the history of a tensor",
     "_base": "the history of a tensor",
     "is_leaf": "the history of a tensor",
@@ -31,44 +46,132 @@ _GLOBALS = {
     "globals": "globals() by names that are made up",
     "eval": "names that are made up",
     "exec": "names that are made up",
+    "__import__": "modules by their names",
     "Decimal": "the context of decimal numbers",
 }
-_OF_MODULES = {("time", "time"): "a clock", ("datetime", "now"): "a clock"}
+_BY_TEXT = ("getattr", "hasattr", "vars", "dir")
+_MADE_UP = "attributes of modules by names that are made up"
 _CLASS = "the class of a tensor"
 _TENSOR_CLASSES = frozenset({"Tensor", "Parameter"})
 # Of these Dynamo knows.
 FOLLOWED_IN_PIECES = frozenset(
     {_CLASS, "the history of a tensor", "gradients", "PyTorch's generator"}
 )
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+_LOADS_LOCAL = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
+_STORES_LOCAL = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
+_LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
+_MISSING = object()
 
 _known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 
 
-def outside_read(code: types.CodeType) -> str:
-    """Return what a function reads that no guard compares; "" for nothing."""
+def outside_read(code: types.CodeType, variables: Mapping[str, Any] | None = None) -> str:
+    """Return what a function reads that no guard compares; "" for nothing.
+
+    Args:
+      code: Of the function.
+      variables: Its globals.
+    """
     found = _known.get(code)
     if found is None:
-        found = _known[code] = _found_in(code)
+        found = _known[code] = _Reading(code, variables or {}).found()
     return found
 
 
-def _found_in(code: types.CodeType) -> str:
-    steps = [s for s in dis.get_instructions(code) if s.opname not in ("PUSH_NULL", "PRECALL")]
-    for i, step in enumerate(steps):
-        name = step.argval
-        behind = [s.argval for s in steps[i + 1 : i + 7]]
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            if name in _GLOBALS:
-                return _GLOBALS[name]
-            if behind and isinstance(behind[0], str) and (name, behind[0]) in _OF_MODULES:
-                return _OF_MODULES[name, behind[0]]
-            if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
-                return _CLASS
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _ATTRIBUTES:
-            if name == "grad" and i > 0 and steps[i - 1].argval == "func":  # torch.func.grad
-                continue
-            return _ATTRIBUTES[name]
-    return ""
+class _Reading:
+    """One function's code, step by step."""
+
+    def __init__(self, code: types.CodeType, variables: Mapping[str, Any]) -> None:
+        self._steps = [s for s in dis.get_instructions(code) if s.opname not in _NO_STEPS]
+        self._variables = variables
+        self._imported = dict(self._imports())
+
+    def found(self) -> str:
+        for i, step in enumerate(self._steps):
+            if step.opname in _LOADS_GLOBAL:
+                what = self._global(i, step.argval)
+            elif step.opname in _LOADS_LOCAL:
+                value = self._imported.get(step.argval, _MISSING)
+                what = "" if value is _MISSING else self._value(i, value)
+            elif step.opname in _LOADS_ATTRIBUTE:
+                what = self._attribute(i, step.argval)
+            else:
+                what = ""
+            if what:
+                return what
+        return ""
+
+    def _imports(self) -> Any:
+        """Return the local names that imports in the function bind, and what they stand for."""
+        module: Any = _MISSING
+        taken: Any = _MISSING
+        for i, step in enumerate(self._steps):
+            if step.opname == "IMPORT_NAME":
+                behind = self._steps[i + 1].opname if i + 1 < len(self._steps) else ""
+                whole = behind == "IMPORT_FROM" or behind == "IMPORT_STAR"
+                name = step.argval if whole else step.argval.partition(".")[0]
+                module = taken = sys.modules.get(name, _MISSING)
+            elif step.opname == "IMPORT_FROM":
+                taken = getattr(module, step.argval, _MISSING)
+            elif step.opname in _STORES_LOCAL and taken is not _MISSING:
+                yield step.argval, taken
+                taken = _MISSING
+
+    def _global(self, i: int, name: str) -> str:
+        behind = [s.argval for s in self._steps[i + 1 : i + 7]]
+        if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
+            return _CLASS
+        if name in self._variables:
+            return self._value(i, self._variables[name])
+        if name in _GLOBALS:
+            return _GLOBALS[name]
+        if name in _BY_TEXT:
+            return self._by_text(i, name)
+        return fact_of(getattr(builtins, name, None))
+
+    def _by_text(self, i: int, function: str) -> str:
+        """Return what ``getattr(module, name)`` and the like read."""
+        if i + 1 >= len(self._steps):
+            return ""
+        owner = self._steps[i + 1]
+        value = self._variables.get(owner.argval) if owner.opname in _LOADS_GLOBAL else None
+        if not isinstance(value, types.ModuleType):
+            return ""
+        name = self._steps[i + 2] if i + 2 < len(self._steps) else owner
+        if name.opname in _LOADS_ATTRIBUTE:  # of an object that the module holds
+            return ""
+        if function in ("getattr", "hasattr") and name.opname == "LOAD_CONST":
+            behind = self._steps[i + 3].opname if i + 3 < len(self._steps) else ""
+            if "BINARY" not in behind and "LOAD_" not in behind:
+                return fact_named(value, str(name.argval))
+            if "LOAD_CONST" in behind:  # a default
+                return fact_named(value, str(name.argval))
+        return _MADE_UP
+
+    def _value(self, i: int, value: Any) -> str:
+        """Return what is read by way of an object that the step at ``i`` loads."""
+        if value is None:
+            return ""
+        for step in self._steps[i + 1 :]:
+            if step.opname not in _LOADS_ATTRIBUTE:
+                break
+            if isinstance(value, types.ModuleType) and step.argval == "__dict__":
+                return _MADE_UP
+            if what := fact_named(value, step.argval):
+                return _ATTRIBUTES.get(step.argval, what)
+            if not isinstance(value, types.ModuleType):
+                return ""
+            value = getattr(value, step.argval, None)
+        return fact_of(value)
+
+    def _attribute(self, i: int, name: str) -> str:
+        if name not in _ATTRIBUTES:
+            return ""
+        if name == "grad" and i > 0 and self._steps[i - 1].argval == "func":  # torch.func.grad
+            return ""
+        return _ATTRIBUTES[name]
 
 
 def _is_text(value: object) -> bool:

@@ -9,12 +9,15 @@ closures, globals that they name.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
+import ctypes
 import dis
 import functools
 import logging
 import random
+import re
 import sys
 import types
 import weakref
@@ -25,6 +28,8 @@ import torch
 from torch import nn
 
 from ortrain.capture.cached_functions import CachedFunctions, LruCache
+from ortrain.capture.opaque_objects import LOCK, is_opaque
+from ortrain.capture.process_facts import fact_of
 from ortrain.capture.replaced_functions import functions_named
 from ortrain.capture.shallow_copies import (
     Attributes,
@@ -53,9 +58,19 @@ _LAYER_TABLES = ("_parameters", "_buffers", "_modules")
 # Recurrent layers list their parameters anew where these are others, as they are in a trace.
 _LISTS_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_BYTES = (
+    bytearray,
+    memoryview,
+    array.array,
+    ctypes.Array,
+    ctypes.Structure,
+    ctypes.Union,
+    ctypes._SimpleCData,
+)
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
 _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
+_ARGUMENTS = "its arguments"
 _GLOBAL_STEPS = frozenset(
     f"{kind}_{what}"
     for kind in ("LOAD", "STORE", "DELETE")
@@ -84,6 +99,7 @@ class ReachableState:
       consumed: Iterators and generators, which a trace could use up and not set back.
       caches: Functions that keep what they have returned.
       acting_tensors: Those of a class that decides what operators do.
+      opaque: Objects that the user's own functions name, of a state that nobody can compare.
       functions: Those of the user's own code.
     """
 
@@ -107,12 +123,18 @@ class ReachableState:
         self.consumed: list[str] = []
         self.caches = CachedFunctions()
         self.acting_tensors: list[str] = []
+        self._opaque: dict[str, str] = {}  # by place: the class
+        self._first_place: dict[int, str] = {}
+        self._other_places: list[
+            tuple[str, str]
+        ] = []  # of what was found before, the first one and another
         self.functions: list[types.FunctionType] = []
         self._arrays: set[int] = set()  # addresses
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._names: set[str] = set()  # that the user's functions mention
+        self._local: set[str] = set()  # those of what they close over, and of their defaults
         self._own_modules: dict[str, types.ModuleType] = {}
-        self._pending: list[tuple[str, Any]] = [("its arguments", arguments), ("", module)]
+        self._pending: list[tuple[str, Any]] = [(_ARGUMENTS, arguments), ("", module)]
         self._global_generators()
         self._walk()
         for name, home in list(self._own_modules.items()):
@@ -137,6 +159,28 @@ class ReachableState:
     def again(self) -> ReachableState:
         """Return what is there now."""
         return ReachableState(*self._of, functions=self._takes_functions, tensors=False)
+
+    @property
+    def opaque(self) -> list[str]:
+        found = [
+            f"{where}, a {cls}" for where, cls in self._opaque.items() if self._is_named(where)
+        ]
+        if "cache_info" in self._names and self.caches.names():
+            found.append("how often caches were asked")
+        return found
+
+    def _is_named(self, place: str) -> bool:
+        """Tell whether the user's own functions name what is on the way to a place, or on another way there."""
+        named, pending, seen = self._names | self._local, [place], set()
+        while pending:
+            way = pending.pop()
+            if way.startswith(_ARGUMENTS) or not named.isdisjoint(re.findall(r"\w+", way)):
+                return True
+            for first, other in self._other_places:
+                if way.startswith(first) and other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return False
 
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
@@ -183,12 +227,20 @@ class ReachableState:
                     self._tensors[place] = value
                     if self._keeps_contents and not value.is_inference():
                         self._copies.append(Contents(where, value))
-            if not isinstance(value, _LEAVES) and id(value) not in self._seen:
+            looks = not isinstance(value, _LEAVES) or isinstance(value, types.BuiltinFunctionType)
+            if not looks:
+                continue
+            first = self._first_place.setdefault(id(value), where)
+            if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look_at(where, value)
+            elif first != where:
+                self._other_places.append((first, where))
 
     def _look_at(self, where: str, value: Any) -> None:
-        if isinstance(value, type):
+        if is_opaque(value) and not _is_known_iterator(value):
+            self._opaque.setdefault(where, type(value).__qualname__)
+        elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, nn.Module):
             self._layer(where, value)
@@ -259,7 +311,11 @@ class ReachableState:
         numpy = sys.modules.get("numpy")
         if isinstance(value, random.Random):
             self._take(Told(where, value.getstate, value.setstate, "unfollowed"))
-        elif type(value).__module__ in _ITERATORS and hasattr(value, "__next__"):
+        elif isinstance(value, LOCK):
+            self._take(Told(where, value.locked, functools.partial(_set_lock, value), "unfollowed"))
+        elif isinstance(value, _BYTES):
+            self._bytes(where, value)
+        elif _is_known_iterator(value):
             self._iterator(where, value)
         elif numpy is None:
             return False
@@ -275,6 +331,17 @@ class ReachableState:
         else:
             return False
         return True
+
+    def _bytes(self, where: str, value: Any) -> None:
+        """Take an object that lies in memory which others may write to."""
+        view = memoryview(value)
+        if not view.readonly and view.contiguous:
+            memory = view.cast("B")
+
+            def write(before: bytes) -> None:
+                memory[:] = before
+
+            self._take(Told(where, memory.tobytes, write, "unfollowed"))
 
     def _iterator(self, where: str, value: Any) -> None:
         """Take one whose place can be told and set; others may not be run by a trace."""
@@ -317,13 +384,17 @@ class ReachableState:
                 self._seen[id(cell)] = cell
                 self._take(Table(name, CellVariable(cell, variable)))
                 self.variables.append((cell, "cell_contents"))
-        self._pending += [(name, v) for v in function.__defaults__ or ()]
-        self._pending += [(name, v) for v in (function.__kwdefaults__ or {}).values()]
+        defaults = function.__defaults__ or ()
+        given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        by_name = {**dict(zip(given, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+        self._pending += [(f"{name}.{parameter}", v) for parameter, v in by_name.items()]
         self._pending.append((name, getattr(function, "__wrapped__", None)))
         if not is_installed(code.co_filename):
             self.functions.append(function)
+            self._local |= {*code.co_freevars, *by_name}
             names = {n for part in _codes(code) for n in part.co_names}
-            self._names |= names
+            texts = {t for part in _codes(code) for t in part.co_consts if isinstance(t, str)}
+            self._names |= names | texts
             # Attributes may be named as a variable of the script is that changes in each step.
             read = {n for part in _codes(code) for n in _globals_of(part)}
             self._globals(function.__module__ or "", function.__globals__, read)
@@ -333,13 +404,27 @@ class ReachableState:
 
     def _globals(self, where: str, variables: dict[str, Any], names: set[str]) -> None:
         shared = sorted(names & variables.keys())
-        self._take(Table(where, variables, shared))
+        table = Table(where, variables, shared)
+        self._copies.append(table)
+        # What code does with functions of libraries is told by the code that runs.
+        self._pending += [(n, value) for n, value in table.held() if not fact_of(value)]
         self.variables += [(variables, name) for name in shared]
 
 
 def is_looked_into(value: Any) -> bool:
     """Tell whether an object may hold others."""
     return not isinstance(value, (*_LEAVES, type, types.FunctionType, types.ModuleType))
+
+
+def _is_known_iterator(value: Any) -> bool:
+    return type(value).__module__ in _ITERATORS and hasattr(value, "__next__")
+
+
+def _set_lock(lock: Any, is_locked: bool) -> None:
+    if is_locked:
+        lock.acquire(blocking=False)
+    else:
+        lock.release()
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:

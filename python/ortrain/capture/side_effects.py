@@ -250,6 +250,15 @@ def refuse_iterators(names: list[str], module: str) -> None:
         )
 
 
+def refuse_opaque_objects(names: list[str], module: str) -> None:
+    """Raise UnseenStateError where a forward can reach objects of a state that nobody can compare."""
+    if names:
+        raise UnseenStateError(
+            f"its code may use {_quoted(names)}, whose state nobody can compare or set back",
+            module=module,
+        )
+
+
 def refuse_acting_tensors(names: list[str], module: str) -> None:
     """Raise TensorClassError where a forward can reach tensors that decide themselves what operators do."""
     if names:

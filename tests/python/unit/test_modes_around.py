@@ -178,4 +178,4 @@ def computes(self: Any, x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_reads_that_no_guard_compares(function: Callable[..., Any], what: str) -> None:
-    assert outside_read(function.__code__) == what
+    assert outside_read(function.__code__, function.__globals__) == what

@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of the process that a forward asks for, however it comes by the function: no graph is made of them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import time
+import types
+from collections.abc import Callable
+from time import time as wall
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+from ortrain.capture.outside_reads import outside_read
+
+HELD = types.SimpleNamespace(module=time, function=time.time)
+LISTED = [time]
+SCALES = types.ModuleType("scales")
+SCALES.first = 1.0  # type: ignore[attr-defined]
+
+
+class Clocked(nn.Module):
+    """A layer plus what a function of the module returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.clock = time.time
+        self.name = "time"
+        self.clocks = {"wall": functools.partial(time.time)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * 0 + self.now()
+
+    def now(self) -> float:
+        raise NotImplementedError
+
+
+def around() -> Callable[[Any], float]:
+    import time as clock
+
+    return lambda self: clock.time()
+
+
+def imports(self: Any) -> float:
+    from time import time as now
+
+    return now()
+
+
+def renames(self: Any) -> float:
+    now = time
+    return now.time()
+
+
+def nested(self: Any) -> float:
+    return [time.time() for _ in range(1)][0]
+
+
+WAYS: dict[str, Callable[..., float]] = {
+    "attribute": lambda self: self.clock(),
+    "container": lambda self: self.clocks["wall"](),
+    "default": lambda self, clock=time.time: clock(),
+    "keyword": lambda self, *, clock=time.time: clock(),
+    "closure": around(),
+    "global": lambda self: wall(),
+    "object": lambda self: HELD.module.time(),
+    "function of an object": lambda self: HELD.function(),
+    "list": lambda self: LISTED[0].time(),
+    "import": imports,
+    "variable": renames,
+    "comprehension": nested,
+    "made-up name": lambda self: getattr(time, self.name)(),
+    "getter": lambda self: operator.attrgetter("time")(time)(),
+    "caller": lambda self: operator.methodcaller("time")(time),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_no_graph_keeps_the_time(way: str) -> None:
+    ours = ORTModule(type("Asking", (Clocked,), {"now": WAYS[way], "__module__": __name__})())
+    ours(torch.randn(2, 3))
+    assert [bool(record.fallback) for record in ours.report().captures] == [True]
+
+
+def reads_arguments() -> int:
+    return len(sys.argv)
+
+
+def reads_a_limit() -> int:
+    return sys.getrecursionlimit()
+
+
+def reads_a_module() -> Any:
+    return sys.modules["os"]
+
+
+def reads_threads() -> int:
+    return torch.get_num_threads()
+
+
+def reads_a_flag() -> bool:
+    return torch.backends.cudnn.benchmark
+
+
+def reads_made_up_names(name: str) -> Any:
+    return getattr(SCALES, name)
+
+
+def reads_all_names() -> Any:
+    return vars(SCALES)
+
+
+def reads_a_known_name() -> Any:
+    return getattr(SCALES, "first", None)
+
+
+def reads_constants() -> Any:
+    return sys.maxsize, sys.version_info, torch.backends.mps.is_available()
+
+
+def reads_a_submodule() -> Any:
+    return torch.nn.functional.relu
+
+
+@pytest.mark.parametrize(
+    ("function", "tells"),
+    [
+        (reads_arguments, True),
+        (reads_a_limit, True),
+        (reads_a_module, True),
+        (reads_threads, True),
+        (reads_a_flag, True),
+        (reads_made_up_names, True),
+        (reads_all_names, True),
+        (reads_a_known_name, False),
+        (reads_constants, False),
+        (reads_a_submodule, False),
+    ],
+)
+def test_reads_of_modules(function: types.FunctionType, tells: bool) -> None:
+    assert bool(outside_read(function.__code__, function.__globals__)) is tells
