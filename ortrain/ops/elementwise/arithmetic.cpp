@@ -48,6 +48,12 @@ void mod_gradient(GradContext& g) {
   }
 }
 
+// PyTorch's `//` has no derivative, its div(rounding_mode="floor") one of zeros.
+void floor_div_gradient(GradContext& g) {
+  if (g.attrs().int_("differentiable") == 0) throw UnsupportedError("floor_divide has no gradient");
+  zero_gradient(g);
+}
+
 void neg_gradient(GradContext& g) { g.set_input_grad(0, g.neg(g.output_grad(0))); }
 
 void abs_gradient(GradContext& g) {
@@ -158,7 +164,8 @@ void register_arithmetic(OpRegistry& registry) {
 
   OpDef floor_div =
       binary_def("FloorDiv", 1, "floor(A / B), of integers and floats, as Python's //.",
-                 kNumericTypes, ExprOp::floor_div, zero_gradient);
+                 kNumericTypes, ExprOp::floor_div, floor_div_gradient);
+  floor_div.attrs = {{"differentiable", int64_t{1}}};
   OpDef trunc_div = binary_def("TruncDiv", 1, "The integer part of A / B.", kFloatTypes,
                                ExprOp::div, zero_gradient);
   trunc_div.domain = kOrtrainDomain;

@@ -505,6 +505,9 @@ _KEPT_WHOLE = frozenset(
         # What PyTorch writes it out as counts padding as a target.
         "multilabel_margin_loss",
         "multilabel_margin_loss_forward",
+        # There a negative index counts from the end.
+        "max_unpool2d",
+        "max_unpool3d",
     )
 )
 

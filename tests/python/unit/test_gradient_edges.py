@@ -192,3 +192,24 @@ def test_padding_of_the_multilabel_margin_loss(target: list[int]) -> None:
         loss.backward()
         found.append([loss.detach(), x.grad])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_floor_division_has_no_gradient_where_pytorch_has_none() -> None:
+    for wrap in (Call, lambda function: ORTModule(Call(function))):
+        x = torch.arange(3.0, requires_grad=True)
+        with pytest.raises(RuntimeError, match="derivative for aten::floor_divide"):
+            wrap(lambda x: x // 2)(x).sum().backward()
+    ours = assert_follows(lambda x: x * (x // 2).detach(), torch.arange(3.0))
+    assert ours.report().captures[0].fallback == ""
+    ours = assert_follows(lambda x: x * torch.div(x, 2, rounding_mode="floor"), torch.arange(3.0))
+    assert ours.report().captures[0].fallback == ""
+
+
+def test_unpooling_refuses_indices_below_zero() -> None:
+    def unpool(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return functional.max_unpool1d(x, indices, 2)
+
+    x = torch.randn(1, 1, 3)
+    assert_follows(unpool, x, torch.tensor([[[1, 2, 5]]]))
+    with pytest.raises(RuntimeError, match="invalid max index"):
+        ORTModule(Call(unpool))(x, torch.tensor([[[1, -2, 5]]]))

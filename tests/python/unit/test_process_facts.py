@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import operator
 import sys
@@ -148,3 +150,31 @@ def reads_a_submodule() -> Any:
 )
 def test_reads_of_modules(function: types.FunctionType, tells: bool) -> None:
     assert bool(outside_read(function.__code__, function.__globals__)) is tells
+
+
+class Gathers(nn.Module):
+    """A layer that counts with an error that the standard library has handled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        async def read() -> int:
+            return int(x.sum())
+
+        async def gather() -> list[Any]:
+            return await asyncio.gather(read(), return_exceptions=True)
+
+        return x * (2 if isinstance(asyncio.run(gather())[0], int) else 3)
+
+
+class Submits(nn.Module):
+    """The same by another thread."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            error = pool.submit(lambda: int(x.sum())).exception()
+        return x * (2 if error is None else 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [Gathers(), Submits()])
+def test_errors_that_the_standard_library_handles(module: nn.Module) -> None:
+    assert torch.equal(ORTModule(module)(torch.ones(2)), module(torch.ones(2)))

@@ -92,7 +92,7 @@ def div_mode(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = Non
     if rounding_mode is None:
         return div(e, x, y)
     if rounding_mode == "floor":
-        return floor_divide(e, x, y)
+        return e.node("FloorDiv", *e.operands(x, y), domain="ortrain")
     dtype = e.common_dtype(x, y)
     if category(dtype) == 1:
         return e.node("Div", *e.operands(x, y, dtype=dtype))
@@ -106,7 +106,7 @@ def truncate(e: Emitter, value: Value) -> Value:
 
 @converts("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(e: Emitter, x: Operand, y: Operand) -> Value:
-    return e.node("FloorDiv", *e.operands(x, y), domain="ortrain")
+    return e.node("FloorDiv", *e.operands(x, y), domain="ortrain", differentiable=0)
 
 
 @converts("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
