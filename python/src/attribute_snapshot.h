@@ -77,8 +77,33 @@ struct Present {
   ContainerPlaces& places;
 };
 
+// What snapshots compare, in the order in which they are taken: tuples of a kind, the object, and a
+// number. Made by whatever takes a snapshot, so that nothing is compared that does not stand there.
+class Comparisons {
+ public:
+  void add(const char* kind, PyObject* object, size_t number = 0);
+  nanobind::list all() const { return all_; }
+
+ private:
+  nanobind::list all_;
+};
+
+// What an object holds besides items: its class, attributes, slots, what it closes over, what it
+// binds, what it shows or refers to. Empty where it holds nothing that Python shows.
+struct Contents {
+  static Contents of(PyObject* object);
+
+  std::vector<nanobind::object> parts;
+  size_t made = SIZE_MAX;  // the part that is a list of this moment
+};
+
 // What snapshots of the attributes of one module share while they are taken.
 struct SnapshotContext {
+  // Notes what is compared, where somebody asks.
+  void tell(const char* kind, PyObject* object, size_t number = 0) const {
+    if (comparisons != nullptr) comparisons->add(kind, object, number);
+  }
+
   PyObject* tensor_type;
   const SlotTensors* tensors;
   const std::unordered_set<PyObject*>* layers;  // which have guards of their own
@@ -88,6 +113,7 @@ struct SnapshotContext {
   std::unordered_set<PyObject*> seen;           // objects within each other are compared once
   std::vector<nanobind::object> made;           // for the snapshots, so that no address is used again
   ContainerPlaces* places;
+  Comparisons* comparisons = nullptr;
 };
 
 // An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,
@@ -131,12 +157,13 @@ class AttributeSnapshot {
   void take_dictionary(PyObject* dict, SnapshotContext& context, int depth);
   void take_contents(PyObject* object, SnapshotContext& context, int depth);
   bool equals(PyObject* now);
+  bool holds_items(const nanobind::object& now) const;
   bool holds_attributes(PyObject* now, const Present& present);
   bool holds_sequence(PyObject* now, const Present& present);
   bool holds_dictionary(PyObject* now, const Present& present);
   bool holds_contents(PyObject* now, const Present& present);
 
-  // Of a list, tuple or dictionary its type, of a set a copy, of attributes the names that are read;
+  // Of a list, tuple or dictionary its type, of a set its items, of attributes the names that are read;
   // none where a slot says all.
   nanobind::object value_;
   Kind kind_ = Kind::identity;

@@ -181,6 +181,7 @@ LayerGuard::LayerGuard(nb::handle layer, bool is_root)
 
 void LayerGuard::take_attributes(SnapshotContext& context) {
   names_ = is_read_by_name(layer_.ptr()) ? names_of(layer_.ptr(), context.names) : nb::none();
+  context.tell("layer", layer_.ptr());
   const nb::object attributes = attributes_of(layer_.ptr());
   PyObject* key = nullptr;
   PyObject* value = nullptr;
@@ -190,13 +191,20 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
     if (is_table(key, value)) {
       made.compared = Attribute::Compared::table;
       made.table = nb::borrow(value);
+      context.tell("name", key);
+      context.tell("table", value);
     } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
-      if (!is_root_) made.compared = Attribute::Compared::hooks;
+      if (!is_root_) {
+        made.compared = Attribute::Compared::hooks;
+        context.tell("name", key);
+        context.tell("hooks", value);
+      }
       made.hooks = handles_of(value);
     } else if (!is_read(names_.ptr(), key)) {
       made.is_read = false;
     } else if (!is_one_of(key, kIgnored)) {
       made.compared = Attribute::Compared::value;
+      context.tell("name", key);
       made.value.push_back(AttributeSnapshot::of(key, value, context));
     }
     made.may_change =

@@ -27,7 +27,7 @@ import ortrain
 from ortrain import ORTModule, _core, progress
 from ortrain.capture import cache, graph_files, source_files
 from ortrain.capture.cache import CacheSlot
-from ortrain.capture.fingerprint import Unkeyable
+from ortrain.capture.value_digest import Unkeyable
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import NotStorableError, PreparedGraph

@@ -1,0 +1,357 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that differ in one thing that their forward reads share no graph on disk."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import math
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+from ortrain.capture import source_files
+
+pytestmark = pytest.mark.slow  # a capture or two per case, half a minute in all
+
+NUMBERS = [1.0]
+FACTOR = contextvars.ContextVar("factor", default=1.0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of the test's own; sources may be edited while the tests run."""
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
+    yield tmp_path / "cache"
+
+
+class Reading(nn.Module):
+    """Multiplies by what a function makes of an object that it holds.
+
+    Args:
+      held: The object.
+      read: The function.
+    """
+
+    def __init__(self, held: Any, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.held = held
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.read(self.held)
+
+
+class Slots:
+    __slots__ = ("__hidden", "value")
+
+    def __init__(self, value: float, hidden: float = 1.0) -> None:
+        self.value, self.__hidden = value, hidden
+
+    def product(self) -> float:
+        return self.value * self.__hidden
+
+
+@dataclasses.dataclass
+class Generated:
+    """Its comparisons are functions without a source."""
+
+    value: float
+
+    def __mul__(self, other: float) -> float:
+        return self.value * other
+
+
+class Level(enum.Enum):
+    LOW = "low"
+    HIGH = "high"
+
+
+class Number(float):
+    """A number of a class of its own."""
+
+
+class Kind:
+    value = 1.0
+
+    def scaled(self, by: float = 1.0) -> float:
+        return self.value * by
+
+
+class Reached:
+    """What a weak reference may lead to."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def ordered(second: bool) -> nn.Module:
+    held = collections.OrderedDict(a=2.0, b=3.0)
+    if second:
+        held.move_to_end("a")
+    return Reading(held, lambda d: next(iter(d.values())))
+
+
+def closing(second: bool) -> nn.Module:
+    factor = 1.0 + second
+
+    def read(_: Any) -> float:
+        return factor
+
+    return Reading(None, read)
+
+
+def with_default(second: bool) -> nn.Module:
+    def read(_: Any, factor: float = 1.0 + second) -> float:
+        return factor
+
+    return Reading(None, read)
+
+
+def with_keyword_default(second: bool) -> nn.Module:
+    def read(_: Any, *, factor: float = 1.0 + second) -> float:
+        return factor
+
+    return Reading(None, read)
+
+
+def partial_attribute(second: bool) -> nn.Module:
+    held = functools.partial(len)
+    held.factor = 1.0 + second
+    return Reading(held, lambda p: p.factor)
+
+
+def function_attribute(second: bool) -> nn.Module:
+    def held() -> None: ...
+
+    held.factor = 1.0 + second
+    return Reading(held, lambda f: f.factor)
+
+
+def global_list(second: bool) -> nn.Module:
+    NUMBERS[:] = [1.0 + second]
+    return Reading(None, lambda _: NUMBERS[0])
+
+
+def class_attribute(second: bool) -> nn.Module:
+    Kind.value = 1.0 + second
+    return Reading(Kind(), lambda k: k.scaled())
+
+
+def local_class_attribute(second: bool) -> nn.Module:
+    class Held:
+        value = 1.0 + second
+
+    return Reading(Held(), lambda k: k.value)
+
+
+def attribute_of_member(second: bool) -> nn.Module:
+    Level.HIGH.factor = 1.0 + second
+    return Reading(Level.HIGH, lambda level: level.factor)
+
+
+def member(second: bool) -> nn.Module:
+    return Reading(Level.HIGH if second else Level.LOW, lambda level: 1.0 + (level.name == "HIGH"))
+
+
+def weak_target(second: bool) -> nn.Module:
+    target = Reached(1.0 + second)
+    module = Reading(weakref.ref(target), lambda r: r().value)
+    module.__dict__["_keeps"] = [target]
+    return module
+
+
+def weak_set_of_one(second: bool) -> nn.Module:
+    target = Reached(1.0 + second)
+    module = Reading(weakref.WeakSet([target]), lambda s: sum(r.value for r in s))
+    module.__dict__["_keeps"] = [target]
+    return module
+
+
+def aliased(second: bool) -> nn.Module:
+    one = [1.0]
+    return Reading([one, [1.0] if second else one], lambda p: 2.0 if p[0] is p[1] else 3.0)
+
+
+def with_limit(second: bool) -> nn.Module:
+    return Reading(collections.deque([1.0], 2 + second), lambda d: float(d.maxlen))
+
+
+def with_factory(second: bool) -> nn.Module:
+    held = collections.defaultdict(float if second else int)
+    return Reading(held, lambda d: 2.0 + (d.default_factory is int))
+
+
+def context_variable(second: bool) -> nn.Module:
+    FACTOR.set(1.0 + second)
+    return Reading(FACTOR, lambda v: v.get())
+
+
+def of_other_object(second: bool) -> nn.Module:
+    held = Kind()
+    held.value = 1.0 + second
+    return Reading(held.scaled, lambda method: method(2.0))
+
+
+def generated_function(second: bool) -> nn.Module:
+    return Reading(eval(f"lambda: {1.0 + second}"), lambda f: f())
+
+
+def hidden_slot(second: bool) -> nn.Module:
+    return Reading(Slots(1.0, 1.0 + second), lambda s: s.product())
+
+
+def number_with_attribute(second: bool) -> nn.Module:
+    held = Number(1.0)
+    held.factor = 1.0 + second
+    return Reading(held, lambda n: n.factor)
+
+
+def of_module(second: bool) -> nn.Module:
+    sys.ortrain_factor = 1.0 + second
+    return Reading(None, lambda _: sys.ortrain_factor)
+
+
+def order_of_set(second: bool) -> nn.Module:
+    held = {8, 0}  # which collide in a table of eight
+    if second:
+        held = {0}
+        held.add(8)
+    return Reading(held, lambda s: 1.0 + next(iter(s)))
+
+
+def of(first: Any, second: Any, read: Callable[[Any], Any]) -> Callable[[bool], nn.Module]:
+    return lambda other: Reading(second if other else first, read)
+
+
+CASES: dict[str, Callable[[bool], nn.Module]] = {
+    "order of a dictionary": of({"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}, lambda d: [*d.values()][0]),
+    "order of an OrderedDict": ordered,
+    "slot": of(Slots(1.0), Slots(2.0), lambda s: s.value),
+    "hidden slot": hidden_slot,
+    "dataclass": of(Generated(1.0), Generated(2.0), lambda g: g * 1.0),
+    "cell": closing,
+    "default": with_default,
+    "keyword default": with_keyword_default,
+    "argument of a partial": of(
+        functools.partial(max, 1.0), functools.partial(max, 2.0), lambda p: p(0.0)
+    ),
+    "attribute of a partial": partial_attribute,
+    "attribute of a function": function_attribute,
+    "global list": global_list,
+    "value in a set": of({1.0, 2.0}, {1.0, 3.0}, sum),
+    "type in a set": of({1}, {1.0}, lambda s: next(iter(s)) / 3 if isinstance([*s][0], int) else 2.0),
+    "order of a set": order_of_set,
+    "frozenset": of(frozenset({1.0}), frozenset({2.0}), sum),
+    "weak reference": weak_target,
+    "weak set": weak_set_of_one,
+    "class attribute": class_attribute,
+    "local class": local_class_attribute,
+    "enum": member,
+    "attribute of a member": attribute_of_member,
+    "sign of zero": of(0.0, -0.0, lambda z: math.copysign(1.0, z)),
+    "sign of a complex zero": of(0j, complex(-0.0, 0.0), lambda z: math.copysign(1.0, z.real)),
+    "type of a number": of(1, 1.0, lambda n: 2.0 if isinstance(n, float) else 3.0),
+    "bool": of(1, True, lambda n: 2.0 if isinstance(n, bool) else 3.0),
+    "number of a class": of(Number(1.0), Number(2.0), lambda n: float(n)),
+    "attribute of a number": number_with_attribute,
+    "aliased lists": aliased,
+    "array": of(np.array([1.0]), np.array([2.0]), lambda a: float(a[0])),
+    "dtype of an array": of(
+        np.zeros(2, np.float32), np.zeros(1, np.float64), lambda a: float(a.itemsize)
+    ),
+    "number of NumPy": of(np.float64(1.0), np.float64(2.0), float),
+    "bytearray": of(bytearray(b"\1"), bytearray(b"\2"), lambda b: float(b[0])),
+    "array of the standard library": of(
+        array.array("d", [1.0]), array.array("d", [2.0]), lambda a: a[0]
+    ),
+    "tensor in a list": of([torch.tensor(1.0)], [torch.tensor(2.0)], lambda t: t[0]),
+    "order of a tensor": of(
+        torch.zeros(2, 2), torch.zeros(2, 2).t(), lambda t: 1.0 + t.is_contiguous()
+    ),
+    "limit of a deque": with_limit,
+    "factory": with_factory,
+    "context variable": context_variable,
+    "keys": of({"a": 1}.keys(), {"bb": 1}.keys(), lambda k: float(len(next(iter(k))))),
+    "proxy": of(
+        types.MappingProxyType({"a": 1.0}), types.MappingProxyType({"a": 2.0}), lambda p: p["a"]
+    ),
+    "bytes": of(b"a", b"bb", len),
+    "method of another object": of_other_object,
+    "generated function": generated_function,
+    "attribute of an installed module": of_module,
+    "namespace": of(types.SimpleNamespace(a=1.0), types.SimpleNamespace(a=2.0), lambda n: n.a),
+    "range": of(range(1, 3), range(2, 3), lambda r: float(r.start)),
+    "Counter": of(collections.Counter("a"), collections.Counter("aa"), lambda c: float(c["a"])),
+    "exception": of(ValueError(1.0), ValueError(2.0), lambda e: e.args[0]),
+}
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "default dtype": (torch.set_default_dtype, torch.float32, torch.float64),
+    "deterministic": (torch.use_deterministic_algorithms, False, True),
+    "deterministic, with warnings": (torch.set_deterministic_debug_mode, 0, 1),
+    "precision": (torch.set_float32_matmul_precision, "highest", "high"),
+}
+
+
+def run(module: nn.Module) -> tuple[torch.Tensor, list[bool]]:
+    ours = ORTModule(module)
+    result = ours(torch.ones(2, 2))
+    return result, [record.from_disk for record in ours.report().captures]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_forward_reads_is_told_apart(name: str) -> None:
+    monkey = sys.__dict__.get("ortrain_factor")
+    try:
+        for second in (False, True, False):
+            module = CASES[name](second)
+            expected = module(torch.ones(2, 2))
+            found, _ = run(module)
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected), second
+    finally:
+        if monkey is None:
+            sys.__dict__.pop("ortrain_factor", None)
+        Kind.value, NUMBERS[:] = 1.0, [1.0]
+        FACTOR.set(1.0)
+
+
+class Making(nn.Module):
+    """Makes a tensor of the default dtype, and a product."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x + torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_pytorch_are_told_apart(name: str) -> None:
+    setting, first, second = SETTINGS[name]
+    module, x = Making(), torch.ones(2, 2)
+    seen = []
+    try:
+        for value in (first, second, first, second):
+            setting(value)
+            ours = ORTModule(module)
+            found = ours(x)
+            assert found.dtype == module(x).dtype
+            seen.append([record.from_disk for record in ours.report().captures])
+    finally:
+        setting(first)
+    assert seen == [[False], [False], [True], [True]]
