@@ -29,9 +29,9 @@ constexpr std::array<std::string_view, 7> kHooks{
 };
 // By the first of these recurrent layers tell when to list their parameters again; that list is
 // compared. The others are for saving and loading.
-constexpr std::array<std::string_view, 5> kIgnored{
+constexpr std::array<std::string_view, 6> kIgnored{
     "_flat_weight_refs",          "_state_dict_hooks",           "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
 };
 
 bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
