@@ -77,6 +77,15 @@ bool is_method(PyObject* value) {
   return reinterpret_cast<PyObject*>(Py_TYPE(value)) == method;
 }
 
+// Of an object, written in C.
+bool is_method_in_c(PyObject* value) {
+  PyObject* const self = PyCFunction_Check(value) ? PyCFunction_GetSelf(value) : nullptr;
+  return self != nullptr && !PyModule_Check(self) && !PyType_Check(self);
+}
+
+// Each access of a method of a class or an object makes another one.
+bool is_bound(PyObject* value) { return is_method(value) || is_method_in_c(value); }
+
 bool is_sequence(PyObject* value) {
   return PyTuple_Check(value) || PyList_Check(value) || is_deque(value);
 }
@@ -103,8 +112,8 @@ nb::object item_of(PyObject* sequence, Py_ssize_t i) {
 // engine in a layer that has one of its own, change with every call and say nothing about a graph.
 bool is_closed(PyObject* object) {
   static PyObject* const logger = imported("logging", "Logger");
-  if (PyType_Check(object) || PyModule_Check(object) || PyCFunction_Check(object) ||
-      is_instance(object, logger)) {
+  if (PyType_Check(object) || PyModule_Check(object) ||
+      (PyCFunction_Check(object) && !is_method_in_c(object)) || is_instance(object, logger)) {
     return true;
   }
   static PyObject* const name = PyUnicode_InternFromString("__module__");
@@ -267,8 +276,8 @@ Contents Contents::of(PyObject* object) {
     contents.push_back(result_of(list, shown.ptr()));
     return found;
   }
-  if (is_method(object)) {
-    append_attributes(object, {"__self__", "__func__"}, contents);
+  if (is_bound(object)) {
+    append_attributes(object, {"__self__", is_method(object) ? "__func__" : "__name__"}, contents);
     return found;
   }
   if (is_instance(object, partial)) append_attributes(object, {"func", "args", "keywords"}, contents);
@@ -383,8 +392,8 @@ bool ContainerPlaces::are_distinct() {
 AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth,
                                      bool is_made)
     : value_(nb::borrow(value)) {
-  // Each access of a method of a class or an object makes another one.
-  if (is_baked_in(value) || PyCFunction_Check(value) || (is_method(value) && depth == kDepth)) {
+  if (is_baked_in(value) || (PyCFunction_Check(value) && !is_method_in_c(value)) ||
+      (is_bound(value) && depth == kDepth)) {
     kind_ = Kind::equal;
     context.tell("equal", value);
   } else if (context.inputs->count(value) != 0) {
@@ -510,7 +519,7 @@ bool AttributeSnapshot::holds(PyObject* now, const Present& present) {
     case Kind::array:
       return now == value_.ptr() && checksum_of(now) == number_;
     case Kind::object:
-      if (now != value_.ptr() && !(is_method(now) && is_method(value_.ptr()))) return false;
+      if (now != value_.ptr() && !(is_bound(now) && is_bound(value_.ptr()))) return false;
       return holds_contents(now, present);
   }
   return false;

@@ -110,8 +110,6 @@ class Fingerprint(ValueDigest):
             return
         if file is None:
             raise Unkeyable(f"class {cls.__module__}.{cls.__qualname__} has no source file")
-        if not resolved and "<locals>" not in cls.__qualname__:
-            raise Unkeyable(f"class {cls.__module__}.{cls.__qualname__} is made at run time")
         self._classes[cls] = None
 
     def _installed_class(self, cls: type, file: str) -> None:

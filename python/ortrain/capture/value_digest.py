@@ -64,7 +64,7 @@ _TOLD = frozenset(
     {dict, collections.OrderedDict, collections.defaultdict, list, tuple, collections.deque}
     | {set, frozenset, functools.partial, types.MethodType, types.SimpleNamespace}
     | {contextvars.ContextVar, weakref.ref, *_PLAIN, *_VIEWS}
-    | {types.FunctionType, type(functools.cache(len))}
+    | {types.FunctionType, types.BuiltinMethodType, type(functools.cache(len))}
 )
 
 
@@ -176,6 +176,8 @@ class ValueDigest:
             self._sequence(value.__reduce__()[1:], where)
         elif is_array(value):
             self._array(value, where)
+        elif _is_function_of_numpy(value):
+            self.token(kind.__qualname__, value.__name__)
         else:
             self._object(value, where)
 
@@ -264,7 +266,7 @@ class ValueDigest:
     def _builtin(self, value: Any, where: str) -> None:
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-            raise Unkeyable(f"{where} is a method of a {type(owner).__qualname__}")
+            self.add(owner, where)
         self.token("builtin", getattr(value, "__module__", None), value.__qualname__)
 
     def _class(self, cls: type) -> None:
@@ -319,6 +321,11 @@ def is_array(value: Any) -> bool:
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return True
     return isinstance(value, _BUFFERS)
+
+
+def _is_function_of_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ufunc, type(numpy.copyto)))
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
