@@ -40,7 +40,7 @@ class Program(nn.Module):
 
     Args:
       seed: What it is made from; equal seeds give equal modules.
-      reading: Whether its forward does nothing but what a graph may stand for, with more places.
+      reading: Whether its forward does nothing but what a graph may stand for.
 
     Attributes:
       numbers: Places of numbers that the forward reads.
@@ -61,13 +61,15 @@ class Program(nn.Module):
                 )
         self.numbers = [
             NUMBERS[name](self, float(draw.randint(1, 3)))
-            for name in draw.sample(sorted(NUMBERS), draw.randint(0, 5 if reading else 3))
+            for name in draw.sample(sorted(NUMBERS), draw.randint(0, 3))
         ]
         self.tensors = [
             TENSORS[name](self, torch.full((WIDTH,), float(draw.randint(1, 3))))
             for name in draw.sample(sorted(TENSORS), draw.randint(0, 0 if reading else 2))
         ]
-        self.in_forward = [draw.choice(READING if reading else FORWARD) for _ in range(draw.randint(1, 3))]
+        self.in_forward = [
+            draw.choice(READING if reading else FORWARD) for _ in range(draw.randint(1, 3))
+        ]
         for act in self.in_forward:
             SETUP.get(act, id)(self)
         self.results = draw.choice(OWN_RESULTS if reading else RESULTS)
@@ -216,7 +218,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument(
-        "--from-disk", action="store_true", help="each call by a module that may find the graph on disk"
+        "--from-disk",
+        action="store_true",
+        help="each call by a module that may find the graph on disk",
     )
     options = parser.parse_args()
     if not options.from_disk:

@@ -218,11 +218,12 @@ bool are_equal_values(PyObject* a, PyObject* b) {
   return equal == 1;
 }
 
-// What a set holds, in its order.
+// What a set holds, in its order; None where a class of its own does not tell.
 nb::object items_of(PyObject* set) {
   nb::object items = nb::steal(PySequence_Tuple(set));
-  if (!items.is_valid()) nb::raise_python_error();
-  return items;
+  if (items.is_valid()) return items;
+  PyErr_Clear();
+  return nb::none();
 }
 
 // Of the bytes of a buffer; -1 where they cannot be read.
@@ -580,6 +581,7 @@ bool AttributeSnapshot::holds_sequence(PyObject* now, const Present& present) {
 
 // Code may go through a set, so that its order counts; equal numbers of other types are others.
 bool AttributeSnapshot::holds_items(const nb::object& now) const {
+  if (!PyTuple_CheckExact(now.ptr()) || !PyTuple_CheckExact(value_.ptr())) return false;
   const Py_ssize_t size = PyTuple_Size(value_.ptr());
   if (PyTuple_Size(now.ptr()) != size) return false;
   for (Py_ssize_t i = 0; i < size; ++i) {

@@ -27,7 +27,7 @@ import ortrain
 from ortrain import logs, progress
 from ortrain.capture import source_files
 from ortrain.capture.captured import environment_key
-from ortrain.capture.compared_state import digest_of_compared
+from ortrain.capture.compared_state import Variable, digest_of_compared, variables_of
 from ortrain.capture.fingerprint import Fingerprint
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
@@ -94,11 +94,15 @@ class CacheSlot:
       module: The module, as it is before the capture.
       call: The call, flattened.
       dropout: Who draws the masks of dropout.
+
+    Attributes:
+      variables: What the guards of the graph that was loaded or kept compare outside of the module; None before that.
     """
 
     def __init__(
         self, module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSource.ENGINE
     ) -> None:
+        self.variables: list[Variable] | None = None
         self._files: GraphFiles | None = None
         self._names: tuple[str, str] = ("", "")
         self._module = module
@@ -143,15 +147,17 @@ class CacheSlot:
                     stages["load"] = time.perf_counter() - self._started
                     return prepared
                 _set_back(before)
+                self.variables = None
                 _log.debug("the kept graph %s is of another state", name)
         return None
 
     def _compared(self, prepared: PreparedGraph) -> str:
         """Return the digest of what the guards of a graph compare now; "" where there is none."""
         try:
-            return digest_of_compared(
-                self._module, prepared.names_read, prepared.outside.values()
-            )
+            names = prepared.names_read
+            self.variables = variables_of(self._module, names)
+            outside = prepared.outside.values()
+            return digest_of_compared(self._module, names, self.variables, outside)
         except Unkeyable as reason:
             _log.debug("the graph is not kept: %s", reason)
         except Exception as error:  # attributes may run any code when they are looked at
@@ -160,6 +166,7 @@ class CacheSlot:
 
     def save(self, prepared: PreparedGraph) -> None:
         """Keep a graph for the next process."""
+        self.variables = None
         if self._files is None:
             return
         try:

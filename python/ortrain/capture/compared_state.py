@@ -19,24 +19,39 @@ from ortrain import _core
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, is_array
 
+# That cached properties have; nobody can ask whether it is held.
 _LOCK = type(threading.RLock())
 Comparison = tuple[str, Any, int]
+Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an item or attribute
+
+
+def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variable]:
+    """Return what the guards of a graph compare outside of the module.
+
+    Args:
+      module: The module that it is a graph of.
+      names: Of the attributes and variables that its forward may have read; None for all.
+    """
+    return ReachableState(module, (), keeps_contents=False).variables_named(names)
 
 
 def digest_of_compared(
-    module: nn.Module, names: frozenset[str] | None, outside: Iterable[torch.Tensor]
+    module: nn.Module,
+    names: frozenset[str] | None,
+    variables: Iterable[Variable],
+    outside: Iterable[torch.Tensor],
 ) -> str:
     """Return a digest of what the guards of a graph compare at this moment.
 
     Args:
       module: The module that it is a graph of.
       names: Of the attributes and variables that its forward may have read; None for all.
+      variables: Those of `variables_of`.
       outside: Tensors that it takes as inputs wherever they are held.
 
     Raises:
       Unkeyable: The guards compare something that has no description.
     """
-    variables = ReachableState(module, (), keeps_contents=False).variables_named(names)
     distinct = {(id(owner), name): (owner, name) for owner, name in variables}
     inputs = list(outside)
     told = _core.comparisons(list(module.modules()), names, list(distinct.values()), inputs)
@@ -118,7 +133,7 @@ class _ComparisonDigest(ValueDigest):
     def _leaf(self, value: Any, where: str) -> None:
         if is_array(value):
             raise Unkeyable(f"{where} is an array whose contents are not compared")
-        if isinstance(value, _LOCK):  # that cached properties have; nobody can ask whether it is held
+        if isinstance(value, _LOCK):
             self._class(_LOCK)
         else:
             self.add(value, where)

@@ -12,7 +12,6 @@ import array
 import collections
 import contextvars
 import datetime
-import enum
 import functools
 import hashlib
 import logging
@@ -95,10 +94,8 @@ class ValueDigest:
         self._count += 1
         if self._count > _MAX_VALUES:
             raise Unkeyable("the module refers to too many objects")
-        for part in parts:
-            data = str(part).encode("utf-8", "surrogatepass")
-            self._hash.update(b"%d:" % len(data))
-            self._hash.update(data)
+        texts = [str(part).encode("utf-8", "surrogatepass") for part in parts]
+        self._hash.update(b"".join([b"%d:%b" % (len(text), text) for text in texts]))
 
     def add(self, value: Any, where: str) -> None:
         """Add a value of any kind; ``where`` names it in the error.
@@ -348,6 +345,8 @@ def _is_told(cls: type) -> bool:
     if cls in _TOLD:
         return True
     if not cls.__flags__ & _HEAP_TYPE:  # no class statement has made it
+        return False
+    if type(cls) is not type and not _is_told(type(cls)):
         return False
     return not any(
         isinstance(value, _WRITTEN_IN_C) and value.__objclass__ is cls

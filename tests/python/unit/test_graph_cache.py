@@ -29,11 +29,11 @@ from ortrain import ORTModule, _core, progress
 from ortrain.capture import cache, graph_files, source_files
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.compared_state import digest_of_compared
-from ortrain.capture.value_digest import Unkeyable
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import CallSignature
+from ortrain.capture.value_digest import Unkeyable
 from ortrain.testing.models import CASES
 
 pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
@@ -485,7 +485,7 @@ def test_a_graph_of_another_state_is_not_used(
     monkeypatch.setattr(cache, "_key", lambda *args: key)
     assert slot_of(net).load({}) is not None
     names = frozenset({"in_features"})
-    assert digest_of_compared(net, names, ()) != digest_of_compared(other, names, ())
+    assert digest_of_compared(net, names, (), ()) != digest_of_compared(other, names, (), ())
     other.fc.in_features, other.names[0] = 4, "c"
     assert slot_of(other).load({}) is not None  # which no code that has run names
     other.drop.p = 0.25

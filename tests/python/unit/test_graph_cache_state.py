@@ -241,7 +241,9 @@ def of(first: Any, second: Any, read: Callable[[Any], Any]) -> Callable[[bool], 
 
 
 CASES: dict[str, Callable[[bool], nn.Module]] = {
-    "order of a dictionary": of({"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}, lambda d: [*d.values()][0]),
+    "order of a dictionary": of(
+        {"a": 2.0, "b": 3.0}, {"b": 3.0, "a": 2.0}, lambda d: [*d.values()][0]
+    ),
     "order of an OrderedDict": ordered,
     "slot": of(Slots(1.0), Slots(2.0), lambda s: s.value),
     "hidden slot": hidden_slot,
@@ -256,7 +258,9 @@ CASES: dict[str, Callable[[bool], nn.Module]] = {
     "attribute of a function": function_attribute,
     "global list": global_list,
     "value in a set": of({1.0, 2.0}, {1.0, 3.0}, sum),
-    "type in a set": of({1}, {1.0}, lambda s: next(iter(s)) / 3 if isinstance([*s][0], int) else 2.0),
+    "type in a set": of(
+        {1}, {1.0}, lambda s: next(iter(s)) / 3 if isinstance([*s][0], int) else 2.0
+    ),
     "order of a set": order_of_set,
     "frozenset": of(frozenset({1.0}), frozenset({2.0}), sum),
     "weak reference": weak_target,
