@@ -108,8 +108,9 @@ nb::object item_of(PyObject* sequence, Py_ssize_t i) {
   return nb::none();
 }
 
-// Classes, modules, compiled functions, PyTorch's and types of annotations are what they are called; loggers, and objects of the
-// engine in a layer that has one of its own, change with every call and say nothing about a graph.
+// Classes, modules, compiled functions, PyTorch's and types of annotations are what they are
+// called; loggers, and objects of the engine in a layer that has one of its own, change with every
+// call and say nothing about a graph.
 bool is_closed(PyObject* object) {
   static PyObject* const logger = imported("logging", "Logger");
   if (PyType_Check(object) || PyModule_Check(object) ||
@@ -201,8 +202,8 @@ bool is_library(PyObject* module_name) {
   return found == 1;
 }
 
-// Of two objects whether they are of one class and mean the same to a graph: -0.0 is not 0.0, and NaN
-// is what it was.
+// Of two objects whether they are of one class and mean the same to a graph: -0.0 is not 0.0, and
+// NaN is what it was.
 bool are_equal_values(PyObject* a, PyObject* b) {
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
   const auto are_equal_bits = [](double x, double y) {
@@ -230,9 +231,9 @@ nb::object items_of(PyObject* set) {
 int64_t checksum_of(PyObject* buffer) {
   static PyObject* const crc = imported("zlib", "crc32");
   const nb::object bytes = nb::steal(PyBytes_FromObject(buffer));
-  const nb::object sum =
-      bytes.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
-                       : nb::object();
+  const nb::object sum = bytes.is_valid()
+                             ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
+                             : nb::object();
   if (!sum.is_valid()) {
     PyErr_Clear();
     return -1;
@@ -268,9 +269,9 @@ Contents Contents::of(PyObject* object) {
   }
   if (shows_items(object)) {
     const nb::object method = attribute(object, items);
-    const nb::object shown =
-        method.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
-                          : nb::borrow(object);
+    const nb::object shown = method.is_valid()
+                                 ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
+                                 : nb::borrow(object);
     if (!shown.is_valid()) PyErr_Clear();
     if (!shown.is_valid()) return found;
     found.made = 0;
@@ -281,7 +282,9 @@ Contents Contents::of(PyObject* object) {
     append_attributes(object, {"__self__", is_method(object) ? "__func__" : "__name__"}, contents);
     return found;
   }
-  if (is_instance(object, partial)) append_attributes(object, {"func", "args", "keywords"}, contents);
+  if (is_instance(object, partial)) {
+    append_attributes(object, {"func", "args", "keywords"}, contents);
+  }
   nb::object attributes = attribute(object, dict);
   if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
     contents.push_back(std::move(attributes));
@@ -294,7 +297,8 @@ Contents Contents::of(PyObject* object) {
   append_settings(object, contents);
   append_slots(object, contents);
   // One that holds nothing is what it is, whatever becomes of its class.
-  if (!contents.empty()) contents.push_back(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object))));
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (!contents.empty()) contents.push_back(nb::borrow(type));
   return found;
 }
 
@@ -403,7 +407,8 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
   } else if (is_instance(value, context.tensor_type)) {
     number_ = context.tensors->slot_of(value);
     kind_ = number_ < 0 ? Kind::tensor : Kind::slot_tensor;
-    context.tell(number_ < 0 ? "tensor" : "slot", value, number_ < 0 ? 0 : static_cast<size_t>(number_));
+    context.tell(number_ < 0 ? "tensor" : "slot", value,
+                 number_ < 0 ? 0 : static_cast<size_t>(number_));
     if (number_ < 0) {
       number_ = version_of(value);
     } else {
@@ -450,7 +455,8 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
 
 void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context, int depth) {
   if (PyTuple_CheckExact(object) || PyList_CheckExact(object) || PyDict_CheckExact(object)) return;
-  // A class may have its own way from a name to an attribute, as configurations of transformers have.
+  // A class may have its own way from a name to an attribute, as configurations of transformers
+  // have.
   const bool by_name = PyType_GetSlot(Py_TYPE(object), Py_tp_getattro) ==
                        reinterpret_cast<void*>(PyObject_GenericGetAttr);
   const nb::object names = by_name ? names_of(object, context.names) : nb::none();
@@ -461,10 +467,11 @@ void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context
   context.tell("object", object, contents.size());
   for (size_t i = 0; i < contents.size(); ++i) {
     const nb::object& part = contents[i];
-    const bool are_attributes = part.is(attributes) && PyDict_CheckExact(part.ptr()) &&
-                                context.seen.count(part.ptr()) == 0;
-    contents_.push_back(are_attributes ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
-                                       : AttributeSnapshot(part.ptr(), context, depth + 1, i == made));
+    const bool are_attributes =
+        part.is(attributes) && PyDict_CheckExact(part.ptr()) && context.seen.count(part.ptr()) == 0;
+    contents_.push_back(are_attributes
+                            ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
+                            : AttributeSnapshot(part.ptr(), context, depth + 1, i == made));
   }
 }
 

@@ -65,7 +65,8 @@ nb::object attributes_of(PyObject* layer) {
 
 // Whether the layer's attributes are those that names in code say, as they are by nn.Module.
 bool is_read_by_name(PyObject* layer) {
-  static PyObject* const object = nb::object(nb::module_::import_("builtins").attr("object")).release().ptr();
+  static PyObject* const object =
+      nb::object(nb::module_::import_("builtins").attr("object")).release().ptr();
   static PyObject* const module =
       nb::object(nb::module_::import_("torch").attr("nn").attr("Module")).release().ptr();
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(layer));

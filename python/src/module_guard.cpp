@@ -71,10 +71,10 @@ class Variable {
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 
-// A state of a module, of all that a captured graph depends on: classes, layers, attributes that are
-// read, the number of hooks, and of each parameter and buffer its kind and which others are the same tensor.
-// Which tensors they are is no part of it: where others of their kind take their place, the guard
-// takes them on.
+// A state of a module, of all that a captured graph depends on: classes, layers, attributes that
+// are read, the number of hooks, and of each parameter and buffer its kind and which others are the
+// same tensor. Which tensors they are is no part of it: where others of their kind take their
+// place, the guard takes them on.
 class ModuleGuard {
  public:
   // `comparisons` gets what is compared.
@@ -95,8 +95,8 @@ class ModuleGuard {
       given.insert(input.ptr());
       input_kinds_.emplace_back(input.ptr());
     }
-    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given,
-                            {},                {},        &places_, comparisons};
+    SnapshotContext context{tensor_type.ptr(), &tensors_,  &guarded, names_.ptr(), &given, {}, {},
+                            &places_,          comparisons};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) {
@@ -221,8 +221,9 @@ class ModuleGuard {
   }
 
   bool changing_hold() {
-    return std::all_of(changing_.begin(), changing_.end(),
-                       [&](const LayerGuard::Changing& it) { return it.holds({tensors_, places_}); });
+    return std::all_of(changing_.begin(), changing_.end(), [&](const LayerGuard::Changing& it) {
+      return it.holds({tensors_, places_});
+    });
   }
 
   // Compares all that the state is made of; takes on tensors that are others of their kind.
@@ -306,14 +307,15 @@ void init_module_guard(nb::module_& module) {
       },
       nb::arg("object"));
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
-      .def("__init__",
-           [](ModuleGuard* self, nb::list layers, nb::object names, nb::list variables,
-              nb::list inputs) {
-             new (self) ModuleGuard(std::move(layers), std::move(names), std::move(variables),
-                                    std::move(inputs));
-           },
-           nb::arg("layers"), nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
-           nb::arg("inputs") = nb::list())
+      .def(
+          "__init__",
+          [](ModuleGuard* self, nb::list layers, nb::object names, nb::list variables,
+             nb::list inputs) {
+            new (self) ModuleGuard(std::move(layers), std::move(names), std::move(variables),
+                                   std::move(inputs));
+          },
+          nb::arg("layers"), nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
+          nb::arg("inputs") = nb::list())
       .def("holds", &ModuleGuard::holds)
       .def("release_tensors", &ModuleGuard::release_tensors)
       .def_prop_ro("names", &ModuleGuard::names)
