@@ -296,6 +296,8 @@ def _key(module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSour
         if name.startswith(_ENVIRONMENT) and not name.startswith(_NOT_READ_BY_GRAPHS):
             print_of.token(name, os.environ[name])
     print_of.token(torch.is_inference_mode_enabled(), torch.get_default_device(), dropout.value)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        print_of.token(torch.distributed.get_rank(), torch.distributed.get_world_size())
     print_of.token(_pattern(call))
     print_of.add_module()
     print_of.add(_plain(environment_key()), "the environment")

@@ -8,6 +8,7 @@ code by code, closure and the globals that they read. What cannot be described r
 
 from __future__ import annotations
 
+import dis
 import functools
 import re
 import sys
@@ -18,15 +19,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.reachable_state import globals_of
 from ortrain.capture.source_files import TORCH_ROOT, is_installed
 from ortrain.capture.value_digest import BUILTIN, Unkeyable, ValueDigest, attribute_of, codes
 
 # What nn.Module itself keeps in an instance: structure and flags, which are described one by one.
 _MODULE_STATE = frozenset(nn.Module().__dict__)
-# Methods that run when an object is made, copied or shown, not in a forward.
+# Methods that run when an object is made, copied, shown or looked up, not in a forward.
 _NOT_IN_FORWARD = frozenset(
     {"__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__"}
     | {"__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "extra_repr"}
+    | {"__hash__"}
+)
+# Their functions tell what stays the same as long as the process runs, so that no guard compares it.
+_OF_THE_PROCESS = frozenset(
+    {"os", "posix", "nt", "sys", "socket", "platform", "time", "getpass", "uuid", "locale", "gc"}
+    | {"threading", "_thread", "multiprocessing", "subprocess", "resource", "psutil", "tempfile"}
+    | {"secrets", "torch.distributed"}
+)
+_BUILTINS_OF_THE_PROCESS = frozenset({"hash", "id"})
+_TORCH_OF_THE_PROCESS = frozenset(
+    {
+        "get_rank",
+        "get_world_size",
+        "get_num_threads",
+        "get_num_interop_threads",
+        "initial_seed",
+        "is_available",
+        "device_count",
+    }
+    | {"get_device_name", "get_device_capability", "get_device_properties", "mem_get_info"}
 )
 _PLAIN = (type(None), bool, int, float, str)
 # Identifiers of a session, which say nothing about a graph.
@@ -148,6 +170,7 @@ class Fingerprint(ValueDigest):
         """Add the globals that a function of the user's reads, and note what it mentions."""
         names = sorted({n for code in codes(function.__code__) for n in code.co_names})
         self._names.update(names)
+        _refuse_facts_of_the_process(function)
         for name in names:
             if name in function.__globals__:
                 self.token(name)
@@ -225,6 +248,42 @@ class Fingerprint(ValueDigest):
                 self.token(key, getattr(value, "__module__", None), value.__qualname__)
             elif type(value) in _PLAIN and not (key.startswith("__") or _is_random(value)):
                 self.token(key, value)
+
+
+def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
+    """Raise Unkeyable where a function may ask for what another process would be told otherwise."""
+    for code in codes(function.__code__):
+        values = {name: function.__globals__.get(name) for name in globals_of(code)}
+        values |= {name: sys.modules.get(name) for name in _imports_of(code)}
+        for name, value in values.items():
+            if value is None:
+                asked = name in _BUILTINS_OF_THE_PROCESS
+            elif isinstance(value, types.ModuleType):
+                asked = _asks_of_the_process(value, code.co_names)
+            else:
+                home = getattr(value, "__module__", None)
+                asked = callable(value) and isinstance(home, str) and _is_of_the_process(home)
+            if asked:
+                raise Unkeyable(f"'{function.__qualname__}' may ask {name} of the process")
+
+
+def _asks_of_the_process(module: types.ModuleType, names: tuple[str, ...]) -> bool:
+    if _is_of_the_process(module.__name__):
+        return any(callable(vars(module).get(name)) for name in names)
+    is_torch = module.__name__.partition(".")[0] == "torch"
+    return is_torch and not _TORCH_OF_THE_PROCESS.isdisjoint(names)
+
+
+def _imports_of(code: types.CodeType) -> Iterator[str]:
+    if not sys.modules.keys().isdisjoint(code.co_names):
+        for step in dis.get_instructions(code):
+            if step.opname == "IMPORT_NAME":
+                yield step.argval
+
+
+def _is_of_the_process(module: str) -> bool:
+    parts = module.split(".")
+    return parts[0] in _OF_THE_PROCESS or ".".join(parts[:2]) in _OF_THE_PROCESS
 
 
 def _is_random(value: object) -> bool:

@@ -11,10 +11,13 @@ import dataclasses
 import enum
 import functools
 import math
+import os
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,9 @@ from torch import nn
 
 from conformance.stateful_programs import Captures, difference
 from ortrain import ORTModule, _core
-from ortrain.capture import source_files
+from ortrain.capture import cache, source_files
 from ortrain.capture.compared_state import digest_of_compared, variables_of
+from ortrain.capture.signature import CallSignature
 from ortrain.capture.value_digest import Unkeyable
 
 pytestmark = pytest.mark.slow  # a capture or two per case, half a minute in all
@@ -400,6 +404,42 @@ def described(module: nn.Module) -> str | None:
         return digest_of_compared(module, None, variables_of(module, None), ())
     except Unkeyable:
         return None
+
+
+def imported_in_the_function(_: Any) -> float:
+    import platform
+
+    return float(len(platform.node()))
+
+
+OF_THE_PROCESS: dict[str, Callable[[Any], float]] = {
+    "os": lambda _: float(os.getpid()),
+    "function of os": lambda _: float(getpid()),
+    "sys": lambda held: float(sys.getrefcount(held)),
+    "hash": lambda _: float(hash("a")),
+    "id": lambda held: float(id(held)),
+    "threads of PyTorch": lambda _: float(torch.get_num_threads()),
+    "devices": lambda _: float(torch.cuda.device_count()),
+    "rank": lambda _: float(torch.distributed.get_rank()),
+    "thread": lambda _: float(threading.get_ident()),
+    "machine": imported_in_the_function,
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_PROCESS)
+def test_what_another_process_is_told_otherwise_has_no_key(name: str) -> None:
+    module = Reading(None, OF_THE_PROCESS[name])
+    call = CallSignature(module.forward).flatten((torch.ones(2, 2),), {})
+    with pytest.raises(Unkeyable, match="of the process"):
+        cache._key(module, call)
+
+
+def test_what_modules_hold_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Reading(None, lambda _: float(len(sys.argv)) + len(os.sep))
+    call = CallSignature(module.forward).flatten((torch.ones(2, 2),), {})
+    before = cache._key(module, call)
+    monkeypatch.setattr(sys, "argv", ["a", "b", "c"])
+    assert cache._key(module, call) != before
 
 
 @pytest.mark.filterwarnings("ignore")
