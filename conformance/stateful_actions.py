@@ -202,6 +202,12 @@ FORWARD: tuple[Callable[[Any, torch.Tensor], torch.Tensor], ...] = (
     *(_without_gradient, _checkpoints, _decays, _reads_gradient, _tries),
 )
 
+# Those that a graph may stand for.
+READING: tuple[Callable[[Any, torch.Tensor], torch.Tensor], ...] = (
+    *(_reads, _reads_global, _draws_torch, _writes, _tells_objects_apart, _chooses_by_name),
+    *(_without_gradient, _checkpoints),
+)
+
 
 def _new_number(module: Any, draw: random.Random) -> None:
     for place in module.numbers[-1:]:
@@ -292,6 +298,12 @@ RESULTS: tuple[Callable[..., Any], ...] = (
     lambda m, x, y: {"y": y, "flat": y.view(-1), "row": x[0]},
     lambda m, x, y: (y.t(), m.layer.weight),
     lambda m, x, y: (y, y.detach(), y[:, 1:]),
+)
+
+# Those that share no memory.
+OWN_RESULTS: tuple[Callable[..., Any], ...] = (
+    lambda m, x, y: y,
+    lambda m, x, y: {"y": y, "mean": y.mean()},
 )
 
 

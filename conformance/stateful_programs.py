@@ -5,13 +5,17 @@
 A program is a module that holds values in places of all kinds (attributes, containers, objects, closures, globals, arrays,
 tensors outside of the module), and a list of actions: what its forward does with a place, and what somebody else does with
 one between the calls. ``python -m conformance.stateful_programs --count 2000`` runs so many; status 1 where one differs.
+With ``--from-disk`` each call is made by an ORTModule of its own, which may find the graph of another one on disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
+import os
 import random
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +27,7 @@ from rich.progress import track
 from torch import nn
 
 from conformance import stateful_actions
-from conformance.stateful_actions import BETWEEN, FORWARD, RESULTS, SETUP
+from conformance.stateful_actions import BETWEEN, FORWARD, OWN_RESULTS, READING, RESULTS, SETUP
 from conformance.stateful_places import NUMBERS, TENSORS, WIDTH
 from ortrain import ORTModule
 
@@ -36,6 +40,7 @@ class Program(nn.Module):
 
     Args:
       seed: What it is made from; equal seeds give equal modules.
+      reading: Whether its forward does nothing but what a graph may stand for.
 
     Attributes:
       numbers: Places of numbers that the forward reads.
@@ -45,7 +50,7 @@ class Program(nn.Module):
       tells: Whether it appends to a list of the caller's.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, reading: bool = False) -> None:
         super().__init__()
         draw = random.Random(seed)
         self.layer = nn.Linear(WIDTH, WIDTH)
@@ -60,13 +65,15 @@ class Program(nn.Module):
         ]
         self.tensors = [
             TENSORS[name](self, torch.full((WIDTH,), float(draw.randint(1, 3))))
-            for name in draw.sample(sorted(TENSORS), draw.randint(0, 2))
+            for name in draw.sample(sorted(TENSORS), draw.randint(0, 0 if reading else 2))
         ]
-        self.in_forward = [draw.choice(FORWARD) for _ in range(draw.randint(1, 3))]
+        self.in_forward = [
+            draw.choice(READING if reading else FORWARD) for _ in range(draw.randint(1, 3))
+        ]
         for act in self.in_forward:
             SETUP.get(act, id)(self)
-        self.results = draw.choice(RESULTS)
-        self.tells = draw.random() < 0.1
+        self.results = draw.choice(OWN_RESULTS if reading else RESULTS)
+        self.tells = not reading and draw.random() < 0.1
 
     def forward(self, x: torch.Tensor, log: list[int] | None = None) -> Any:
         """Run the layer, and do what the program says."""
@@ -95,12 +102,14 @@ def _observed(module: Program, result: Any) -> Iterator[Any]:
     )
 
 
-def _run(seed: int, wrap: Callable[[nn.Module], Callable[..., Any]]) -> list[Any]:
+def _run(
+    seed: int, wrap: Callable[[nn.Module], Callable[..., Any]], *, reading: bool = False
+) -> list[Any]:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     stateful_actions.reset()
-    module = Program(seed)
+    module = Program(seed, reading=reading)
     called = wrap(module)
     draw = random.Random(seed + 1)
     between = [[draw.choice(BETWEEN) for _ in range(draw.randint(0, 2))] for _ in range(CALLS)]
@@ -150,18 +159,48 @@ def _is_close(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def difference(seed: int) -> str:
-    """Return what a program does otherwise under ORTModule than in PyTorch; "" for nothing."""
+@dataclasses.dataclass
+class Captures:
+    """How many graphs were used for the first time, and how many of them came from disk."""
+
+    made: int = 0
+    from_disk: int = 0
+
+
+def difference(seed: int, captures: Captures | None = None) -> str:
+    """Return what a program does otherwise under ORTModule than in PyTorch; "" for nothing.
+
+    Args:
+      seed: That of the program.
+      captures: Counts graphs; where it is given, each call is made by an ORTModule of its own, and most programs
+        only read.
+    """
     kept = []
 
     def wrapped(module: nn.Module) -> Callable[..., Any]:
         kept.append(ORTModule(module))
         return kept[0]
 
+    def with_one_for_each_call(module: nn.Module) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            ours = ORTModule(module)
+            try:
+                return ours(*args)
+            finally:
+                made = ours.report().captures
+                captures.made += len(made)
+                captures.from_disk += sum(record.from_disk for record in made)
+
+        return call
+
+    wrap, reading = wrapped, False
+    if captures is not None:
+        wrap, reading = with_one_for_each_call, seed % 4 != 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch._dynamo.reset()  # programs share code, of which it compiles a number of variants
-        expected, found = _run(seed, lambda module: module), _run(seed, wrapped)
+        expected = _run(seed, lambda module: module, reading=reading)
+        found = _run(seed, wrap, reading=reading)
     for call, (a, b) in enumerate(zip(expected, found, strict=True)):
         if isinstance(a, str) or isinstance(b, str):
             if a != b:
@@ -178,15 +217,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
+    parser.add_argument(
+        "--from-disk",
+        action="store_true",
+        help="each call by a module that may find the graph on disk",
+    )
     options = parser.parse_args()
+    if not options.from_disk:
+        return _report(options, None)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ORTRAIN_CACHE_DIR"] = folder
+        return _report(options, Captures())
+
+
+def _report(options: argparse.Namespace, captures: Captures | None) -> int:
     console = Console()
     wrong = []
     seeds = range(options.first, options.first + options.count)
     for seed in track(seeds, "programs", console=console, transient=True):
-        if told := difference(seed):
+        if told := difference(seed, captures):
             wrong.append(seed)
             console.print(f"program {seed}: {told}", markup=False)
-    console.print(f"random stateful programs: {len(wrong)} of {options.count} wrong")
+    disk = "" if captures is None else f"; {captures.from_disk} of {captures.made} graphs from disk"
+    console.print(f"random stateful programs: {len(wrong)} of {options.count} wrong{disk}")
     return int(bool(wrong))
 
 

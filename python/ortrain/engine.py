@@ -17,6 +17,7 @@ from ortrain import _core, devices, logs, progress
 from ortrain.attempts import Attempts
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
+from ortrain.capture.compared_state import Variable, variables_of
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
@@ -41,7 +42,6 @@ from ortrain.capture.prepare import (
     refuse_inference_tensors,
     refuse_modes,
 )
-from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
 from ortrain.capture.torch_internals import is_fake
 from ortrain.capture.tracing import is_capturing, tracing_alone
@@ -476,11 +476,15 @@ class Engine:
         self.records.append(entry.record)
 
     def _note_reads(
-        self, names: frozenset[str] | None, outside: Iterable[torch.Tensor] = ()
+        self,
+        names: frozenset[str] | None,
+        outside: Iterable[torch.Tensor] = (),
+        variables: Iterable[Variable] | None = None,
     ) -> None:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
-        variables = ReachableState(self.module, (), keeps_contents=False).variables_named(names)
+        if variables is None:
+            variables = variables_of(self.module, names)
         with self._attributes.held():
             self._states.reads(names, variables, outside)
         now = self._states.present
@@ -513,7 +517,8 @@ class Engine:
                 slot.save(prepared)
         # Tracing may have added attributes that a layer makes at its first call.
         self._look_at_module()
-        self._note_reads(prepared.names_read, prepared.outside.values())
+        variables = None if slot is None else slot.variables
+        self._note_reads(prepared.names_read, prepared.outside.values(), variables)
         entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -76,6 +77,15 @@ bool is_method(PyObject* value) {
   return reinterpret_cast<PyObject*>(Py_TYPE(value)) == method;
 }
 
+// Of an object, written in C.
+bool is_method_in_c(PyObject* value) {
+  PyObject* const self = PyCFunction_Check(value) ? PyCFunction_GetSelf(value) : nullptr;
+  return self != nullptr && !PyModule_Check(self) && !PyType_Check(self);
+}
+
+// Each access of a method of a class or an object makes another one.
+bool is_bound(PyObject* value) { return is_method(value) || is_method_in_c(value); }
+
 bool is_sequence(PyObject* value) {
   return PyTuple_Check(value) || PyList_Check(value) || is_deque(value);
 }
@@ -98,12 +108,13 @@ nb::object item_of(PyObject* sequence, Py_ssize_t i) {
   return nb::none();
 }
 
-// Classes, modules, compiled functions, PyTorch's and types of annotations are what they are called; loggers, and objects of the
-// engine in a layer that has one of its own, change with every call and say nothing about a graph.
+// Classes, modules, compiled functions, PyTorch's and types of annotations are what they are
+// called; loggers, and objects of the engine in a layer that has one of its own, change with every
+// call and say nothing about a graph.
 bool is_closed(PyObject* object) {
   static PyObject* const logger = imported("logging", "Logger");
-  if (PyType_Check(object) || PyModule_Check(object) || PyCFunction_Check(object) ||
-      is_instance(object, logger)) {
+  if (PyType_Check(object) || PyModule_Check(object) ||
+      (PyCFunction_Check(object) && !is_method_in_c(object)) || is_instance(object, logger)) {
     return true;
   }
   static PyObject* const name = PyUnicode_InternFromString("__module__");
@@ -144,77 +155,27 @@ void append_slots(PyObject* object, std::vector<nb::object>& contents) {
   }
 }
 
+void append_attributes(PyObject* object, std::initializer_list<const char*> names,
+                       std::vector<nb::object>& contents) {
+  for (const char* name : names) {
+    nb::object part = attribute(object, nb::str(name).ptr());
+    if (part.is_valid()) contents.push_back(std::move(part));
+  }
+}
+
+// What containers written in C do besides holding items.
+void append_settings(PyObject* object, std::vector<nb::object>& contents) {
+  static PyObject* const factory = PyUnicode_InternFromString("default_factory");
+  static PyObject* const limit = PyUnicode_InternFromString("maxlen");
+  PyObject* const name = PyDict_Check(object) ? factory : is_deque(object) ? limit : nullptr;
+  nb::object setting = name == nullptr ? nb::object() : attribute(object, name);
+  if (setting.is_valid()) contents.push_back(std::move(setting));
+}
+
 nb::object result_of(PyObject* called, PyObject* argument) {
   nb::object made = nb::steal(PyObject_CallFunctionObjArgs(called, argument, nullptr));
   if (!made.is_valid()) PyErr_Clear();
   return made.is_valid() ? made : nb::none();
-}
-
-struct Contents {
-  std::vector<nb::object> parts;
-  size_t made = SIZE_MAX;  // the part that is a list of this moment
-};
-
-// What an object holds besides items: its class, attributes, slots, what it closes over, what it
-// binds, what it shows or refers to.
-Contents contents_of(PyObject* object) {
-  static PyObject* const partial = imported("functools", "partial");
-  static PyObject* const dict = PyUnicode_InternFromString("__dict__");
-  static PyObject* const list = imported("builtins", "list");
-  static PyObject* const get = PyUnicode_InternFromString("get");
-  static PyObject* const items = PyUnicode_InternFromString("items");
-  Contents found;
-  std::vector<nb::object>& contents = found.parts;
-  if (is_function(object)) {
-    append_cells(object, contents);
-    for (const char* name : {"__code__", "__defaults__", "__kwdefaults__", "__dict__"}) {
-      nb::object part = attribute(object, nb::str(name).ptr());
-      if (part.is_valid()) contents.push_back(std::move(part));
-    }
-    return found;
-  }
-  if (is_weak_reference(object)) {
-    nb::object referent = nb::steal(PyObject_CallFunctionObjArgs(object, nullptr));
-    if (!referent.is_valid()) PyErr_Clear();
-    contents.push_back(referent.is_valid() ? std::move(referent) : nb::none());
-    return found;
-  }
-  if (is_context_variable(object)) {
-    const nb::object method = attribute(object, get);
-    if (method.is_valid()) contents.push_back(result_of(method.ptr(), Py_None));
-    return found;
-  }
-  if (shows_items(object)) {
-    const nb::object method = attribute(object, items);
-    const nb::object shown =
-        method.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
-                          : nb::borrow(object);
-    if (!shown.is_valid()) PyErr_Clear();
-    if (!shown.is_valid()) return found;
-    found.made = 0;
-    contents.push_back(result_of(list, shown.ptr()));
-    return found;
-  }
-  if (is_method(object) || is_instance(object, partial)) {
-    for (const char* name : {"__self__", "__func__", "func", "args", "keywords"}) {
-      nb::object part = attribute(object, nb::str(name).ptr());
-      if (part.is_valid()) contents.push_back(std::move(part));
-    }
-    return found;
-  }
-  nb::object attributes = attribute(object, dict);
-  if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
-    contents.push_back(std::move(attributes));
-  }
-  // Some dictionaries have an order of their own.
-  if (PyDict_Check(object) && !PyDict_CheckExact(object)) {
-    found.made = contents.size();
-    contents.push_back(result_of(list, object));
-  }
-  append_slots(object, contents);
-  // One that holds nothing is what it is, whatever becomes of its class.
-  if (!contents.empty()) contents.push_back(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object))));
-  return found;
 }
 
 // Whether a module is of the standard library or one that is built like it; the builtins read no
@@ -241,13 +202,38 @@ bool is_library(PyObject* module_name) {
   return found == 1;
 }
 
+// Of two objects whether they are of one class and mean the same to a graph: -0.0 is not 0.0, and
+// NaN is what it was.
+bool are_equal_values(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  const auto are_equal_bits = [](double x, double y) {
+    return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y);
+  };
+  if (PyFloat_CheckExact(a)) return are_equal_bits(PyFloat_AsDouble(a), PyFloat_AsDouble(b));
+  if (PyComplex_CheckExact(a)) {
+    return are_equal_bits(PyComplex_RealAsDouble(a), PyComplex_RealAsDouble(b)) &&
+           are_equal_bits(PyComplex_ImagAsDouble(a), PyComplex_ImagAsDouble(b));
+  }
+  const int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
+}
+
+// What a set holds, in its order; None where a class of its own does not tell.
+nb::object items_of(PyObject* set) {
+  nb::object items = nb::steal(PySequence_Tuple(set));
+  if (items.is_valid()) return items;
+  PyErr_Clear();
+  return nb::none();
+}
+
 // Of the bytes of a buffer; -1 where they cannot be read.
 int64_t checksum_of(PyObject* buffer) {
   static PyObject* const crc = imported("zlib", "crc32");
   const nb::object bytes = nb::steal(PyBytes_FromObject(buffer));
-  const nb::object sum =
-      bytes.is_valid() ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
-                       : nb::object();
+  const nb::object sum = bytes.is_valid()
+                             ? nb::steal(PyObject_CallFunctionObjArgs(crc, bytes.ptr(), nullptr))
+                             : nb::object();
   if (!sum.is_valid()) {
     PyErr_Clear();
     return -1;
@@ -256,6 +242,65 @@ int64_t checksum_of(PyObject* buffer) {
 }
 
 }  // namespace
+
+Contents Contents::of(PyObject* object) {
+  static PyObject* const partial = imported("functools", "partial");
+  static PyObject* const dict = PyUnicode_InternFromString("__dict__");
+  static PyObject* const list = imported("builtins", "list");
+  static PyObject* const get = PyUnicode_InternFromString("get");
+  static PyObject* const items = PyUnicode_InternFromString("items");
+  Contents found;
+  std::vector<nb::object>& contents = found.parts;
+  if (is_function(object)) {
+    append_cells(object, contents);
+    append_attributes(object, {"__code__", "__defaults__", "__kwdefaults__", "__dict__"}, contents);
+    return found;
+  }
+  if (is_weak_reference(object)) {
+    nb::object referent = nb::steal(PyObject_CallFunctionObjArgs(object, nullptr));
+    if (!referent.is_valid()) PyErr_Clear();
+    contents.push_back(referent.is_valid() ? std::move(referent) : nb::none());
+    return found;
+  }
+  if (is_context_variable(object)) {
+    const nb::object method = attribute(object, get);
+    if (method.is_valid()) contents.push_back(result_of(method.ptr(), Py_None));
+    return found;
+  }
+  if (shows_items(object)) {
+    const nb::object method = attribute(object, items);
+    const nb::object shown = method.is_valid()
+                                 ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
+                                 : nb::borrow(object);
+    if (!shown.is_valid()) PyErr_Clear();
+    if (!shown.is_valid()) return found;
+    found.made = 0;
+    contents.push_back(result_of(list, shown.ptr()));
+    return found;
+  }
+  if (is_bound(object)) {
+    append_attributes(object, {"__self__", is_method(object) ? "__func__" : "__name__"}, contents);
+    return found;
+  }
+  if (is_instance(object, partial)) {
+    append_attributes(object, {"func", "args", "keywords"}, contents);
+  }
+  nb::object attributes = attribute(object, dict);
+  if (attributes.is_valid() && PyDict_CheckExact(attributes.ptr())) {
+    contents.push_back(std::move(attributes));
+  }
+  // Some dictionaries have an order of their own.
+  if (PyDict_Check(object) && !PyDict_CheckExact(object)) {
+    found.made = contents.size();
+    contents.push_back(result_of(list, object));
+  }
+  append_settings(object, contents);
+  append_slots(object, contents);
+  // One that holds nothing is what it is, whatever becomes of its class.
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (!contents.empty()) contents.push_back(nb::borrow(type));
+  return found;
+}
 
 nb::object attribute(PyObject* object, PyObject* name) {
   nb::object value = nb::steal(PyObject_GetAttr(object, name));
@@ -331,6 +376,10 @@ std::vector<int64_t> SlotTensors::ties() const {
   return ties;
 }
 
+void Comparisons::add(const char* kind, PyObject* object, size_t number) {
+  all_.append(nb::make_tuple(kind, nb::borrow(object), number));
+}
+
 size_t ContainerPlaces::add(PyObject* container) {
   objects_.push_back(container);
   return objects_.size() - 1;
@@ -348,14 +397,18 @@ bool ContainerPlaces::are_distinct() {
 AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, int depth,
                                      bool is_made)
     : value_(nb::borrow(value)) {
-  // Each access of a method of a class or an object makes another one.
-  if (is_baked_in(value) || PyCFunction_Check(value) || (is_method(value) && depth == kDepth)) {
+  if (is_baked_in(value) || (PyCFunction_Check(value) && !is_method_in_c(value)) ||
+      (is_bound(value) && depth == kDepth)) {
     kind_ = Kind::equal;
+    context.tell("equal", value);
   } else if (context.inputs->count(value) != 0) {
     kind_ = Kind::identity;
+    context.tell("input", value);
   } else if (is_instance(value, context.tensor_type)) {
     number_ = context.tensors->slot_of(value);
     kind_ = number_ < 0 ? Kind::tensor : Kind::slot_tensor;
+    context.tell(number_ < 0 ? "tensor" : "slot", value,
+                 number_ < 0 ? 0 : static_cast<size_t>(number_));
     if (number_ < 0) {
       number_ = version_of(value);
     } else {
@@ -364,11 +417,13 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
   } else if (context.seen.count(value) != 0 || depth == kDepth ||
              context.layers->count(value) != 0) {
     kind_ = Kind::identity;
+    context.tell("same", value);
   } else if (is_sequence(value)) {
     kind_ = Kind::sequence;
     context.seen.insert(value);
     value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value)));
     if (!is_made) place_ = static_cast<int64_t>(context.places->add(value));
+    context.tell(is_made ? "made" : "sequence", value, static_cast<size_t>(size_of(value)));
     for (Py_ssize_t i = 0; i < size_of(value); ++i) {
       const nb::object item = item_of(value, i);
       parts_.emplace_back(item.ptr(), context, depth + 1,
@@ -383,34 +438,40 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     kind_ = Kind::set;
     context.seen.insert(value);
     place_ = static_cast<int64_t>(context.places->add(value));
-    value_ = nb::steal(PyFrozenSet_New(value));
-    if (!value_.is_valid()) nb::raise_python_error();
+    value_ = items_of(value);
+    context.tell("set", value);
   } else if (is_buffer(value)) {
     kind_ = Kind::array;
     number_ = checksum_of(value);
+    context.tell("array", value);
   } else if (!is_closed(value)) {
     context.seen.insert(value);
     take_contents(value, context, depth);
     if (!contents_.empty()) kind_ = Kind::object;
+  } else {
+    context.tell("same", value);
   }
 }
 
 void AttributeSnapshot::take_contents(PyObject* object, SnapshotContext& context, int depth) {
   if (PyTuple_CheckExact(object) || PyList_CheckExact(object) || PyDict_CheckExact(object)) return;
-  // A class may have its own way from a name to an attribute, as configurations of transformers have.
+  // A class may have its own way from a name to an attribute, as configurations of transformers
+  // have.
   const bool by_name = PyType_GetSlot(Py_TYPE(object), Py_tp_getattro) ==
                        reinterpret_cast<void*>(PyObject_GenericGetAttr);
   const nb::object names = by_name ? names_of(object, context.names) : nb::none();
-  const auto [contents, made] = contents_of(object);
+  const auto [contents, made] = Contents::of(object);
   static PyObject* const dict = PyUnicode_InternFromString("__dict__");
   const nb::object attributes = attribute(object, dict);
   context.made.insert(context.made.end(), contents.begin(), contents.end());
+  context.tell("object", object, contents.size());
   for (size_t i = 0; i < contents.size(); ++i) {
     const nb::object& part = contents[i];
-    const bool are_attributes = part.is(attributes) && PyDict_CheckExact(part.ptr()) &&
-                                context.seen.count(part.ptr()) == 0;
-    contents_.push_back(are_attributes ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
-                                       : AttributeSnapshot(part.ptr(), context, depth + 1, i == made));
+    const bool are_attributes =
+        part.is(attributes) && PyDict_CheckExact(part.ptr()) && context.seen.count(part.ptr()) == 0;
+    contents_.push_back(are_attributes
+                            ? of_attributes(part.ptr(), names.ptr(), context, depth + 1)
+                            : AttributeSnapshot(part.ptr(), context, depth + 1, i == made));
   }
 }
 
@@ -429,14 +490,17 @@ AttributeSnapshot AttributeSnapshot::of_attributes(PyObject* dict, PyObject* nam
   made.kind_ = Kind::attributes;
   made.value_ = nb::borrow(names);
   context.seen.insert(dict);
+  context.tell("attributes", dict);
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value) != 0) {
     if (!is_read(names, key)) continue;
     made.keys_.push_back(nb::borrow(key));
+    context.tell("name", key);
     made.parts_.push_back(of(key, value, context, depth + 1));
   }
+  context.tell("end", dict);
   return made;
 }
 
@@ -458,19 +522,12 @@ bool AttributeSnapshot::holds(PyObject* now, const Present& present) {
       return holds_dictionary(now, present);
     case Kind::attributes:
       return holds_attributes(now, present);
-    case Kind::set: {
-      if (!PyAnySet_Check(now)) return false;
-      const Py_ssize_t size = PySet_Size(now);
-      if (size != PySet_Size(value_.ptr())) return false;
-      if (size == 0) return true;
-      const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
-      if (equal < 0) PyErr_Clear();
-      return equal == 1;
-    }
+    case Kind::set:
+      return PyAnySet_Check(now) != 0 && holds_items(items_of(now));
     case Kind::array:
       return now == value_.ptr() && checksum_of(now) == number_;
     case Kind::object:
-      if (now != value_.ptr() && !(is_method(now) && is_method(value_.ptr()))) return false;
+      if (now != value_.ptr() && !(is_bound(now) && is_bound(value_.ptr()))) return false;
       return holds_contents(now, present);
   }
   return false;
@@ -500,25 +557,20 @@ void AttributeSnapshot::take_dictionary(PyObject* dict, SnapshotContext& context
   kind_ = Kind::dictionary;
   context.seen.insert(dict);
   value_ = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(dict)));
+  context.tell("dictionary", dict, static_cast<size_t>(PyDict_Size(dict)));
   PyObject* key = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value) != 0) {
     keys_.push_back(nb::borrow(key));
+    context.tell("key", key);
     parts_.emplace_back(value, context, depth + 1);
   }
 }
 
 bool AttributeSnapshot::equals(PyObject* now) {
   if (now == value_.ptr()) return true;
-  if (Py_TYPE(now) != Py_TYPE(value_.ptr())) return false;
-  if (PyFloat_CheckExact(now)) {  // -0.0 is not 0.0 to a graph, and NaN is what it was
-    const double before = PyFloat_AsDouble(value_.ptr());
-    return std::bit_cast<uint64_t>(before) == std::bit_cast<uint64_t>(PyFloat_AsDouble(now));
-  }
-  const int equal = PyObject_RichCompareBool(value_.ptr(), now, Py_EQ);
-  if (equal < 0) PyErr_Clear();
-  if (equal != 1) return false;
+  if (!are_equal_values(value_.ptr(), now)) return false;
   value_ = nb::borrow(now);
   return true;
 }
@@ -532,6 +584,20 @@ bool AttributeSnapshot::holds_sequence(PyObject* now, const Present& present) {
     if (!parts_[i].holds(item.ptr(), present)) return false;
   }
   return size_of(now) == static_cast<Py_ssize_t>(parts_.size()) && holds_contents(now, present);
+}
+
+// Code may go through a set, so that its order counts; equal numbers of other types are others.
+bool AttributeSnapshot::holds_items(const nb::object& now) const {
+  if (!PyTuple_CheckExact(now.ptr()) || !PyTuple_CheckExact(value_.ptr())) return false;
+  const Py_ssize_t size = PyTuple_Size(value_.ptr());
+  if (PyTuple_Size(now.ptr()) != size) return false;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const a = PyTuple_GetItem(value_.ptr(), i);
+    PyObject* const b = PyTuple_GetItem(now.ptr(), i);
+    if (a == b) continue;
+    if (!are_equal_values(a, b)) return false;
+  }
+  return true;
 }
 
 bool AttributeSnapshot::holds_attributes(PyObject* now, const Present& present) {
@@ -553,7 +619,7 @@ bool AttributeSnapshot::holds_attributes(PyObject* now, const Present& present) 
 
 bool AttributeSnapshot::holds_contents(PyObject* now, const Present& present) {
   if (contents_.empty()) return true;
-  const std::vector<nb::object> contents = contents_of(now).parts;
+  const std::vector<nb::object> contents = Contents::of(now).parts;
   if (contents.size() != contents_.size()) return false;
   for (size_t i = 0; i < contents.size(); ++i) {
     if (!contents_[i].holds(contents[i].ptr(), present)) return false;

@@ -43,7 +43,8 @@ class SlotTensors {
   std::unordered_map<PyObject*, int64_t> first_;
 };
 
-// Whether code that counts reads attributes of a name; `names` is a set, or None where all are read.
+// Whether code that counts reads attributes of a name; `names` is a set, or None where all are
+// read.
 bool is_read(PyObject* names, PyObject* name);
 
 // Those of an object: None where `names` has one of its classes as "class <name>".
@@ -51,8 +52,8 @@ nanobind::object names_of(PyObject* object, PyObject* names);
 // Those of what an attribute holds: None where `names` has "attributes of <name>".
 nanobind::object names_within(PyObject* attribute, PyObject* names);
 
-// Which objects stand where snapshots compare containers by what they hold. Code may ask whether two
-// such places have the same object, so that those that were different ones have to stay so.
+// Which objects stand where snapshots compare containers by what they hold. Code may ask whether
+// two such places have the same object, so that those that were different ones have to stay so.
 class ContainerPlaces {
  public:
   // Returns the number of a place, which holds `container` now.
@@ -77,23 +78,49 @@ struct Present {
   ContainerPlaces& places;
 };
 
+// What snapshots compare, in the order in which they are taken: tuples of a kind, the object, and a
+// number. Made by whatever takes a snapshot, so that nothing is compared that does not stand there.
+class Comparisons {
+ public:
+  void add(const char* kind, PyObject* object, size_t number = 0);
+  nanobind::list all() const { return all_; }
+
+ private:
+  nanobind::list all_;
+};
+
+// What an object holds besides items: its class, attributes, slots, what it closes over, what it
+// binds, what it shows or refers to. Empty where it holds nothing that Python shows.
+struct Contents {
+  static Contents of(PyObject* object);
+
+  std::vector<nanobind::object> parts;
+  size_t made = SIZE_MAX;  // the part that is a list of this moment
+};
+
 // What snapshots of the attributes of one module share while they are taken.
 struct SnapshotContext {
+  // Notes what is compared, where somebody asks.
+  void tell(const char* kind, PyObject* object, size_t number = 0) const {
+    if (comparisons != nullptr) comparisons->add(kind, object, number);
+  }
+
   PyObject* tensor_type;
   const SlotTensors* tensors;
   const std::unordered_set<PyObject*>* layers;  // which have guards of their own
   PyObject* names;                              // attributes that are read: `is_read`
   // Inputs of graphs, of which the kind is compared by whoever made this.
   const std::unordered_set<PyObject*>* inputs;
-  std::unordered_set<PyObject*> seen;           // objects within each other are compared once
-  std::vector<nanobind::object> made;           // for the snapshots, so that no address is used again
+  std::unordered_set<PyObject*> seen;  // objects within each other are compared once
+  std::vector<nanobind::object> made;  // for the snapshots, so that no address is used again
   ContainerPlaces* places;
+  Comparisons* comparisons = nullptr;
 };
 
 // An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,
-// closures and objects by what they hold, and containers by whether they are different ones; tensors by identity and version, or by slot where they
-// are parameters or buffers; what can only be replaced by identity. Holding what it compares keeps
-// addresses from being used again.
+// closures and objects by what they hold, and containers by whether they are different ones;
+// tensors by identity and version, or by slot where they are parameters or buffers; what can only
+// be replaced by identity. Holding what it compares keeps addresses from being used again.
 class AttributeSnapshot {
  public:
   // Of a list that was made to be compared, and its tuples, nobody asks which ones they are.
@@ -131,13 +158,14 @@ class AttributeSnapshot {
   void take_dictionary(PyObject* dict, SnapshotContext& context, int depth);
   void take_contents(PyObject* object, SnapshotContext& context, int depth);
   bool equals(PyObject* now);
+  bool holds_items(const nanobind::object& now) const;
   bool holds_attributes(PyObject* now, const Present& present);
   bool holds_sequence(PyObject* now, const Present& present);
   bool holds_dictionary(PyObject* now, const Present& present);
   bool holds_contents(PyObject* now, const Present& present);
 
-  // Of a list, tuple or dictionary its type, of a set a copy, of attributes the names that are read;
-  // none where a slot says all.
+  // Of a list, tuple or dictionary its type, of a set its items, of attributes the names that are
+  // read; none where a slot says all.
   nanobind::object value_;
   Kind kind_ = Kind::identity;
   int64_t number_ = -1;  // version of a tensor, or its slot; checksum of an array

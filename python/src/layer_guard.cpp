@@ -29,9 +29,9 @@ constexpr std::array<std::string_view, 7> kHooks{
 };
 // By the first of these recurrent layers tell when to list their parameters again; that list is
 // compared. The others are for saving and loading.
-constexpr std::array<std::string_view, 5> kIgnored{
+constexpr std::array<std::string_view, 6> kIgnored{
     "_flat_weight_refs",          "_state_dict_hooks",           "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
 };
 
 bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
@@ -65,7 +65,8 @@ nb::object attributes_of(PyObject* layer) {
 
 // Whether the layer's attributes are those that names in code say, as they are by nn.Module.
 bool is_read_by_name(PyObject* layer) {
-  static PyObject* const object = nb::object(nb::module_::import_("builtins").attr("object")).release().ptr();
+  static PyObject* const object =
+      nb::object(nb::module_::import_("builtins").attr("object")).release().ptr();
   static PyObject* const module =
       nb::object(nb::module_::import_("torch").attr("nn").attr("Module")).release().ptr();
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(layer));
@@ -181,6 +182,7 @@ LayerGuard::LayerGuard(nb::handle layer, bool is_root)
 
 void LayerGuard::take_attributes(SnapshotContext& context) {
   names_ = is_read_by_name(layer_.ptr()) ? names_of(layer_.ptr(), context.names) : nb::none();
+  context.tell("layer", layer_.ptr());
   const nb::object attributes = attributes_of(layer_.ptr());
   PyObject* key = nullptr;
   PyObject* value = nullptr;
@@ -190,13 +192,20 @@ void LayerGuard::take_attributes(SnapshotContext& context) {
     if (is_table(key, value)) {
       made.compared = Attribute::Compared::table;
       made.table = nb::borrow(value);
+      context.tell("name", key);
+      context.tell("table", value);
     } else if (PyDict_Check(value) && is_one_of(key, kHooks)) {
-      if (!is_root_) made.compared = Attribute::Compared::hooks;
+      if (!is_root_) {
+        made.compared = Attribute::Compared::hooks;
+        context.tell("name", key);
+        context.tell("hooks", value);
+      }
       made.hooks = handles_of(value);
     } else if (!is_read(names_.ptr(), key)) {
       made.is_read = false;
     } else if (!is_one_of(key, kIgnored)) {
       made.compared = Attribute::Compared::value;
+      context.tell("name", key);
       made.value.push_back(AttributeSnapshot::of(key, value, context));
     }
     made.may_change =

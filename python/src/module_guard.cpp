@@ -25,6 +25,8 @@ class Variable {
       : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {}
 
   void take(SnapshotContext& context) {
+    context.tell("variable", owner_.ptr());
+    context.tell("name", name_.ptr());
     value_.emplace_back(now().ptr(), context);
     if (!value_[0].may_change_in_place() && PyDict_CheckExact(owner_.ptr())) {
       dictionary_ = WatchedDict(owner_.ptr());
@@ -69,13 +71,15 @@ class Variable {
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 
-// A state of a module, of all that a captured graph depends on: classes, layers, attributes that are
-// read, the number of hooks, and of each parameter and buffer its kind and which others are the same tensor.
-// Which tensors they are is no part of it: where others of their kind take their place, the guard
-// takes them on.
+// A state of a module, of all that a captured graph depends on: classes, layers, attributes that
+// are read, the number of hooks, and of each parameter and buffer its kind and which others are the
+// same tensor. Which tensors they are is no part of it: where others of their kind take their
+// place, the guard takes them on.
 class ModuleGuard {
  public:
-  ModuleGuard(nb::list layers, nb::object names, nb::list variables, nb::list inputs)
+  // `comparisons` gets what is compared.
+  ModuleGuard(nb::list layers, nb::object names, nb::list variables, nb::list inputs,
+              Comparisons* comparisons = nullptr)
       : names_(std::move(names)), inputs_(std::move(inputs)) {
     for (nb::handle layer : layers) layers_.emplace_back(layer, layers_.empty());
     std::vector<PyObject*> tensors;
@@ -91,11 +95,15 @@ class ModuleGuard {
       given.insert(input.ptr());
       input_kinds_.emplace_back(input.ptr());
     }
-    SnapshotContext context{tensor_type.ptr(), &tensors_, &guarded, names_.ptr(), &given,
-                            {},                {},        &places_};
+    SnapshotContext context{tensor_type.ptr(), &tensors_,  &guarded, names_.ptr(), &given, {}, {},
+                            &places_,          comparisons};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
-    for (size_t slot = 0; slot < ties_.size(); ++slot) kinds_.emplace_back(tensors_[slot]);
+    for (size_t slot = 0; slot < ties_.size(); ++slot) {
+      kinds_.emplace_back(tensors_[slot]);
+      context.tell("kind", tensors_[slot], static_cast<size_t>(ties_[slot] + 1));
+    }
+    for (nb::handle input : inputs_) context.tell("kind", input.ptr());
   }
 
   ModuleGuard(const ModuleGuard&) = delete;
@@ -213,8 +221,9 @@ class ModuleGuard {
   }
 
   bool changing_hold() {
-    return std::all_of(changing_.begin(), changing_.end(),
-                       [&](const LayerGuard::Changing& it) { return it.holds({tensors_, places_}); });
+    return std::all_of(changing_.begin(), changing_.end(), [&](const LayerGuard::Changing& it) {
+      return it.holds({tensors_, places_});
+    });
   }
 
   // Compares all that the state is made of; takes on tensors that are others of their kind.
@@ -279,10 +288,34 @@ PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
 
 void init_module_guard(nb::module_& module) {
   WatchedDict::start();
+  module.def(
+      "comparisons",
+      [](nb::list layers, nb::object names, nb::list variables, nb::list inputs) {
+        Comparisons found;
+        const ModuleGuard guard(std::move(layers), std::move(names), std::move(variables),
+                                std::move(inputs), &found);
+        return found.all();
+      },
+      nb::arg("layers"), nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
+      nb::arg("inputs") = nb::list());
+  module.def(
+      "object_contents",
+      [](nb::handle object) {
+        nb::list parts;
+        for (const nb::object& part : Contents::of(object.ptr()).parts) parts.append(part);
+        return parts;
+      },
+      nb::arg("object"));
   nb::class_<ModuleGuard>(module, "ModuleGuard", nb::type_slots(kSlots))
-      .def(nb::init<nb::list, nb::object, nb::list, nb::list>(), nb::arg("layers"),
-           nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
-           nb::arg("inputs") = nb::list())
+      .def(
+          "__init__",
+          [](ModuleGuard* self, nb::list layers, nb::object names, nb::list variables,
+             nb::list inputs) {
+            new (self) ModuleGuard(std::move(layers), std::move(names), std::move(variables),
+                                   std::move(inputs));
+          },
+          nb::arg("layers"), nb::arg("names") = nb::none(), nb::arg("variables") = nb::list(),
+          nb::arg("inputs") = nb::list())
       .def("holds", &ModuleGuard::holds)
       .def("release_tensors", &ModuleGuard::release_tensors)
       .def_prop_ro("names", &ModuleGuard::names)

@@ -3,12 +3,14 @@
 """Captured graphs on disk, so that the next process need not capture again.
 
 A graph is found by a digest of the module, the call and the versions (`fingerprint.py`). It is used
-only if the loaded source files are those of the capture (`source_files.py`), and if its guards hold.
-Where something has no digest, nothing is read or written.
+only if the loaded source files are those of the capture (`source_files.py`), if its guards hold, and
+if all that they compare is as it was after the capture (`compared_state.py`). Where something has no
+digest, nothing is read or written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,13 +26,14 @@ from torch import nn
 import ortrain
 from ortrain import logs, progress
 from ortrain.capture import source_files
-from ortrain.capture import torch_internals as internals
-from ortrain.capture.captured import AutocastState
-from ortrain.capture.fingerprint import Fingerprint, Unkeyable
+from ortrain.capture.captured import environment_key
+from ortrain.capture.compared_state import Variable, digest_of_compared, variables_of
+from ortrain.capture.fingerprint import Fingerprint
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import FlatCall
+from ortrain.capture.value_digest import Unkeyable
 from ortrain.errors import InvalidModelError
 from ortrain.random_numbers import DropoutSource
 
@@ -79,6 +82,8 @@ def size_limit() -> int:
 # Plain attributes by (path of a layer, "" or "config").
 Attributes = dict[tuple[str, str], dict[str, Any]]
 Assignment = list[Any]  # path of a layer, "" or "config", name, value
+# Of a file: key, states of sources, assignments, digest of what is compared.
+Head = dict[str, Any]
 _OTHER = object()
 
 
@@ -89,11 +94,15 @@ class CacheSlot:
       module: The module, as it is before the capture.
       call: The call, flattened.
       dropout: Who draws the masks of dropout.
+
+    Attributes:
+      variables: What the guards of the graph that was loaded or kept compare outside of the module; None before that.
     """
 
     def __init__(
         self, module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSource.ENGINE
     ) -> None:
+        self.variables: list[Variable] | None = None
         self._files: GraphFiles | None = None
         self._names: tuple[str, str] = ("", "")
         self._module = module
@@ -131,15 +140,33 @@ class CacheSlot:
                 kept = self._parsed(self._files, name, content)
             if kept is None:
                 continue
-            prepared, assignments = kept
+            prepared, head = kept
             if prepared.guards.holds(sizes_of(self._call.tensors)):
-                _assign(self._module, assignments)
-                stages["load"] = time.perf_counter() - self._started
-                return prepared
+                before = _assign(self._module, head["assignments"])
+                if self._compared(prepared) == head["compared"]:
+                    stages["load"] = time.perf_counter() - self._started
+                    return prepared
+                _set_back(before)
+                self.variables = None
+                _log.debug("the kept graph %s is of another state", name)
         return None
+
+    def _compared(self, prepared: PreparedGraph) -> str:
+        """Return the digest of what the guards of a graph compare now; "" where there is none."""
+        try:
+            names = prepared.names_read
+            self.variables = variables_of(self._module, names)
+            outside = prepared.outside.values()
+            return digest_of_compared(self._module, names, self.variables, outside)
+        except Unkeyable as reason:
+            _log.debug("the graph is not kept: %s", reason)
+        except Exception as error:  # attributes may run any code when they are looked at
+            _log.debug("the graph is not kept: %r", error)
+        return ""
 
     def save(self, prepared: PreparedGraph) -> None:
         """Keep a graph for the next process."""
+        self.variables = None
         if self._files is None:
             return
         try:
@@ -148,11 +175,19 @@ class CacheSlot:
                 raise NotStorableError("the forward assigns to objects that are no layers")
             sources = source_files.loaded_files()
             graph = prepared.to_bytes(self._module)
+            compared = self._compared(prepared)
         except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:
             _log.debug("the graph is not kept: %s", reason)
             return
+        if not compared:
+            return
         head = json.dumps(
-            {"key": self._names[0], "sources": sources, "assignments": assignments}
+            {
+                "key": self._names[0],
+                "sources": sources,
+                "assignments": assignments,
+                "compared": compared,
+            }
         ).encode()
         content = len(head).to_bytes(8, "little") + head + graph
         general, special = self._names
@@ -164,15 +199,15 @@ class CacheSlot:
 
     def _parsed(
         self, files: GraphFiles, name: str, content: bytes
-    ) -> tuple[PreparedGraph, list[Assignment]] | None:
+    ) -> tuple[PreparedGraph, Head] | None:
         try:
             end = 8 + int.from_bytes(content[:8], "little")
-            head = json.loads(content[8:end])
+            head: Head = json.loads(content[8:end])
             if head["key"] != self._names[0]:
                 raise NotStorableError("it belongs to another module")
             changed = source_files.changed_file(head["sources"])
             if changed is None:
-                return PreparedGraph.from_bytes(content[end:], self._module), head["assignments"]
+                return PreparedGraph.from_bytes(content[end:], self._module), head
             reason = f"{changed} has changed"
         except (NotStorableError, ValueError, TypeError, KeyError, IndexError) as error:
             reason = str(error)
@@ -219,10 +254,23 @@ def _assignments(before: Attributes, after: Attributes) -> list[Assignment]:
     return result
 
 
-def _assign(module: nn.Module, assignments: list[Assignment]) -> None:
+def _assign(module: nn.Module, assignments: list[Assignment]) -> list[tuple[Any, str, Any]]:
+    """Make assignments; return the objects, the names and what they stood for, _OTHER for nothing."""
+    before = []
     for path, attribute, name, value in assignments:
         owner: Any = module.get_submodule(path)
-        setattr(getattr(owner, attribute) if attribute else owner, name, value)
+        owner = getattr(owner, attribute) if attribute else owner
+        before.append((owner, name, vars(owner).get(name, _OTHER)))
+        setattr(owner, name, value)
+    return before
+
+
+def _set_back(before: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in reversed(before):
+        if value is _OTHER:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
 
 
 def _sizes(call: FlatCall) -> list[tuple[int, ...]]:
@@ -247,15 +295,18 @@ def _key(module: nn.Module, call: FlatCall, dropout: DropoutSource = DropoutSour
     for name in sorted(os.environ):
         if name.startswith(_ENVIRONMENT) and not name.startswith(_NOT_READ_BY_GRAPHS):
             print_of.token(name, os.environ[name])
-    print_of.token(torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device())
-    print_of.token(torch.is_inference_mode_enabled(), dropout.value)
-    print_of.token(torch.are_deterministic_algorithms_enabled(), internals.has_onednn())
-    print_of.token(*AutocastState.current().enabled, _pattern(call))
+    print_of.token(torch.is_inference_mode_enabled(), torch.get_default_device(), dropout.value)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        print_of.token(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    print_of.token(_pattern(call))
     print_of.add_module()
+    print_of.add(_plain(environment_key()), "the environment")
     print_of.add(_plain(call.key), "the call")
     return print_of.digest()
 
 
 def _plain(key: Any) -> Any:
-    """Return the key of a call with types in it, as the fingerprint takes them."""
-    return tuple(_plain(part) for part in key) if isinstance(key, tuple) else key
+    """Return a key with tuples in the place of what has fields."""
+    if dataclasses.is_dataclass(key) and not isinstance(key, type):
+        key = tuple(getattr(key, field.name) for field in dataclasses.fields(key))
+    return tuple(_plain(part) for part in key) if type(key) is tuple else key

@@ -396,7 +396,7 @@ class ReachableState:
             texts = {t for part in _codes(code) for t in part.co_consts if isinstance(t, str)}
             self._names |= names | texts
             # Attributes may be named as a variable of the script is that changes in each step.
-            read = {n for part in _codes(code) for n in _globals_of(part)}
+            read = {n for part in _codes(code) for n in globals_of(part)}
             self._globals(function.__module__ or "", function.__globals__, read)
             for imported in names - function.__globals__.keys():  # in the function
                 if _is_own(sys.modules.get(imported)):
@@ -492,7 +492,7 @@ def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from _codes(constant)
 
 
-def _globals_of(code: types.CodeType) -> frozenset[str]:
+def globals_of(code: types.CodeType) -> frozenset[str]:
     """Return the names that code looks up outside of functions, those of attributes aside."""
     names = _known_globals.get(code)
     if names is None:

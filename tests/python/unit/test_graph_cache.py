@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,11 +28,12 @@ import ortrain
 from ortrain import ORTModule, _core, progress
 from ortrain.capture import cache, graph_files, source_files
 from ortrain.capture.cache import CacheSlot
-from ortrain.capture.fingerprint import Unkeyable
+from ortrain.capture.compared_state import digest_of_compared
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import NotStorableError, PreparedGraph
 from ortrain.capture.signature import CallSignature
+from ortrain.capture.value_digest import Unkeyable
 from ortrain.testing.models import CASES
 
 pytestmark = pytest.mark.slow  # captures and processes, half a minute in all
@@ -397,13 +399,6 @@ def test_process_start_lies_in_the_past() -> None:
 # --- what has no key
 
 
-def evaluated() -> nn.Module:
-    class Evaluated(nn.Module):
-        forward = eval("lambda self, x: x * 2", {"__name__": __name__})
-
-    return Evaluated()
-
-
 class Reading(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * float(os.environ.get("FACTOR", "2"))
@@ -416,15 +411,15 @@ def holding(value: Any) -> nn.Module:
 
 
 UNKEYABLE: dict[str, Callable[[], nn.Module]] = {
-    "no source": evaluated,
-    "environment": Reading,
     "lock": lambda: holding(threading.Lock()),
     "generator": lambda: holding(torch.Generator()),
     "random": lambda: holding(random.Random(0)),
     "foreign layer": lambda: holding([nn.Linear(2, 2)]),
     "large tensor": lambda: holding(torch.zeros(1 << 20)),
-    "bound method": lambda: holding([1, 2].append),
-    "generated function": lambda: holding(eval("lambda x: x")),
+    "bound method": lambda: holding(torch.Generator().seed),
+    "array of objects": lambda: holding(np.array([object()])),
+    "iterator": lambda: holding(iter([1, 2])),
+    "local of a thread": lambda: holding(threading.local()),
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
 }
 
@@ -441,6 +436,62 @@ def test_what_cannot_be_described_is_not_cached(
     assert "is not cached" in caplog.text
     assert slot.load({}) is None
     assert not folder.exists()
+
+
+def test_what_no_guard_compares_is_not_kept(folder: Path) -> None:
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="environment"):
+            ORTModule(Reading())(torch.ones(3))
+    assert not folder.exists()
+
+
+def evaluated(text: str) -> nn.Module:
+    class Evaluated(nn.Module):
+        forward = eval(f"lambda self, x: {text}", {"__name__": __name__})
+
+    return Evaluated()
+
+
+def test_code_without_a_source_is_told_apart(folder: Path) -> None:
+    assert len({key_of(evaluated(text)) for text in ("x * 2", "x * 3", "x / 2")}) == 3
+    assert from_disk_after(evaluated("x * 2"), torch.ones(3)) == [False]
+    assert from_disk_after(evaluated("x * 2"), torch.ones(3)) == [True]
+
+
+def test_a_graph_is_kept_only_if_all_that_is_compared_is_described(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = _core.comparisons
+
+    def with_another(*args: Any) -> list[tuple[str, Any, int]]:
+        return [*told(*args), ("same", object(), 0)]
+
+    monkeypatch.setattr(_core, "comparisons", with_another)
+    with caplog.at_level(logging.DEBUG, "ortrain.cache"):
+        for _ in range(2):
+            assert from_disk_after(Net(), torch.ones(3, 4)) == [False]
+    assert "the graph is not kept" in caplog.text and "builtins.object" in caplog.text
+    assert not folder.exists()
+
+
+def test_a_graph_of_another_state_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the key does not see a difference, what the guards compare does."""
+    net, other = Net(), Net()
+    other.fc.in_features = 5
+    assert from_disk_after(net, torch.ones(3, 4)) == [False]
+    key = key_of(net)
+    monkeypatch.setattr(cache, "_key", lambda *args: key)
+    assert slot_of(net).load({}) is not None
+    names = frozenset({"in_features"})
+    assert digest_of_compared(net, names, (), ()) != digest_of_compared(other, names, (), ())
+    other.fc.in_features, other.names[0] = 4, "c"
+    assert slot_of(other).load({}) is not None  # which no code that has run names
+    other.drop.p = 0.25
+    with caplog.at_level(logging.DEBUG, "ortrain.cache"):
+        assert slot_of(other).load({}) is None
+    assert "is of another state" in caplog.text
 
 
 def test_attributes_that_cannot_be_looked_at_do_no_harm(folder: Path) -> None:
