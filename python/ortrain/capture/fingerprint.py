@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.reachable_state import globals_of
 from ortrain.capture.source_files import TORCH_ROOT, is_installed
 from ortrain.capture.value_digest import BUILTIN, Unkeyable, ValueDigest, attribute_of, codes
@@ -32,11 +33,7 @@ _NOT_IN_FORWARD = frozenset(
     | {"__hash__"}
 )
 # Their functions tell what stays the same as long as the process runs, so that no guard compares it.
-_OF_THE_PROCESS = frozenset(
-    {"os", "posix", "nt", "sys", "socket", "platform", "time", "getpass", "uuid", "locale", "gc"}
-    | {"threading", "_thread", "multiprocessing", "subprocess", "resource", "psutil", "tempfile"}
-    | {"secrets", "torch.distributed"}
-)
+_OF_THE_PROCESS = frozenset({"platform", "psutil", "torch.distributed"})
 _BUILTINS_OF_THE_PROCESS = frozenset({"hash", "id"})
 _TORCH_OF_THE_PROCESS = frozenset(
     {
@@ -253,6 +250,8 @@ class Fingerprint(ValueDigest):
 def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
     """Raise Unkeyable where a function may ask for what another process would be told otherwise."""
     for code in codes(function.__code__):
+        if what := outside_read(code, function.__globals__):
+            raise Unkeyable(f"'{function.__qualname__}' reads {what}")
         values = {name: function.__globals__.get(name) for name in globals_of(code)}
         values |= {name: sys.modules.get(name) for name in _imports_of(code)}
         for name, value in values.items():

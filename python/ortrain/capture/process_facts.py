@@ -214,9 +214,8 @@ def fact_of(function: Any) -> str:
         return _WORDS.get(name, f"module {name}") if tells else ""
     if isinstance(function, types.MethodType):
         return fact_of(function.__func__) or fact_named(function.__self__, function.__name__)
-    bound = getattr(function, "__self__", None)
-    if isinstance(function, types.BuiltinFunctionType) and isinstance(bound, type):
-        return fact_named(bound, function.__name__)
+    if isinstance(function, types.BuiltinFunctionType) and isinstance(function.__self__, type):
+        return fact_named(function.__self__, function.__name__)
     if not isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):
         return ""
     if isinstance(function, type) and issubclass(function, (pathlib.PurePath, BaseException)):

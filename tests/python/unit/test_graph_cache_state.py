@@ -10,8 +10,10 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import json
 import math
 import os
+import string
 import sys
 import threading
 import types
@@ -235,8 +237,8 @@ def number_with_attribute(second: bool) -> nn.Module:
 
 
 def of_module(second: bool) -> nn.Module:
-    sys.ortrain_factor = 1.0 + second
-    return Reading(None, lambda _: sys.ortrain_factor)
+    json.ortrain_factor = 1.0 + second
+    return Reading(None, lambda _: json.ortrain_factor)
 
 
 def order_of_set(second: bool) -> nn.Module:
@@ -351,7 +353,7 @@ def test_what_a_forward_reads_is_told_apart(name: str) -> None:
 
 
 def put_back() -> None:
-    vars(sys).pop("ortrain_factor", None)
+    vars(json).pop("ortrain_factor", None)
     Kind.value, NUMBERS[:] = 1.0, [1.0]
     FACTOR.set(1.0)
 
@@ -430,15 +432,15 @@ OF_THE_PROCESS: dict[str, Callable[[Any], float]] = {
 def test_what_another_process_is_told_otherwise_has_no_key(name: str) -> None:
     module = Reading(None, OF_THE_PROCESS[name])
     call = CallSignature(module.forward).flatten((torch.ones(2, 2),), {})
-    with pytest.raises(Unkeyable, match="of the process"):
+    with pytest.raises(Unkeyable, match="of the process|reads"):
         cache._key(module, call)
 
 
 def test_what_modules_hold_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Reading(None, lambda _: float(len(sys.argv)) + len(os.sep))
+    module = Reading(None, lambda _: float(len(string.digits)) + len(os.sep))
     call = CallSignature(module.forward).flatten((torch.ones(2, 2),), {})
     before = cache._key(module, call)
-    monkeypatch.setattr(sys, "argv", ["a", "b", "c"])
+    monkeypatch.setattr(string, "digits", "abc")
     assert cache._key(module, call) != before
 
 
