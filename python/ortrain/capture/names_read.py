@@ -22,7 +22,7 @@ import typing_extensions
 from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
-from ortrain.capture.outside_reads import ENVIRONMENT, outside_read
+from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import FakesMade
 
@@ -41,6 +41,10 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 _BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _RAISES = dis.opmap["RAISE_VARARGS"]
+# PyTorch's tracing shows it, and it tells nobody anything.
+_PROGRESS = f"{os.sep}tqdm{os.sep}"
+# Texts that are executed: who does so is judged by that, and Dynamo's guards are PyTorch's.
+_EXECUTED = frozenset({"<module>", "guard"})
 # Of finders of modules, which an import in a forward runs.
 _IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"})
 _SELF, _OTHER = " self", " other"  # which are no names
@@ -132,15 +136,14 @@ class NamesRead:
             monitoring.free_tool_id(tool)
 
     def outside_reads(self) -> str:
-        """Return what code has read, PyTorch's and Python's aside, that no guard compares; "" for nothing.
-
-        Packages that are installed read environment variables as options of the process.
-        """
+        """Return what code has read, PyTorch's and Python's aside, that no guard compares; "" for nothing."""
         for code, variables in self._codes.items():
-            if not _is_users(code) or code.co_name in _IMPORTS:
+            if not _is_users(code) or code.co_name in _IMPORTS or _PROGRESS in code.co_filename:
+                continue
+            if code.co_filename == "<string>" and code.co_name in _EXECUTED:
                 continue
             what = outside_read(code, variables)
-            if what and not (what == ENVIRONMENT and is_installed(code.co_filename)):
+            if what and not (what in OF_INSTALLED_PACKAGES and is_installed(code.co_filename)):
                 return what
         return ""
 

@@ -36,6 +36,7 @@ _DESCRIPTORS = (
     types.GetSetDescriptorType,
 )
 LOCK = type(threading.Lock())
+_FIELD = type(collections.namedtuple("_Pair", "a").a)  # type: ignore[attr-defined]
 _KNOWN: tuple[Any, ...] = (
     *(list, tuple, dict, set, frozenset, int, float, complex, str, bytes, type(None), type(...)),
     *(bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes.Union),
@@ -49,9 +50,10 @@ _KNOWN: tuple[Any, ...] = (
     *(*weakref.ProxyTypes, contextvars.ContextVar, random.Random.__mro__[1], re.Pattern, re.Match),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller, threading.local, LOCK),
-    *(type(threading.RLock()), torch.Tensor, torch.dtype, torch.device, torch.layout),
+    *(_FIELD, type(threading.RLock()), torch.Tensor, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, torch.Generator, torch.finfo, torch.iinfo),
 )
+_OF_CYTHON = "cython_function_or_method"
 _OF_NUMPY = ("ndarray", "generic", "dtype", "ufunc", "Generator", "finfo", "iinfo")
 # Written in Python, but their state is not all there is, or others change it at any time.
 _MOVING = (
@@ -83,6 +85,8 @@ def is_opaque(value: Any) -> bool:
 def _makes_opaque_objects(cls: type) -> bool:
     if issubclass(cls, random.SystemRandom):
         return True
+    if cls.__name__ == _OF_CYTHON:  # as stateless as other compiled functions
+        return False
     if issubclass(cls, _known_classes()):
         bases = [b for b in cls.__mro__ if not issubclass(b, _known_classes())]
     else:

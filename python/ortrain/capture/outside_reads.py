@@ -14,11 +14,14 @@ from typing import Any
 
 from ortrain.capture.process_facts import fact_named, fact_of
 
-ENVIRONMENT = "environment variables"
+_ENVIRONMENT = "environment variables"
+_MODULES = "modules by their names"
+# Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
+OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES})
 # Whatever object they are of.
 _ATTRIBUTES = {
-    "environ": ENVIRONMENT,
-    "getenv": ENVIRONMENT,
+    "environ": _ENVIRONMENT,
+    "getenv": _ENVIRONMENT,
     "read_text": "files",
     "read_bytes": "files",
     "is_file": "files",
@@ -33,7 +36,7 @@ _ATTRIBUTES = {
     "locked": "a lock",
     "isEnabledFor": "logging",
     "getEffectiveLevel": "logging",
-    "import_module": "modules by their names",
+    "import_module": _MODULES,
     "grad_fn": "the history of a tensor",
     "_base": "the history of a tensor",
     "is_leaf": "the history of a tensor",
@@ -46,7 +49,7 @@ _GLOBALS = {
     "globals": "globals() by names that are made up",
     "eval": "names that are made up",
     "exec": "names that are made up",
-    "__import__": "modules by their names",
+    "__import__": _MODULES,
     "Decimal": "the context of decimal numbers",
 }
 _BY_TEXT = ("getattr", "hasattr", "vars", "dir")
@@ -61,6 +64,9 @@ _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _LOADS_LOCAL = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
 _STORES_LOCAL = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+# What a generator's state is asked for, and what may take it.
+_ASKS_FOR_STATE = frozenset({"getstate", "get_rng_state", "get_state"})
+_TAKES_STATE = frozenset({"setstate", "set_rng_state", "set_state"})
 _NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
 _MISSING = object()
 
@@ -99,9 +105,31 @@ class _Reading:
                 what = self._attribute(i, step.argval)
             else:
                 what = ""
-            if what:
+            if what and not self._only_puts_back(i):
                 return what
         return ""
+
+    def _only_puts_back(self, i: int) -> bool:
+        """Tell whether the step at ``i`` begins ``state = getstate()``, and all that is done is ``setstate(state)``."""
+        while self._steps[i].argval not in _ASKS_FOR_STATE:
+            i += 1
+            if i >= len(self._steps) or self._steps[i].opname not in _LOADS_ATTRIBUTE:
+                return False
+        call, store = (self._steps[i + 1 : i + 3] + [None, None])[:2]
+        if call is None or call.opname != "CALL" or call.arg != 0:
+            return False
+        if store is None or store.opname != "STORE_FAST":
+            return False
+        for at, step in enumerate(self._steps):
+            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            if step is store or "CONST" in step.opname or store.argval not in names:
+                continue
+            if step.opname not in _LOADS_LOCAL or not 0 < at < len(self._steps) - 1:
+                return False
+            before, behind = self._steps[at - 1], self._steps[at + 1]
+            if before.argval not in _TAKES_STATE or behind.opname != "CALL" or behind.arg != 1:
+                return False
+        return True
 
     def _imports(self) -> Any:
         """Return the local names that imports in the function bind, and what they stand for."""

@@ -17,6 +17,7 @@ from torch import nn
 from ortrain import ORTModule
 from ortrain.capture.prepare import prepare
 from ortrain.capture.signature import CallSignature
+from tests.python.processor import runs_lstm_in_16_bits
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Any]
@@ -138,8 +139,9 @@ OTHERS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...]]] = {
 CASES = {**LOWER, **WIDE, **PROMOTED, **OTHERS}
 # Nodes that run in PyTorch, of which a warning tells.
 ESCAPES = {"bilinear", "cdist", "inverse"}
-# PyTorch's kernel of bilinear calls products that autocast rounds; the node computes in float32.
-TOLERANCES = {"bilinear": 0.05}
+# PyTorch's kernel of bilinear calls products that autocast rounds; the node computes in float32. Without AVX-512 it
+# sums the gradients of a convolution in 16 bits, and is further from the truth than the engine.
+TOLERANCES = {"bilinear": 0.05, "conv2d": 0.05}
 
 
 class Applied(nn.Module):
@@ -292,6 +294,8 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_stay_whole_with_dtypes_of_pytorch(
     layer: type[nn.RNNBase], projected: bool, inside: bool, options: dict[str, Any]
 ) -> None:
+    if layer is nn.LSTM and not projected and not runs_lstm_in_16_bits():
+        pytest.skip("PyTorch refuses it on this processor")
     plain = Recurrent(layer, projected, inside, **options)
     exact = copy.deepcopy(plain).double()
     exact.inside = False

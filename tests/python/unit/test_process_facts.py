@@ -8,6 +8,8 @@ import asyncio
 import concurrent.futures
 import functools
 import operator
+import pathlib
+import random
 import sys
 import time
 import types
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture.names_read import NamesRead
 from ortrain.capture.outside_reads import outside_read
 
 HELD = types.SimpleNamespace(module=time, function=time.time)
@@ -178,3 +181,53 @@ class Submits(nn.Module):
 @pytest.mark.parametrize("module", [Gathers(), Submits()])
 def test_errors_that_the_standard_library_handles(module: nn.Module) -> None:
     assert torch.equal(ORTModule(module)(torch.ones(2)), module(torch.ones(2)))
+
+
+def test_a_state_that_is_only_put_back_tells_nothing() -> None:
+    def putting_back() -> float:
+        state = random.getstate()
+        drawn = random.random()
+        random.setstate(state)
+        return drawn
+
+    def computing() -> float:
+        state = random.getstate()
+        random.setstate(state)
+        return float(state[1][0])
+
+    def returning() -> Any:
+        state = random.getstate()
+        return state
+
+    def binding_twice() -> None:
+        state = random.getstate()
+        state = state[1]
+        random.setstate(state)
+
+    assert outside_read(putting_back.__code__, globals()) == ""
+    for function in (computing, returning, binding_twice):
+        assert outside_read(function.__code__, globals()) == "random.getstate"
+
+
+IMPORTING = """
+import importlib
+
+def __getattr__(name):
+    return importlib.import_module(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (pathlib.Path(torch.__file__).parents[1] / "lazy" / "__init__.py", ""),
+        (pathlib.Path(__file__).parent / "lazy.py", "modules by their names"),
+    ],
+)
+def test_installed_packages_import_parts_of_themselves(file: pathlib.Path, told: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(compile(IMPORTING, str(file), "exec"), namespace)
+    read = NamesRead()
+    with read.recording():
+        namespace["__getattr__"]("math")
+    assert read.outside_reads() == told

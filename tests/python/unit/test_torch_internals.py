@@ -14,6 +14,7 @@ from torch._subclasses import fake_impls
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.guards import compile_guards
+from tests.python.processor import runs_lstm_in_16_bits
 
 
 class Halves(nn.Module):
@@ -55,6 +56,7 @@ def test_recurrent_layers_stay_whole_at_any_length() -> None:
             assert isinstance(internals.size_expression(sizes[0]), sympy.Expr)
 
 
+@pytest.mark.skipif(not runs_lstm_in_16_bits(), reason="PyTorch refuses it on this processor")
 def test_recurrent_layers_have_the_dtypes_of_a_call_where_asked() -> None:
     layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
