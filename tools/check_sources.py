@@ -4,7 +4,7 @@
 
 Not allowed: unpickling, unsafe torch.load, eval and exec, compiler flags that tie the build to one
 machine or change arithmetic, printing from the library, catch-all handlers that hide an error,
-notes to self, file names that say nothing.
+products inside of what checks them, notes to self, file names that say nothing.
 """
 
 import re
@@ -32,6 +32,11 @@ RULES = [
     ("a note to self", r".", r"\b(TO" + r"DO|FIX" + r"ME|XXX|HACK)\b"),
     ("-march or -ffast-math", r"(\.cmake|CMakeLists\.txt)$", r"^[^#]*(-march=|-ffast-math|-mavx)"),
     ("printing from the library", r"^ortrain/.*\.(h|cpp)$", r"\bstd::(cout|cerr)\b|\bprintf\("),
+    (
+        "a product of extents that nobody checks",
+        r"^ortrain/.*(?<!_test)\.(h|cpp|cu|cuh)$",
+        r"(bytes_of<[^(]*>|ByteCount::of|count_elements|scratch<[^(]*>)\([^;]*[\w)] \* [\w(]",
+    ),
     ("a bare getenv", r"^ortrain/(?!base/).*\.(h|cpp)$", r"\bgetenv\("),
 ]
 NAMES = re.compile(r"(^|_)(utils?|helpers?|misc|new|fast|optimized)(_|\.)|^common\.|_v\d+\.")

@@ -10,30 +10,40 @@ void check(bool condition, const char* message, std::source_location where) {
       str("internal error: ", message, " (", where.file_name(), ":", where.line(), ")"));
 }
 
+namespace {
+
+// A frame that is there already is not put in front again.
+std::string framed(const std::string& context, const Error& error) {
+  const std::string message = error.what();
+  return message.starts_with(context) ? message : context + message;
+}
+
+}  // namespace
+
 void rethrow_with_context(const std::string& context) {
   // Called inside a catch block: the current exception is the one to extend.
   try {
     throw;
   } catch (const InvalidModelError& error) {
-    throw InvalidModelError(context + error.what());
+    throw InvalidModelError(framed(context, error));
   } catch (const ShapeError& error) {
-    throw ShapeError(context + error.what());
+    throw ShapeError(framed(context, error));
   } catch (const DTypeError& error) {
-    throw DTypeError(context + error.what());
+    throw DTypeError(framed(context, error));
   } catch (const IndexError& error) {
-    throw IndexError(context + error.what());
+    throw IndexError(framed(context, error));
   } catch (const UnsupportedError& error) {
-    throw UnsupportedError(context + error.what());
+    throw UnsupportedError(framed(context, error));
   } catch (const DeviceError& error) {
-    throw DeviceError(context + error.what());
+    throw DeviceError(framed(context, error));
   } catch (const FileError& error) {
-    throw FileError(context + error.what());
+    throw FileError(framed(context, error));
   } catch (const OutOfMemoryError& error) {
-    throw OutOfMemoryError(context + error.what());
+    throw OutOfMemoryError(framed(context, error));
   } catch (const InternalError& error) {
-    throw InternalError(context + error.what());
+    throw InternalError(framed(context, error));
   } catch (const Error& error) {
-    throw Error(context + error.what());
+    throw Error(framed(context, error));
   }
 }
 

@@ -130,8 +130,7 @@ void backward(const AttentionBackward& g) {
   auto unit = [&](int64_t task) {
     const int64_t b = task / s.kv_heads;
     const int64_t kv = task % s.kv_heads;
-    double* dk =
-        scratch<double>(ScratchSlot::kAttention, s.keys * (s.head_dim + s.value_dim) + s.head_dim);
+    double* dk = scratch<double>(ScratchSlot::kAttention, s.keys + 1, s.head_dim + s.value_dim);
     double* dv = dk + s.keys * s.head_dim;
     double* dq = dv + s.keys * s.value_dim;
     std::fill(dk, dq, 0.0);

@@ -17,10 +17,11 @@ template <typename Executor>
 KernelFn make_kernel(const ProgramOfNode& program_of, NodeSpec& spec) {
   const ProgramOperands operands(spec);
   auto executor = std::make_shared<const Executor>(program_of(spec), operands.input_dims);
-  const size_t scratch = executor->workspace_bytes();
+  const ByteCount buffers = executor->workspace_bytes();
   const size_t addresses = operands.inputs.size() + operands.outputs.size();
-  spec.request_workspace(scratch + addresses * sizeof(void*));
-  return [executor, operands, scratch, context = spec.context()](const KernelArgs& args) {
+  spec.request_workspace(buffers + bytes_of<void*>(addresses));
+  return [executor, operands, scratch = buffers.value(),
+          context = spec.context()](const KernelArgs& args) {
     void** out = reinterpret_cast<void**>(static_cast<char*>(args.workspace) + scratch);
     const void** in = const_cast<const void**>(out + operands.outputs.size());
     for (size_t i = 0; i < operands.inputs.size(); ++i) in[i] = args.in[operands.inputs[i]];

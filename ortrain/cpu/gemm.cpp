@@ -95,7 +95,7 @@ void gemm(Storage storage, bool trans_a, bool trans_b, int64_t m, int64_t n, int
     const int64_t cols = std::min(kHalfCols, n - j);
     for (int64_t i = 0; i < m; i += kHalfRows) {
       const int64_t rows = std::min(kHalfRows, m - i);
-      float* sum = scratch<float>(ScratchSlot::kGemmC, (rows + 1) * cols);
+      float* sum = scratch<float>(ScratchSlot::kGemmC, rows + 1, cols);
       float* wide_bias = nullptr;
       if (bias != nullptr) {
         wide_bias = sum + rows * cols;

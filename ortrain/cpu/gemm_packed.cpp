@@ -106,8 +106,8 @@ class PackedRun {
     const int64_t b_panels = ceil_div(cols, k_.panel_cols);
     const int64_t a_size = k_.panel_rows * depth;
     const int64_t b_size = k_.panel_cols * depth;
-    T* packed_a = scratch<T>(ScratchSlot::kGemmA, a_panels * a_size);
-    T* packed_b = scratch<T>(ScratchSlot::kGemmB, (direct_b_ ? 1 : b_panels) * b_size);
+    T* packed_a = scratch<T>(ScratchSlot::kGemmA, a_panels, a_size);
+    T* packed_b = scratch<T>(ScratchSlot::kGemmB, direct_b_ ? 1 : b_panels, b_size);
     const int64_t full_panels = cols / k_.panel_cols;
 
     // Several panels per task, or the hand-out itself would show.
@@ -194,7 +194,7 @@ bool run_as_dots(const PackedGemm<T>& g) {
   int64_t few_stride = few_rows ? g.lda : g.ldb;
   const int64_t count = few_rows ? g.m : g.n;
   if (few_rows ? g.trans_a : !g.trans_b) {
-    T* gathered = scratch<T>(ScratchSlot::kGemmA, count * g.k);
+    T* gathered = scratch<T>(ScratchSlot::kGemmA, count, g.k);
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t p = 0; p < g.k; ++p) gathered[i * g.k + p] = few[p * few_stride + i];
     }

@@ -37,7 +37,7 @@ bool has_narrow(const OptimizerTensor& tensor) {
 class FloatRuns {
  public:
   FloatRuns(int64_t begin, int64_t size)
-      : buffers_(scratch<float>(ScratchSlot::kKernel, kBuffers * kChunk)),
+      : buffers_(scratch<float>(ScratchSlot::kKernel, kBuffers, kChunk)),
         begin_(begin),
         size_(size) {}
 

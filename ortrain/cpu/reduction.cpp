@@ -21,9 +21,8 @@ constexpr int64_t kMaxGroupRows = 1024;
 
 // Floats accumulate in double, integers in 64 bits.
 template <typename T>
-using Accumulator =
-    std::conditional_t<std::is_floating_point_v<ComputeType<T>>, double,
-                       std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+using Accumulator = std::conditional_t<std::is_floating_point_v<ComputeType<T>>, double,
+                                       std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
 
 // Integer sums and products are meant modulo 2^64; signed overflow would be undefined.
 template <typename A>
@@ -47,12 +46,18 @@ A wrapping_mul(A a, A b) {
 template <typename A>
 A step(ReduceKind kind, A state, A x) {
   switch (kind) {
-    case ReduceKind::sum: return wrapping_add(state, x);
-    case ReduceKind::sum_abs: return wrapping_add(state, x < A{0} ? wrapping_mul(x, A(-1)) : x);
-    case ReduceKind::sum_squares: return wrapping_add(state, wrapping_mul(x, x));
-    case ReduceKind::product: return wrapping_mul(state, x);
-    case ReduceKind::maximum: return x > state || x != x ? x : state;
-    case ReduceKind::minimum: return x < state || x != x ? x : state;
+    case ReduceKind::sum:
+      return wrapping_add(state, x);
+    case ReduceKind::sum_abs:
+      return wrapping_add(state, x < A{0} ? wrapping_mul(x, A(-1)) : x);
+    case ReduceKind::sum_squares:
+      return wrapping_add(state, wrapping_mul(x, x));
+    case ReduceKind::product:
+      return wrapping_mul(state, x);
+    case ReduceKind::maximum:
+      return x > state || x != x ? x : state;
+    case ReduceKind::minimum:
+      return x < state || x != x ? x : state;
   }
   return state;
 }
@@ -80,10 +85,17 @@ A identity_of(ReduceKind kind) {
 template <typename T, typename A>
 T finished(ReduceFinish finish, A value, int64_t count) {
   switch (finish) {
-    case ReduceFinish::none: break;
-    case ReduceFinish::mean: value = static_cast<A>(value / static_cast<A>(count)); break;
-    case ReduceFinish::sqrt: value = static_cast<A>(std::sqrt(static_cast<double>(value))); break;
-    case ReduceFinish::log: value = static_cast<A>(std::log(static_cast<double>(value))); break;
+    case ReduceFinish::none:
+      break;
+    case ReduceFinish::mean:
+      value = static_cast<A>(value / static_cast<A>(count));
+      break;
+    case ReduceFinish::sqrt:
+      value = static_cast<A>(std::sqrt(static_cast<double>(value)));
+      break;
+    case ReduceFinish::log:
+      value = static_cast<A>(std::log(static_cast<double>(value)));
+      break;
   }
   if constexpr (sizeof(T) == 2 && std::is_floating_point_v<A>) {
     return T(static_cast<float>(value));
@@ -117,21 +129,21 @@ KernelFn reduce_ref(ReduceFormula formula, ReductionLayout layout) {
     T* out = args.output<T>(0);
     parallel_for(layout.outputs, 16384 / std::max<int64_t>(layout.count, 1) + 1,
                  [&](int64_t begin, int64_t end) {
-      Odometer output(layout.kept_dims, layout.kept_strides, begin);
-      for (int64_t o = begin; o < end; ++o, output.next()) {
-        A state = identity_of<T, A>(formula.kind);
-        if (runs > 0) {
-          Odometer run(layout.reduced_dims, layout.reduced_strides, 0);
-          for (int64_t r = 0; r < runs; ++r, run.next()) {
-            const T* at = in + output.offset() + run.offset();
-            for (int64_t i = 0; i < inner; ++i) {
-              state = step(formula.kind, state, static_cast<A>(at[i * stride]));
-            }
-          }
-        }
-        out[o] = finished<T, A>(formula.finish, state, layout.count);
-      }
-    });
+                   Odometer output(layout.kept_dims, layout.kept_strides, begin);
+                   for (int64_t o = begin; o < end; ++o, output.next()) {
+                     A state = identity_of<T, A>(formula.kind);
+                     if (runs > 0) {
+                       Odometer run(layout.reduced_dims, layout.reduced_strides, 0);
+                       for (int64_t r = 0; r < runs; ++r, run.next()) {
+                         const T* at = in + output.offset() + run.offset();
+                         for (int64_t i = 0; i < inner; ++i) {
+                           state = step(formula.kind, state, static_cast<A>(at[i * stride]));
+                         }
+                       }
+                     }
+                     out[o] = finished<T, A>(formula.finish, state, layout.count);
+                   }
+                 });
   };
 }
 
@@ -178,8 +190,8 @@ void rows_of(ReduceKind kind, const T* x, int64_t row_stride, int64_t rows, int6
     std::fill_n(wide, fold * columns, static_cast<A>(identity_of<T, double>(kind)));
     rows_of(kind, x, fold * columns, rows / fold, fold * columns, wide);
     for (int64_t i = 0; i < fold * columns; ++i) {
-      into[i % columns] = static_cast<A>(join(kind, static_cast<double>(into[i % columns]),
-                                              static_cast<double>(wide[i])));
+      into[i % columns] = static_cast<A>(
+          join(kind, static_cast<double>(into[i % columns]), static_cast<double>(wide[i])));
     }
     x += rows / fold * fold * columns;
     rows %= fold;
@@ -222,7 +234,8 @@ KernelFn reduce_short_rows(ReduceFormula formula, int64_t outputs, int64_t lengt
           return short_rows<ReduceKind::sum_squares>(x, rows, length, formula.finish, out);
         case ReduceKind::maximum:
           return short_rows<ReduceKind::maximum>(x, rows, length, formula.finish, out);
-        default: return short_rows<ReduceKind::minimum>(x, rows, length, formula.finish, out);
+        default:
+          return short_rows<ReduceKind::minimum>(x, rows, length, formula.finish, out);
       }
     });
   };
@@ -242,7 +255,7 @@ KernelFn reduce_by_runs(NodeSpec& spec, ReduceFormula formula, ReductionLayout l
   const int64_t group = std::max<int64_t>(1, kGroup / piece);  // pieces
   const int64_t groups = (pieces + group - 1) / group;
   if (groups > 1) {
-    spec.request_workspace(static_cast<size_t>(layout.outputs * groups) * sizeof(double));
+    spec.request_workspace(bytes_of<double>(layout.outputs, groups));
   }
   return [=, layout = std::move(layout)](const KernelArgs& args) {
     const T* in = args.input<T>(0);
@@ -310,7 +323,7 @@ KernelFn reduce_by_columns(NodeSpec& spec, ReduceFormula formula, ReductionLayou
   const int64_t pieces_per_group = std::max<int64_t>(1, group / piece);
   const int64_t groups = (pieces + pieces_per_group - 1) / pieces_per_group;
   if (groups > 1) {
-    spec.request_workspace(static_cast<size_t>(outer * groups * columns) * sizeof(double));
+    spec.request_workspace(bytes_of<double>(outer, groups, columns));
   }
   return [=, layout = std::move(layout)](const KernelArgs& args) {
     const T* in = args.input<T>(0);
@@ -325,8 +338,7 @@ KernelFn reduce_by_columns(NodeSpec& spec, ReduceFormula formula, ReductionLayou
         const int64_t g = unit / tiles % groups;
         const int64_t column = unit % tiles * tile;
         const int64_t width = std::min(tile, columns - column);
-        const T* base =
-            in + Odometer(layout.kept_dims, layout.kept_strides, o).offset() + column;
+        const T* base = in + Odometer(layout.kept_dims, layout.kept_strides, o).offset() + column;
         std::fill_n(sums, width, static_cast<A>(identity_of<T, double>(formula.kind)));
         const int64_t first = g * pieces_per_group;
         Odometer block(layout.reduced_dims, layout.reduced_strides, first / pieces_per_block);
@@ -342,8 +354,7 @@ KernelFn reduce_by_columns(NodeSpec& spec, ReduceFormula formula, ReductionLayou
         } else {
           T* to = out + o * columns + column;
           for (int64_t c = 0; c < width; ++c) {
-            to[c] = finished<T, double>(formula.finish, static_cast<double>(sums[c]),
-                                        layout.count);
+            to[c] = finished<T, double>(formula.finish, static_cast<double>(sums[c]), layout.count);
           }
         }
       }

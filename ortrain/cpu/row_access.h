@@ -28,7 +28,7 @@ class RowAccess {
   static constexpr bool kDirect = std::is_same_v<T, C>;
 
   explicit RowAccess(int64_t n) : n_(n) {
-    if constexpr (!kDirect) buffers_ = scratch<C>(ScratchSlot::kConvert, Count * n);
+    if constexpr (!kDirect) buffers_ = scratch<C>(ScratchSlot::kConvert, Count, n);
   }
 
   // The values of `row`.

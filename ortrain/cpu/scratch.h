@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ortrain/base/byte_count.h"
+
 namespace ortrain::cpu {
 
 // Who uses a buffer; a kernel that calls another one must not share its slot.
@@ -14,9 +16,10 @@ enum class ScratchSlot { kGemmA, kGemmB, kGemmC, kConvert, kAttention, kKernel, 
 // for its next call with the same slot.
 void* scratch_bytes(ScratchSlot slot, size_t bytes);
 
-template <class T>
-T* scratch(ScratchSlot slot, int64_t count) {
-  return static_cast<T*>(scratch_bytes(slot, static_cast<size_t>(count) * sizeof(T)));
+// Room for extents[0] * extents[1] * ... numbers.
+template <class T, std::integral... Extents>
+T* scratch(ScratchSlot slot, Extents... extents) {
+  return static_cast<T*>(scratch_bytes(slot, bytes_of<T>(extents...).value()));
 }
 
 }  // namespace ortrain::cpu

@@ -17,9 +17,12 @@ bool has_loop(const ExprProgram& program, const ExprInstruction& instruction) {
   const DType type = instruction.dtype;
   switch (info.typing) {
     case ExprTyping::dropout:
-    case ExprTyping::mask: return true;
-    case ExprTyping::reduction: return tile_reduction(instruction.op, type) != nullptr;
-    default: break;
+    case ExprTyping::mask:
+      return true;
+    case ExprTyping::reduction:
+      return tile_reduction(instruction.op, type) != nullptr;
+    default:
+      break;
   }
   if (instruction.op == ExprOp::input) return tile_load(type) != nullptr;
   if (instruction.op == ExprOp::constant) return tile_load(type) != nullptr;
@@ -47,9 +50,7 @@ TileProgram::TileProgram(const ExprProgram& program, const std::vector<Dims>& in
   TileCompiler(program, inputs, *this).compile();
 }
 
-size_t TileProgram::workspace_bytes() const {
-  return static_cast<size_t>(workers_) * worker_bytes_;
-}
+ByteCount TileProgram::workspace_bytes() const { return bytes_of<char>(workers_, worker_bytes_); }
 
 void TileProgram::run(const void* const* inputs, void* const* outputs, void* workspace) const {
   const int64_t tiles = num_tiles();
@@ -61,8 +62,7 @@ void TileProgram::run(const void* const* inputs, void* const* outputs, void* wor
       const int64_t rest = tiles % workers_;
       const int64_t first = worker * share + std::min(worker, rest);
       const int64_t last = first + share + (worker < rest ? 1 : 0);
-      run_range(first, last, inputs, outputs,
-                memory + static_cast<size_t>(worker) * worker_bytes_);
+      run_range(first, last, inputs, outputs, memory + static_cast<size_t>(worker) * worker_bytes_);
     }
   });
 }
@@ -85,14 +85,17 @@ void TileProgram::run_range(int64_t begin, int64_t end, const void* const* input
   for (size_t s = 0; s < slots_.size(); ++s) {
     const Slot& slot = slots_[s];
     switch (slot.kind) {
-      case Slot::Kind::buffer: at[s] = buffers + slot.offset; break;
+      case Slot::Kind::buffer:
+        at[s] = buffers + slot.offset;
+        break;
       case Slot::Kind::constant:
         at[s] = const_cast<char*>(reinterpret_cast<const char*>(&constants_[slot.offset]));
         break;
       case Slot::Kind::input_fixed:
         at[s] = const_cast<char*>(static_cast<const char*>(inputs[slot.tensor]));
         break;
-      default: break;
+      default:
+        break;
     }
   }
   for (const Step& step : once_) run_step(step, {0, tile_rows_, 0, tile_columns_}, at, inputs);
@@ -113,9 +116,9 @@ void TileProgram::run_range(int64_t begin, int64_t end, const void* const* input
       } else if (slot.kind == Slot::Kind::input_walked) {
         offset = row_offset(slot.tensor, tile.row) + tile.column * strides_[slot.tensor].back();
       }
-      char* const base =
-          is_output ? static_cast<char*>(outputs[slot.tensor])
-                    : const_cast<char*>(static_cast<const char*>(inputs[slot.tensor]));
+      char* const base = is_output
+                             ? static_cast<char*>(outputs[slot.tensor])
+                             : const_cast<char*>(static_cast<const char*>(inputs[slot.tensor]));
       at[s] = base + offset * static_cast<int64_t>(slot.bytes);
     }
     for (const Step& step : steps_) run_step(step, tile, at, inputs);
@@ -171,8 +174,8 @@ void TileProgram::run_step(const Step& step, const Tile& tile, char* const* at,
         tile_dropout(reinterpret_cast<const double*>(x), reinterpret_cast<double*>(result),
                      elements, draw);
       } else {
-        tile_dropout(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(result),
-                     elements, draw);
+        tile_dropout(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(result), elements,
+                     draw);
       }
       return;
     }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dim.h"
 #include "ortrain/cpu/simd/tile_ops.h"
 #include "ortrain/ir/expr_program.h"
@@ -25,7 +26,7 @@ class TileProgram {
 
   TileProgram(const ExprProgram& program, const std::vector<Dims>& inputs);
 
-  size_t workspace_bytes() const;
+  ByteCount workspace_bytes() const;
   // `workspace` is aligned to 64 bytes. An output may be an input of the same shape and type.
   void run(const void* const* inputs, void* const* outputs, void* workspace) const;
 

@@ -58,7 +58,7 @@ std::vector<TensorData> run(const Executor& executor, const ExprProgram& program
   }
   void* workspace = nullptr;
   const TensorData owner = TensorData::allocate(
-      DType::u8, {static_cast<int64_t>(executor.workspace_bytes())}, &workspace);
+      DType::u8, {static_cast<int64_t>(executor.workspace_bytes().value())}, &workspace);
   executor.run(in.data(), out.data(), workspace);
   return outputs;
 }
@@ -206,7 +206,7 @@ TEST(TileProgram, WritesOverItsInputs) {
     std::memcpy(b.data(), inputs[1].data(), b.size());
     void* workspace = nullptr;
     const TensorData owner = TensorData::allocate(
-        DType::u8, {static_cast<int64_t>(executor.workspace_bytes())}, &workspace);
+        DType::u8, {static_cast<int64_t>(executor.workspace_bytes().value())}, &workspace);
     const void* in[] = {a.data(), b.data()};
     void* out[] = {a.data(), b.data()};
     executor.run(in, out, workspace);

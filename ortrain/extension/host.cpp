@@ -237,7 +237,7 @@ int32_t tensor(OrtrainContext* context, int32_t is_output, size_t index, int32_t
 }
 
 int32_t request_workspace(OrtrainContext* context, size_t bytes) {
-  return guarded([&] { spec_of(context).request_workspace(bytes); });
+  return guarded([&] { spec_of(context).request_workspace(bytes_of<char>(bytes)); });
 }
 
 int32_t input_value(OrtrainContext* context, size_t index, int32_t* value) {

@@ -204,9 +204,9 @@ std::shared_ptr<CudnnPlan> cudnn_plan(const CudnnAttention& problem, std::string
 void set_allow_tf32_convolutions(bool allow) { convolutions_round_to_tf32 = allow; }
 bool allow_tf32_convolutions() { return convolutions_round_to_tf32; }
 
-size_t cudnn_workspace(const CudnnPlan& plan) {
+ByteCount cudnn_workspace(const CudnnPlan& plan) {
   const size_t bytes = plan.workspace_bytes();
-  return bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1;
+  return bytes == 0 ? ByteCount() : bytes_of<char>(bytes) + bytes_of<char>(kWorkspaceAlignment - 1);
 }
 
 void run_cudnn(CudnnPlan& plan, std::span<void* const> operands, void* workspace, void* stream) {

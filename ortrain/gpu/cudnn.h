@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dim.h"
 #include "ortrain/base/dtype.h"
 
@@ -109,7 +110,7 @@ void set_allow_tf32_convolutions(bool allow);
 bool allow_tf32_convolutions();
 
 // What to ask the plan of a node for: its workspace, to begin where the library wants it.
-size_t cudnn_workspace(const CudnnPlan& plan);
+ByteCount cudnn_workspace(const CudnnPlan& plan);
 // Runs the plan in such a workspace.
 void run_cudnn(CudnnPlan& plan, std::span<void* const> operands, void* workspace, void* stream);
 bool are_aligned(std::span<void* const> addresses, int64_t alignment);

@@ -83,7 +83,7 @@ Operands reference(const ExprSample& sample) {
   const ExprInterpreter interpreter(sample.program, sample.dims);
   void* workspace = nullptr;
   const TensorData owner = TensorData::allocate(
-      DType::u8, {static_cast<int64_t>(interpreter.workspace_bytes())}, &workspace);
+      DType::u8, {static_cast<int64_t>(interpreter.workspace_bytes().value())}, &workspace);
   interpreter.run(operands.in.data(), operands.out.data(), workspace);
   return operands;
 }

@@ -158,8 +158,9 @@ struct Gemm::Plan {
 
 Gemm::Gemm(const GemmProblem& problem) : plan_(std::make_shared<const Plan>(problem)) {}
 
-size_t Gemm::workspace_bytes() const {
-  size_t bytes = plan_->whole.bias_gradient ? column_sum_workspace(plan_->whole) : 0;
+ByteCount Gemm::workspace_bytes() const {
+  ByteCount bytes;
+  if (plan_->whole.bias_gradient) bytes = column_sum_workspace(plan_->whole);
   for (const Way& way : plan_->ways) bytes = std::max(bytes, way.kernel.workspace_bytes);
   return bytes;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype.h"
 
 // Matrix products on the device, by a library of the device's maker where there is one that takes
@@ -78,7 +79,7 @@ class Gemm {
   explicit Gemm(const GemmProblem& problem);
 
   // What `run` needs as workspace, 64-byte aligned.
-  size_t workspace_bytes() const;
+  ByteCount workspace_bytes() const;
   // "cublaslt" or "tiled"
   std::string_view algorithm() const;
   // Puts the work onto the stream of the current device. Throws DeviceError.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/gpu/gemm.h"
 
 // What Gemm is made of. Problems come here with all leading dimensions and strides filled in, and
@@ -16,7 +17,7 @@ inline constexpr int kMaxBatchAxes = 4;
 
 struct GemmKernel {
   std::string_view name;
-  size_t workspace_bytes = 0;
+  ByteCount workspace_bytes;
   // False, with nothing done: it cannot take these addresses.
   std::function<bool(const GemmOperands&, void* workspace, void* stream)> run;
 };
@@ -43,7 +44,7 @@ std::optional<GemmKernel> library_gemm(const GemmProblem& problem, std::string& 
 void apply_activation(const GemmProblem& problem, const GemmOperands& operands, void* stream);
 
 // bias_gradient[n] = sums of D's columns.
-size_t column_sum_workspace(const GemmProblem& problem);
+ByteCount column_sum_workspace(const GemmProblem& problem);
 void sum_columns(const GemmProblem& problem, const GemmOperands& operands, void* workspace,
                  void* stream);
 

@@ -303,8 +303,9 @@ std::optional<GemmKernel> library_gemm(const GemmProblem& p, std::string& why) {
   const HeuristicResult* best = product->choice(current_device(), kAlignment, kMostWorkspace, why);
   if (best == nullptr) return std::nullopt;
   const size_t bytes = best->workspace_bytes;
-  GemmKernel kernel{.name = "cublaslt",
-                    .workspace_bytes = bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1};
+  GemmKernel kernel{
+      .name = "cublaslt",
+      .workspace_bytes = bytes_of<char>(bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1)};
   kernel.run = [product, direct, bytes, addend = of_rows ? with_bias_as_addend(p) : p,
                 mutex = std::make_shared<std::mutex>(),
                 of_rows](const GemmOperands& given, void* workspace, void* stream) {

@@ -119,9 +119,9 @@ void apply_activation(const GemmProblem& p, const GemmOperands& operands, void* 
   });
 }
 
-size_t column_sum_workspace(const GemmProblem& p) {
+ByteCount column_sum_workspace(const GemmProblem& p) {
   const int64_t parts = parts_of_rows(p);
-  return parts == 1 ? 0 : static_cast<size_t>(parts * p.n) * sizeof(double);
+  return parts == 1 ? ByteCount() : bytes_of<double>(parts, p.n);
 }
 
 void sum_columns(const GemmProblem& p, const GemmOperands& operands, void* workspace,

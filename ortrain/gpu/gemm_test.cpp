@@ -153,7 +153,7 @@ void check_gemm(GemmProblem p, std::string_view algorithm = "tiled", size_t offs
                            addend = rounded<T>(c, offset), shift = rounded<T>(bias);
       std::vector<T> d = rounded<T>(std::vector<double>(sizes.d, -1.0)), kept = rounded<T>(aux);
       std::vector<T> sums(static_cast<size_t>(p.n));
-      std::vector<double> workspace(gemm.workspace_bytes() / sizeof(double) + 1, NAN);
+      std::vector<double> workspace(gemm.workspace_bytes().value() / sizeof(double) + 1, NAN);
       gemm.run({.a = left.data() + offset,
                 .b = right.data() + offset,
                 .d = d.data(),
@@ -274,7 +274,7 @@ TEST(Gemm, KeepsSums) {
       const Gemm gemm(p);
       EXPECT_EQ(gemm.algorithm(), *path == 0 ? "tiled" : "cublaslt");
       std::vector<float> d(70);
-      std::vector<double> workspace(gemm.workspace_bytes() / sizeof(double) + 1);
+      std::vector<double> workspace(gemm.workspace_bytes().value() / sizeof(double) + 1);
       gemm.run({.a = left.data(), .b = right.data(), .d = d.data()}, workspace.data(), nullptr);
       expect_near(d, wanted.d, 1e-6, "D");
     }
@@ -300,7 +300,7 @@ TEST(Gemm, AddsToSumsThatWereKept) {
       const Gemm gemm(p);
       EXPECT_EQ(gemm.algorithm(), *path == 0 ? "tiled" : "cublaslt");
       std::vector<float> d(c.begin(), c.end());
-      std::vector<double> workspace(gemm.workspace_bytes() / sizeof(double) + 1);
+      std::vector<double> workspace(gemm.workspace_bytes().value() / sizeof(double) + 1);
       gemm.run({.a = left.data(), .b = right.data(), .d = d.data(), .c = d.data()},
                workspace.data(), nullptr);
       expect_near(d, wanted.d, 1e-6, "D");

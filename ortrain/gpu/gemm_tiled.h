@@ -171,9 +171,9 @@ GemmKernel tiled_gemm_by(const GemmProblem& p) {
   const int64_t steps = (p.k + Tile::kDepth - 1) / Tile::kDepth;
   const int64_t part_depth = std::max<int64_t>((steps + parts - 1) / parts, 1) * Tile::kDepth;
   parts = std::max<int64_t>((p.k + part_depth - 1) / part_depth, 1);
-  const int64_t sums = batch.count * p.m * p.n;
+  const int64_t sums = count_elements(batch.count, p.m, p.n);
   GemmKernel kernel{.name = "tiled"};
-  if (parts > 1) kernel.workspace_bytes = static_cast<size_t>(parts * sums) * sizeof(C);
+  if (parts > 1) kernel.workspace_bytes = bytes_of<C>(parts, sums);
   kernel.run = [=](const GemmOperands& operands, void* workspace, void* stream) {
     const MatrixView<T> a{static_cast<const T*>(operands.a), p.trans_a ? p.k : p.m,
                           p.trans_a ? p.m : p.k, p.lda,

@@ -51,7 +51,7 @@ KernelFn make_on_host(Device& device, NodeSpec& spec) {
   if (kernel->make) {
     copy->run = kernel->make(spec);
     copy->workspace_data = host_memory(*copy, spec.workspace_bytes());
-    spec.request_workspace(0);
+    spec.request_workspace(ByteCount());
   } else {
     const std::vector<int64_t> offsets = *kernel->view(spec);
     copy->run = [offsets, bytes = copy->out_bytes](const KernelArgs& args) {

@@ -241,9 +241,9 @@ std::optional<std::string> IndexListMaker::refusal(int64_t positions, int64_t ta
   return std::nullopt;
 }
 
-size_t IndexListMaker::workspace_bytes() const {
-  return static_cast<size_t>(3 * positions_ + 2 * targets_ + 1 + scan_blocks_of(targets_)) *
-         sizeof(int32_t);
+ByteCount IndexListMaker::workspace_bytes() const {
+  return bytes_of<int32_t>(3, positions_) + bytes_of<int32_t>(2, targets_) +
+         bytes_of<int32_t>(1 + scan_blocks_of(targets_));
 }
 
 TargetSink IndexListMaker::begin(void* workspace, void* stream) const {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype.h"
 #include "ortrain/gpu/launch.h"
 
@@ -45,7 +46,7 @@ class IndexListMaker {
   // What Kernel::why_not says.
   static std::optional<std::string> refusal(int64_t positions, int64_t targets);
 
-  size_t workspace_bytes() const;
+  ByteCount workspace_bytes() const;
   // First this, then a kernel that calls put() for every position, then finish().
   TargetSink begin(void* workspace, void* stream) const;
   IndexLists finish(void* workspace, void* stream) const;
@@ -59,8 +60,8 @@ class LastPositions {
  public:
   LastPositions() = default;
   LastPositions(int64_t positions, int64_t targets) : positions_(positions), targets_(targets) {}
-  size_t workspace_bytes() const {
-    return static_cast<size_t>(positions_ + targets_) * sizeof(int32_t);
+  ByteCount workspace_bytes() const {
+    return bytes_of<int32_t>(positions_) + bytes_of<int32_t>(targets_);
   }
   TargetSink begin(void* workspace, void* stream) const;
 

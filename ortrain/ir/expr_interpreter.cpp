@@ -429,8 +429,8 @@ ExprInterpreter::ExprInterpreter(ExprProgram program, std::vector<Dims> inputs)
   }
 }
 
-size_t ExprInterpreter::workspace_bytes() const {
-  return program_.code.size() * static_cast<size_t>(std::max<int64_t>(piece_columns_, 1)) * 8;
+ByteCount ExprInterpreter::workspace_bytes() const {
+  return bytes_of<double>(program_.code.size(), std::max<int64_t>(piece_columns_, 1));
 }
 
 void ExprInterpreter::run(const void* const* inputs, void* const* outputs, void* workspace) const {

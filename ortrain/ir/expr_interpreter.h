@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dim.h"
 #include "ortrain/ir/expr_program.h"
 
@@ -23,7 +24,7 @@ class ExprInterpreter {
   ExprInterpreter(ExprProgram program, std::vector<Dims> inputs);
 
   const Dims& dims() const { return dims_; }  // the common shape
-  size_t workspace_bytes() const;
+  ByteCount workspace_bytes() const;
   // `workspace` is aligned to 8 bytes. An output may be an input of the same shape and type.
   void run(const void* const* inputs, void* const* outputs, void* workspace) const;
 

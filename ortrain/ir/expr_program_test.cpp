@@ -154,7 +154,7 @@ TEST(ExprInterpreter, RunsRowsAndElements) {
   float sums[2];
   const void* inputs[] = {x, rows};
   void* outputs[] = {difference, sums};
-  std::vector<uint64_t> workspace(interpreter.workspace_bytes() / 8 + 1);
+  std::vector<uint64_t> workspace(interpreter.workspace_bytes().value() / 8 + 1);
   interpreter.run(inputs, outputs, workspace.data());
   EXPECT_EQ((std::vector<float>(difference, difference + 6)),
             (std::vector<float>{0, 1, 2, 0, 1, 2}));

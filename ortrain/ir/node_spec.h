@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dim.h"
 #include "ortrain/base/dtype.h"
 #include "ortrain/ir/attribute_reader.h"
@@ -61,8 +62,8 @@ class NodeSpec {
 
   // Scratch memory the kernel gets as KernelArgs::workspace, 64-byte aligned, not zeroed; part of
   // the plan's arena. Call it from `make`.
-  void request_workspace(size_t bytes) { workspace_bytes_ = bytes; }
-  size_t workspace_bytes() const { return workspace_bytes_; }
+  void request_workspace(ByteCount bytes) { workspace_bytes_ = bytes; }
+  size_t workspace_bytes() const { return workspace_bytes_.value(); }
 
  private:
   const OpDef* def_;
@@ -70,7 +71,7 @@ class NodeSpec {
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> outputs_;
   std::vector<const void*> constants_;
-  size_t workspace_bytes_ = 0;
+  ByteCount workspace_bytes_;
 };
 
 }  // namespace ortrain

@@ -81,8 +81,10 @@ TEST(onnx_security, shapes_that_overflow) {
     model.mutable_graph()->mutable_initializer(0)->set_raw_data(std::string(12, '\0'));
     refusal<InvalidModelError>(model);
   }
-  // No element, whatever the other extents are.
+  // No element: the other extents may be long, but products of them are counted with.
   onnx::ModelProto model = model_with_initializer(1, {huge, huge, 0});
+  refusal<ShapeError>(model);
+  model = model_with_initializer(1, {int64_t{1} << 40, 0, 3});
   EXPECT_EQ(load_proto(model).graph.num_values(), 2u + 1u);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype_dispatch.h"
 
 namespace ortrain {
@@ -13,13 +14,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// A checked byte count; throws ShapeError when it cannot be represented.
 size_t checked_bytes(DType dtype, const Dims& dims) {
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(num_elements(dims), static_cast<int64_t>(size_of(dtype)), &bytes)) {
-    throw ShapeError(str("a tensor of shape ", dims_str(dims), " is too large"));
-  }
-  return static_cast<size_t>(bytes);
+  check_extents(dims, size_of(dtype));
+  return static_cast<size_t>(num_elements(dims)) * size_of(dtype);
 }
 
 }  // namespace

@@ -8,13 +8,12 @@
 namespace ortrain {
 namespace {
 
-size_t round_up(size_t bytes) {
-  return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
-}
+size_t round_up(ByteCount bytes) { return bytes.rounded_up(kArenaAlignment).value(); }
 
 size_t liveness_lower_bound(const std::vector<BufferLifetime>& buffers) {
   int last = 0;
   for (const BufferLifetime& buffer : buffers) last = std::max(last, buffer.last_step);
+  // What begins or ends at one step is alive there together, and has been placed within kMostBytes.
   std::vector<int64_t> change(static_cast<size_t>(last) + 2, 0);
   for (const BufferLifetime& buffer : buffers) {
     const int64_t bytes = static_cast<int64_t>(round_up(buffer.bytes));
@@ -61,13 +60,13 @@ MemoryLayout place_in_order(const std::vector<BufferLifetime>& buffers,
     }
     const size_t offset = best_offset == SIZE_MAX ? cursor : best_offset;
     layout.offsets[index] = offset;
-    layout.total_bytes = std::max(layout.total_bytes, offset + bytes);
-    const Placed entry{offset, offset + bytes, buffer.first_step, buffer.last_step};
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), entry,
-                                   [](const Placed& a, const Placed& b) {
-                                     return a.offset < b.offset;
-                                   }),
-                  entry);
+    const size_t end = (bytes_of<char>(offset) + bytes_of<char>(bytes)).value();
+    layout.total_bytes = std::max(layout.total_bytes, end);
+    const Placed entry{offset, end, buffer.first_step, buffer.last_step};
+    placed.insert(
+        std::upper_bound(placed.begin(), placed.end(), entry,
+                         [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
+        entry);
   }
   return layout;
 }
@@ -78,9 +77,8 @@ MemoryLayout plan_memory(const std::vector<BufferLifetime>& buffers) {
   std::vector<size_t> by_size(buffers.size());
   std::iota(by_size.begin(), by_size.end(), 0);
   std::vector<size_t> by_start = by_size;
-  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
-    return buffers[a].bytes > buffers[b].bytes;
-  });
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](size_t a, size_t b) { return buffers[a].bytes > buffers[b].bytes; });
   std::stable_sort(by_start.begin(), by_start.end(), [&](size_t a, size_t b) {
     if (buffers[a].first_step != buffers[b].first_step) {
       return buffers[a].first_step < buffers[b].first_step;

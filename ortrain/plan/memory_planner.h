@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
+
 namespace ortrain {
 
 // A block of memory and the steps during which it is in use, both ends included.
 struct BufferLifetime {
-  size_t bytes = 0;
+  ByteCount bytes;
   int first_step = 0;
   int last_step = 0;
 };
@@ -25,7 +27,8 @@ inline constexpr size_t kArenaAlignment = 64;
 
 // Places rectangles lifetime x bytes in an arena so that none overlap: largest first, each into the
 // lowest gap that fits among those placed which are alive at the same time. A second order (by
-// start of life) is tried too, the smaller arena wins. O(n^2) in the number of buffers.
+// start of life) is tried too, the smaller arena wins. O(n^2) in the number of buffers. Throws
+// ShapeError where an arena would leave the address space.
 MemoryLayout plan_memory(const std::vector<BufferLifetime>& buffers);
 
 }  // namespace ortrain

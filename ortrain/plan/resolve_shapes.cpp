@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -62,6 +63,9 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
     const GraphInput& input = graph.inputs()[i];
     if (input.role == InputRole::gradient) continue;
     check_input(graph, input, input_dims[i], symbols);
+    const Value& value = graph.value(input.value);
+    with_context(str("input '", value.name, "': "),
+                 [&] { check_extents(input_dims[i], size_of(value.dtype)); });
     resolved.dims[index_of(input.value)] = input_dims[i];
   }
   for (size_t id = 0; id < graph.num_values(); ++id) {
@@ -85,7 +89,9 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
         inputs.emplace_back();
         continue;
       }
-      InferredValue input{graph.value(id).dtype, to_shape(resolved.dims[index_of(id)]), {},
+      InferredValue input{graph.value(id).dtype,
+                          to_shape(resolved.dims[index_of(id)]),
+                          {},
                           graph.value(id).constant};
       if (const auto& known = resolved.known[index_of(id)]) input.known = to_shape(*known);
       inputs.push_back(std::move(input));
@@ -100,6 +106,9 @@ ResolvedShapes resolve_shapes(const Graph& graph, const std::vector<Dims>& input
       }
       const size_t id = index_of(node.outputs[i]);
       resolved.dims[id] = to_dims(outputs[i].shape);
+      with_context(Graph::context(node), [&] {
+        check_extents(resolved.dims[id], size_of(graph.value(node.outputs[i]).dtype));
+      });
       if (outputs[i].known && is_constant(*outputs[i].known)) {
         resolved.known[id] = to_dims(*outputs[i].known);
       }

@@ -10,7 +10,7 @@
 
 namespace ortrain {
 
-// Concrete shapes of every value for one set of input shapes.
+// Concrete shapes of every value for one set of input shapes, each as check_extents allows.
 struct ResolvedShapes {
   std::vector<Dims> dims;  // by ValueId
   // Contents of integer tensors of rank 0 or 1 that follow from the shapes alone.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 
 namespace ortrain {
@@ -18,6 +19,12 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kHugePageThreshold = size_t{4} << 20;
 // Blocks in use and cached tensors may take what was in use at most, plus this.
 constexpr size_t kCacheSlack = size_t{64} << 20;
+
+[[noreturn]] void refuse(size_t bytes) {
+  throw OutOfMemoryError(
+      str("DefaultCPUAllocator: can't allocate memory: out of memory. Tried to allocate ", bytes,
+          " bytes"));
+}
 
 size_t rounded(size_t bytes) {
   const size_t unit = bytes >= kHugePageThreshold ? kHugePage : size_t{4096};
@@ -122,6 +129,7 @@ void* BlockPool::grow_arena(size_t bytes) {
 
 std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_arena,
                                           size_t bytes) {
+  if (bytes > static_cast<size_t>(kMostBytes)) refuse(bytes);
   const size_t wanted = rounded(bytes);
   const size_t most = is_arena ? SIZE_MAX : wanted + wanted / 4;
   void* data = nullptr;
@@ -152,10 +160,7 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
         data = allocate(is_arena, wanted);
       }
       if (data == nullptr) {
-        throw OutOfMemoryError(
-            str("DefaultCPUAllocator: can't allocate memory: out of memory. "
-                "Tried to allocate ",
-                wanted, " bytes"));
+        refuse(wanted);
       }
       ++stats_.system_allocations;
     }

@@ -183,10 +183,10 @@ class PlanMaker {
     return true;
   }
 
-  static size_t bytes_of_outputs(const NodeSpec& spec) {
-    size_t bytes = 0;
+  static ByteCount bytes_of_outputs(const NodeSpec& spec) {
+    ByteCount bytes;
     for (size_t i = 0; i < spec.num_outputs(); ++i) {
-      if (spec.has_output(i)) bytes += spec.output(i).bytes();
+      if (spec.has_output(i)) bytes += bytes_of<char>(spec.output(i).bytes());
     }
     return bytes;
   }
@@ -205,8 +205,8 @@ class PlanMaker {
       work.spec = node_spec(def, node);
       std::vector<std::string> refused;
       // What depends on constants alone is computed on the host.
-      const bool folds =
-          constant && !def.draws_random_numbers && bytes_of_outputs(*work.spec) <= kFoldBytes;
+      const bool folds = constant && !def.draws_random_numbers &&
+                         bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes);
       const KernelRegistry& kernels = folds ? cpu_kernels() : kernels_;
       work.kernel = kernels.select(*work.spec, &refused);
       if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
@@ -267,6 +267,21 @@ class PlanMaker {
       plan_.constant_bytes += results[i].bytes();
       set_constant(node.outputs[i], std::move(results[i]));
     }
+  }
+
+  // No result has elements, so that no kernel needs to care. What is given integers may have to
+  // refuse them, as indices; what runs in PyTorch may do more than give results.
+  static bool has_nothing_to_do(const NodeSpec& spec) {
+    if (spec.node().op == "External") return false;
+    for (size_t i = 0; i < spec.num_outputs(); ++i) {
+      if (spec.has_output(i) && spec.output(i).numel() > 0) return false;
+    }
+    for (size_t i = 0; i < spec.num_inputs(); ++i) {
+      if (spec.has_input(i) && !is_float(spec.input(i).dtype) && spec.input(i).numel() > 0) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // Folding can leave nodes that only fed folded ones.
@@ -485,11 +500,14 @@ class PlanMaker {
       copies_.push_back({k, backward, plan_.updated_input[k] >= 0});
     }
     std::ranges::stable_partition(copies_, [](const Copy& copy) { return !copy.late; });
+    ByteCount forward, gradients;
     for (size_t k = 0; k < graph_.outputs().size(); ++k) {
       if (plan_.updated_input[k] >= 0) continue;
       const bool backward = graph_.outputs()[k].role == OutputRole::gradient;
-      (backward ? plan_.gradient_bytes : plan_.forward_output_bytes) += plan_.outputs[k].bytes();
+      (backward ? gradients : forward) += bytes_of<char>(plan_.outputs[k].bytes());
     }
+    plan_.forward_output_bytes = forward.value();
+    plan_.gradient_bytes = gradients.value();
   }
 
   Location location_of(ValueId id) {
@@ -521,16 +539,21 @@ class PlanMaker {
     for (size_t b = 0; b < buffers_.size(); ++b) {
       if (buffers_[b].output >= 0 || buffers_[b].input >= 0) continue;
       lifetime_of[b] = static_cast<int>(lifetimes.size());
-      lifetimes.push_back({buffers_[b].bytes, buffers_[b].first, buffers_[b].last});
+      lifetimes.push_back({bytes_of<char>(buffers_[b].bytes), buffers_[b].first, buffers_[b].last});
     }
     std::vector<Made> made(work_.size());
     for (size_t w = 0; w < work_.size(); ++w) {
       Work& work = work_[w];
       if (work.view_offsets) continue;
-      made[w].run = with_context(std::string(), [&] { return work.kernel->make(*work.spec); });
+      if (has_nothing_to_do(*work.spec)) {
+        made[w].run = [](const KernelArgs&) {};
+        continue;
+      }
+      made[w].run =
+          with_context(work.spec->context(), [&] { return work.kernel->make(*work.spec); });
       if (work.spec->workspace_bytes() > 0) {
         made[w].workspace = static_cast<int>(lifetimes.size());
-        lifetimes.push_back({work.spec->workspace_bytes(), work.step, work.step});
+        lifetimes.push_back({bytes_of<char>(work.spec->workspace_bytes()), work.step, work.step});
       }
     }
     const MemoryLayout layout = plan_memory(lifetimes);

@@ -109,18 +109,17 @@ KernelFn make_forward(NodeSpec& spec) {
   };
 }
 
-size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 template <Way kWay>
 KernelFn make_backward(NodeSpec& spec) {
   const DType type = spec.input(0).dtype;
   const AttentionProblem problem = problem_of(spec, 1, 6);
   const int64_t mask_size = spec.has_output(3) ? spec.output(3).numel() : 0;
-  const size_t delta_bytes =
-      padded(static_cast<size_t>(problem.batch * problem.heads * problem.queries) *
-             size_of(spec.input(5).dtype));
-  const size_t mask_bytes = mask_size > 0 ? attention_mask_workspace(type, problem, mask_size) : 0;
-  spec.request_workspace(delta_bytes + mask_bytes);
+  const ByteCount deltas =
+      ByteCount::of(size_of(spec.input(5).dtype), problem.batch, problem.heads, problem.queries)
+          .rounded_up(64);
+  const size_t delta_bytes = deltas.value();
+  spec.request_workspace(mask_size > 0 ? deltas + attention_mask_workspace(type, problem, mask_size)
+                                       : deltas);
   const std::array<bool, 3> wanted{spec.has_output(0), spec.has_output(1), spec.has_output(2)};
   return [=](const KernelArgs& args) {
     AttentionBackwardProblem p = {};

@@ -124,8 +124,11 @@ KernelFn make_backward(NodeSpec& spec) {
   const bool narrow_mask = wants_dmask && storage_size(a.storage) == 2;
   const int64_t sequences = sequences_of(spec, 8);
   const int64_t own =
-      kBlocked && sequences < 0 ? (attention_backward_workspace(a.shape, a.mask, wants_dmask) + 63) / 64 * 64 : 0;
-  spec.request_workspace(static_cast<size_t>(own + (narrow_mask ? 4 * problem.mask_size : 0)));
+      kBlocked && sequences < 0
+          ? (attention_backward_workspace(a.shape, a.mask, wants_dmask) + 63) / 64 * 64
+          : 0;
+  spec.request_workspace(bytes_of<char>(own) +
+                         bytes_of<float>(narrow_mask ? problem.mask_size : 0));
   return [problem, wanted, narrow_mask, own, sequences](const KernelArgs& args) {
     AttentionBackward g = problem;
     bind(g.forward, args, 1, 6);

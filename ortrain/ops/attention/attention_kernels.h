@@ -39,6 +39,6 @@ void attention_rest(DType type, const AttentionBackwardProblem& problem,
 // attention_mask_workspace says; 0 where it is not needed.
 void attention_mask_gradient(DType type, const AttentionBackwardProblem& problem, int64_t size,
                              void* dmask, void* workspace, void* stream);
-size_t attention_mask_workspace(DType type, const AttentionProblem& problem, int64_t size);
+ByteCount attention_mask_workspace(DType type, const AttentionProblem& problem, int64_t size);
 
 }  // namespace ortrain::gpu

@@ -153,11 +153,11 @@ void launch_gradient(const AttentionBackwardProblem& p, const MaskGrid& grid, S*
 
 }  // namespace
 
-size_t attention_mask_workspace(DType type, const AttentionProblem& p, int64_t size) {
-  return dispatch_float(type, [&](auto tag) -> size_t {
+ByteCount attention_mask_workspace(DType type, const AttentionProblem& p, int64_t size) {
+  return dispatch_float(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const MaskGrid grid = grid_for<T>(p, size);
-    return grid.parts == 1 ? 0 : static_cast<size_t>(grid.parts * size) * sizeof(ComputeType<T>);
+    return grid.parts == 1 ? ByteCount() : bytes_of<ComputeType<T>>(grid.parts, size);
   });
 }
 

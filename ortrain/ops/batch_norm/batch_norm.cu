@@ -88,10 +88,9 @@ struct Workspace {
       : affine(static_cast<Affine<C>*>(args.workspace)),
         means(reinterpret_cast<C*>(affine + u.units)),
         partial(reinterpret_cast<State*>(means + (u.units + 15) / 16 * 16)) {}
-  static size_t bytes(const Units& u, const UnitPlan& p) {
-    return static_cast<size_t>(u.units) * sizeof(Affine<C>) +
-           static_cast<size_t>((u.units + 15) / 16 * 16) * sizeof(C) +
-           static_cast<size_t>(p.states(u)) * sizeof(State);
+  static ByteCount bytes(const Units& u, const UnitPlan& p) {
+    return bytes_of<Affine<C>>(u.units) + bytes_of<C>((u.units + 15) / 16, 16) +
+           bytes_of<State>(p.states(u));
   }
 };
 

@@ -22,8 +22,6 @@ bool is_pointwise(const ConvProblem& p) {
 }
 bool is_depthwise(const ConvProblem& p) { return p.group_in() == 1 && p.in_channels > 1; }
 
-size_t rounded_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // The product of one part of the work, by its extents: parts differ in at most two of them.
 class Products {
  public:
@@ -36,7 +34,7 @@ class Products {
     bytes_ = std::max(bytes_, made_.back().gemm.workspace_bytes());
     return made_.back().gemm;
   }
-  size_t workspace_bytes() const { return rounded_up(bytes_); }
+  ByteCount workspace_bytes() const { return bytes_.rounded_up(64); }
 
  private:
   struct Made {
@@ -44,7 +42,7 @@ class Products {
     Gemm gemm;
   };
   std::vector<Made> made_;
-  size_t bytes_ = 0;
+  ByteCount bytes_;
 };
 
 // Some images, all of their outputs or, of one image, some.
@@ -103,15 +101,14 @@ KernelFn forward_by_columns(NodeSpec& spec, const ConvProblem& p, bool has_bias)
   };
   const std::vector<Part> parts = parts_of(
       p.batch, out, pointwise ? 0 : rows * static_cast<int64_t>(sizeof(T)), products, product);
-  size_t column_bytes = 0;
+  ByteCount column_bytes;
   for (const Part& part : parts) {
     if (pointwise) break;
-    column_bytes =
-        std::max(column_bytes, static_cast<size_t>(part.images * part.extent * rows) * sizeof(T));
+    column_bytes = std::max(column_bytes, bytes_of<T>(part.images, part.extent, rows));
   }
   spec.request_workspace(products.workspace_bytes() + column_bytes);
   return [parts, pointwise, rows, has_bias, e = ConvExtents(p),
-          at = products.workspace_bytes()](const KernelArgs& args) {
+          at = products.workspace_bytes().value()](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     T* y = args.output<T>(0);
     T* columns = reinterpret_cast<T*>(static_cast<char*>(args.workspace) + at);
@@ -139,8 +136,9 @@ KernelFn input_by_columns(NodeSpec& spec, const ConvProblem& p, bool has_bias) {
   const bool pointwise = is_pointwise(p);
   // Where the columns of one image are too many: some channels of one group at a time.
   using C = ComputeType<T>;
-  const int64_t channel_bytes = kernel * out * static_cast<int64_t>(sizeof(C));
-  const bool by_group = !pointwise && p.in_channels * channel_bytes > most_column_bytes;
+  const int64_t channel_bytes = count_elements(kernel, out, sizeof(C));
+  const bool by_group =
+      !pointwise && count_elements(p.in_channels, channel_bytes) > most_column_bytes;
   const int64_t channels_at_once = by_group ? p.group_in() : p.in_channels;
   Products products;
   const auto product = [&](int64_t images, int64_t channels) {
@@ -164,40 +162,39 @@ KernelFn input_by_columns(NodeSpec& spec, const ConvProblem& p, bool has_bias) {
   const std::vector<Part> parts =
       parts_of(p.batch, channels_at_once, pointwise ? 0 : channel_bytes, products,
                [&](int64_t images, int64_t channels) { return product(images, channels); });
-  size_t column_bytes = 0;
+  ByteCount column_bytes;
   for (const Part& part : parts) {
     if (pointwise) break;
     const int64_t images = by_group ? 1 : part.images;
-    column_bytes =
-        std::max(column_bytes, static_cast<size_t>(images * part.extent * channel_bytes));
+    column_bytes = std::max(column_bytes, bytes_of<char>(images, part.extent, channel_bytes));
   }
   spec.request_workspace(products.workspace_bytes() + column_bytes);
-  return
-      [parts, pointwise, by_group, depth, kernel, out, has_bias, e = ConvExtents(p),
-       groups = by_group ? p.groups : 1, at = products.workspace_bytes()](const KernelArgs& args) {
-        const T *dy = args.input<T>(0), *w = args.input<T>(1);
-        const T* bias = has_bias ? args.input<T>(2) : nullptr;
-        T* dx = args.output<T>(0);
-        C* columns = reinterpret_cast<C*>(static_cast<char*>(args.workspace) + at);
-        for (const Part& part : parts) {
-          for (int64_t image = part.image; image < part.image + part.images;
-               image += by_group ? 1 : part.images) {
-            const int64_t images = by_group ? 1 : part.images;
-            T* inputs = dx + image * e.in_channels * e.in_size;
-            for (int64_t group = 0; group < groups; ++group) {
-              const int64_t channel = group * e.group_in + part.first;
-              part.gemm.run({.a = w + group * e.group_out * depth + part.first * kernel,
-                             .b = dy + (image * e.out_channels + group * e.group_out) * out,
-                             .d = pointwise ? static_cast<void*>(inputs) : columns,
-                             .c = bias},
-                            args.workspace, args.stream);
-              if (pointwise) continue;
-              launch(columns_to_inputs<T>, items(images * part.extent * e.in_size), args.stream, e,
-                     images, channel, part.extent, columns, bias, inputs);
-            }
-          }
+  return [parts, pointwise, by_group, depth, kernel, out, has_bias, e = ConvExtents(p),
+          groups = by_group ? p.groups : 1,
+          at = products.workspace_bytes().value()](const KernelArgs& args) {
+    const T *dy = args.input<T>(0), *w = args.input<T>(1);
+    const T* bias = has_bias ? args.input<T>(2) : nullptr;
+    T* dx = args.output<T>(0);
+    C* columns = reinterpret_cast<C*>(static_cast<char*>(args.workspace) + at);
+    for (const Part& part : parts) {
+      for (int64_t image = part.image; image < part.image + part.images;
+           image += by_group ? 1 : part.images) {
+        const int64_t images = by_group ? 1 : part.images;
+        T* inputs = dx + image * e.in_channels * e.in_size;
+        for (int64_t group = 0; group < groups; ++group) {
+          const int64_t channel = group * e.group_in + part.first;
+          part.gemm.run({.a = w + group * e.group_out * depth + part.first * kernel,
+                         .b = dy + (image * e.out_channels + group * e.group_out) * out,
+                         .d = pointwise ? static_cast<void*>(inputs) : columns,
+                         .c = bias},
+                        args.workspace, args.stream);
+          if (pointwise) continue;
+          launch(columns_to_inputs<T>, items(images * part.extent * e.in_size), args.stream, e,
+                 images, channel, part.extent, columns, bias, inputs);
         }
-      };
+      }
+    }
+  };
 }
 
 // --- dw [M, K] = dy [M, positions] columns^T [positions, K] over all images
@@ -224,14 +221,13 @@ KernelFn weight_by_columns(NodeSpec& spec, const ConvProblem& p) {
       parts_of(p.batch, out, (rows + p.out_channels) * size, products, product);
   int64_t most = 0;
   for (const Part& part : parts) most = std::max(most, part.images * part.extent);
-  const size_t column_bytes = rounded_up(static_cast<size_t>(most * rows * size));
-  const size_t gradient_bytes = rounded_up(static_cast<size_t>(most * p.out_channels * size));
+  const ByteCount columns = bytes_of<T>(most, rows).rounded_up(64);
+  const ByteCount gradients = bytes_of<T>(most, p.out_channels).rounded_up(64);
   const int64_t weights = p.w_numel();
-  const size_t sum_bytes =
-      parts.size() > 1 ? static_cast<size_t>(weights) * sizeof(C) * parts.size() : 0;
-  spec.request_workspace(products.workspace_bytes() + column_bytes + gradient_bytes + sum_bytes);
-  return [parts, rows, weights, column_bytes, gradient_bytes, e = ConvExtents(p),
-          at = products.workspace_bytes()](const KernelArgs& args) {
+  spec.request_workspace(products.workspace_bytes() + columns + gradients +
+                         bytes_of<C>(weights, parts.size() > 1 ? parts.size() : 0));
+  return [parts, rows, weights, column_bytes = columns.value(), gradient_bytes = gradients.value(),
+          e = ConvExtents(p), at = products.workspace_bytes().value()](const KernelArgs& args) {
     const T *dy = args.input<T>(0), *x = args.input<T>(1);
     char* memory = static_cast<char*>(args.workspace) + at;
     T* columns = reinterpret_cast<T*>(memory);

@@ -96,13 +96,13 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
   problem->alignment = static_cast<int64_t>(size_of(problem->dtype));
   problem->has_bias = false;
   const auto anywhere = cudnn_plan(*problem, why);
-  size_t bytes = cudnn_workspace(*plan);
+  ByteCount bytes = cudnn_workspace(*plan);
   KernelFn otherwise;
   if (anywhere) {
     bytes = std::max(bytes, cudnn_workspace(*anywhere));
   } else {
     otherwise = own(spec);
-    bytes = std::max(bytes, spec.workspace_bytes());
+    bytes = std::max(bytes, bytes_of<char>(spec.workspace_bytes()));
   }
   spec.request_workspace(bytes);
   return dispatch_float(problem->dtype, [&](auto tag) -> KernelFn {

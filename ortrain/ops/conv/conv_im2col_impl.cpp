@@ -117,8 +117,6 @@ struct Im2colBuffers {
   int64_t weight = 0;
   int64_t x = 0;  // one image of one group
   int64_t y = 0;  // likewise
-
-  int64_t total() const { return columns + weight + x + y; }
 };
 
 template <typename T>
@@ -126,7 +124,8 @@ Im2colBuffers im2col_buffers(const ConvNode& node) {
   const ConvProblem& p = node.problem;
   Im2colBuffers buffers;
   const auto aligned = [](int64_t n) { return (n + 15) / 16 * 16; };
-  buffers.columns = aligned(p.group_in() * p.kernel_size() * band_rows(p) * p.axes[2].out);
+  buffers.columns =
+      aligned(count_elements(p.group_in(), p.kernel_size(), band_rows(p), p.axes[2].out));
   if (!std::is_same_v<T, ComputeType<T>>) {
     buffers.weight = aligned(p.w_numel());
     buffers.x = aligned(p.group_in() * p.in_size());
@@ -188,7 +187,10 @@ class Im2col {
         band_(band_rows(p_)),
         pointwise_(is_pointwise(p_)) {}
 
-  size_t workspace_bytes() const { return static_cast<size_t>(buffers_.total()) * sizeof(C); }
+  ByteCount workspace_bytes() const {
+    return bytes_of<C>(buffers_.columns) + bytes_of<C>(buffers_.weight) + bytes_of<C>(buffers_.x) +
+           bytes_of<C>(buffers_.y);
+  }
 
   void run(const KernelArgs& args) const {
     const T* bias = node_.has_bias ? args.input<T>(2) : nullptr;

@@ -267,7 +267,7 @@ KernelFn make_scatter(NodeSpec& spec) {
                   .row_size = num_elements(Dims(dims.begin() + 1, dims.end())),
                   .padding = spec.attrs().int_("padding_idx")};
   scatter.chunks = (scatter.row_size + kColumns - 1) / kColumns;
-  spec.request_workspace(static_cast<size_t>(2 * scatter.rows + scatter.count) * sizeof(int32_t));
+  spec.request_workspace(bytes_of<int32_t>(2, scatter.rows) + bytes_of<int32_t>(scatter.count));
   const bool has_base = spec.has_input(3);
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;

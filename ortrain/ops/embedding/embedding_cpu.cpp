@@ -135,7 +135,7 @@ KernelFn make_scatter(NodeSpec& spec) {
   const Scatter s(spec);
   const DType type = spec.input(0).dtype;
   if (!kFullFloatTypes.contains(type)) {
-    spec.request_workspace(static_cast<size_t>(s.rows * s.row_size) * sizeof(float));
+    spec.request_workspace(bytes_of<float>(s.rows, s.row_size));
   }
   return dispatch_float(type, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
@@ -148,7 +148,7 @@ KernelFn make_scatter(NodeSpec& spec) {
 
 KernelFn make_scatter_ref(NodeSpec& spec) {
   const Scatter s(spec);
-  spec.request_workspace(static_cast<size_t>(s.rows * s.row_size) * sizeof(double));
+  spec.request_workspace(bytes_of<double>(s.rows, s.row_size));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return dispatch_index(spec.input(1).dtype, [&](auto index_tag) -> KernelFn {

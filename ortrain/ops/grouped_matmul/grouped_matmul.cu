@@ -20,7 +20,7 @@ struct Groups {
   int64_t* ends = nullptr;   // count + 1
   int64_t* tiles = nullptr;  // count + 2
 
-  size_t workspace_bytes() const { return static_cast<size_t>(2 * count + 3) * sizeof(int64_t); }
+  ByteCount workspace_bytes() const { return bytes_of<int64_t>(2, count) + bytes_of<int64_t>(3); }
   Groups in(void* workspace) const {
     Groups placed = *this;
     placed.ends = static_cast<int64_t*>(workspace);

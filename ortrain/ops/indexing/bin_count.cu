@@ -102,8 +102,7 @@ KernelFn bin_count_of(NodeSpec& spec) {
                static_cast<C>(spec.attrs().float_("max")), 0};
   const LaunchShape shape = items(std::max<int64_t>(bins.n, 1), kThreads, kMostBlocks);
   if (bins.low == 0 && bins.high == 0 && bins.n > 0) bins.ranges = shape.blocks;
-  spec.request_workspace(static_cast<size_t>(bins.count) * sizeof(Counter) +
-                         2 * static_cast<size_t>(bins.ranges) * sizeof(C));
+  spec.request_workspace(bytes_of<Counter>(bins.count) + bytes_of<C>(2, bins.ranges));
   return [bins, shape](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     Counter* counts = static_cast<Counter*>(args.workspace);

@@ -19,7 +19,7 @@ KernelFn bin_count_of(NodeSpec& spec) {
   const int64_t bins = spec.output(0).numel();
   const C given_low = static_cast<C>(spec.attrs().float_("min"));
   const C given_high = static_cast<C>(spec.attrs().float_("max"));
-  spec.request_workspace(static_cast<size_t>(kBlocks * bins) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(kBlocks, bins));
   return [=, context = spec.context()](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     C low = given_low, high = given_high;
@@ -63,9 +63,8 @@ KernelFn bin_count_of(NodeSpec& spec) {
 }
 
 KernelFn make_bin_count(NodeSpec& spec) {
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) {
-    return bin_count_of<typename decltype(tag)::type>(spec);
-  });
+  return dispatch_float(spec.input(0).dtype,
+                        [&](auto tag) { return bin_count_of<typename decltype(tag)::type>(spec); });
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ KernelFn make_gather(NodeSpec& spec) {
 constexpr int64_t kColumns = 256;
 
 template <typename T>
-void add_row(const T* dy, const int64_t* sources, int64_t begin, int64_t end, int64_t inner, T* dx) {
+void add_row(const T* dy, const int64_t* sources, int64_t begin, int64_t end, int64_t inner,
+             T* dx) {
   if (begin == end) {
     std::memset(static_cast<void*>(dx), 0, static_cast<size_t>(inner) * sizeof(T));
     return;
@@ -105,7 +106,8 @@ void add_row(const T* dy, const int64_t* sources, int64_t begin, int64_t end, in
 template <typename T, typename I>
 KernelFn gather_grad_of(NodeSpec& spec, const GatherShape& s) {
   // starts[extent + 1], then the sorted positions.
-  spec.request_workspace(static_cast<size_t>(s.extent + 1 + s.indices) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(s.extent) + bytes_of<int64_t>(1) +
+                         bytes_of<int64_t>(s.indices));
   return [s, context = spec.context()](const KernelArgs& args) {
     const T* dy = args.input<T>(0);
     const I* indices = args.input<I>(1);

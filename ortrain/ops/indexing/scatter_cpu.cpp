@@ -30,7 +30,8 @@ T combine(Reduction reduction, T old_value, T update) {
   const C a = static_cast<C>(old_value);
   const C b = static_cast<C>(update);
   switch (reduction) {
-    case Reduction::none: return update;
+    case Reduction::none:
+      return update;
     case Reduction::add:
       if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
         return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
@@ -43,8 +44,10 @@ T combine(Reduction reduction, T old_value, T update) {
       } else {
         return static_cast<T>(a * b);
       }
-    case Reduction::max: return b > a || b != b ? update : old_value;
-    case Reduction::min: return b < a || b != b ? update : old_value;
+    case Reduction::max:
+      return b > a || b != b ? update : old_value;
+    case Reduction::min:
+      return b < a || b != b ? update : old_value;
   }
   return update;
 }
@@ -53,13 +56,13 @@ T combine(Reduction reduction, T old_value, T update) {
 // coordinates, so two threads never meet in one element of the data. Where the axis is not the last
 // one, lines that lie beside each other are read together.
 struct Lines {
-  Dims dims;                       // of indices: neither the axis nor `width`
+  Dims dims;  // of indices: neither the axis nor `width`
   Dims index_strides, data_strides;
-  int64_t groups = 1;              // of lines
-  int64_t width = 1;               // lines beside each other in a group
-  int64_t length = 0;              // along the axis
+  int64_t groups = 1;  // of lines
+  int64_t width = 1;   // lines beside each other in a group
+  int64_t length = 0;  // along the axis
   int64_t index_step = 0, data_step = 0;
-  int64_t axis = 0, extent = 0;    // of data
+  int64_t axis = 0, extent = 0;  // of data
 };
 
 Lines make_lines(const Dims& data, const Dims& indices, int64_t axis) {
@@ -126,8 +129,8 @@ KernelFn gather_elements_of(const NodeSpec& spec, Lines lines) {
     std::byte* out = args.output<std::byte>(0);
     check_indices(args.input<I>(1), count, lines.extent, lines.axis, context);
     for_each_index(lines, args.input<I>(1), [&](int64_t at, int64_t source) {
-      std::memcpy(out + static_cast<size_t>(at) * kSize,
-                  data + static_cast<size_t>(source) * kSize, kSize);
+      std::memcpy(out + static_cast<size_t>(at) * kSize, data + static_cast<size_t>(source) * kSize,
+                  kSize);
     });
   };
 }
@@ -137,10 +140,14 @@ KernelFn make_gather_elements(NodeSpec& spec) {
   return dispatch_index(spec.input(1).dtype, [&](auto tag) -> KernelFn {
     using I = typename decltype(tag)::type;
     switch (size_of(spec.input(0).dtype)) {
-      case 1: return gather_elements_of<I, 1>(spec, std::move(lines));
-      case 2: return gather_elements_of<I, 2>(spec, std::move(lines));
-      case 4: return gather_elements_of<I, 4>(spec, std::move(lines));
-      default: return gather_elements_of<I, 8>(spec, std::move(lines));
+      case 1:
+        return gather_elements_of<I, 1>(spec, std::move(lines));
+      case 2:
+        return gather_elements_of<I, 2>(spec, std::move(lines));
+      case 4:
+        return gather_elements_of<I, 4>(spec, std::move(lines));
+      default:
+        return gather_elements_of<I, 8>(spec, std::move(lines));
     }
   });
 }
@@ -151,9 +158,8 @@ void copy_base(const KernelArgs& args, size_t bytes) {
 
 template <typename T, typename I>
 KernelFn scatter_elements_of(const NodeSpec& spec, Lines lines) {
-  return [lines = std::move(lines), count = spec.input(1).numel(),
-          bytes = spec.output(0).bytes(), reduction = reduction_of(spec),
-          context = spec.context()](const KernelArgs& args) {
+  return [lines = std::move(lines), count = spec.input(1).numel(), bytes = spec.output(0).bytes(),
+          reduction = reduction_of(spec), context = spec.context()](const KernelArgs& args) {
     check_indices(args.input<I>(1), count, lines.extent, lines.axis, context);
     copy_base(args, bytes);
     const T* updates = args.input<T>(2);
@@ -181,8 +187,8 @@ struct Tuples {
   int64_t length = 0;                  // of a tuple
   Dims extents, strides;               // of the indexed axes; strides count slices
   int64_t first_axis = 0;
-  int64_t batch_slices = 1;            // slices of data per batch
-  int64_t slice = 1;                   // elements
+  int64_t batch_slices = 1;  // slices of data per batch
+  int64_t slice = 1;         // elements
   int64_t count() const { return batches * per_batch; }
   int64_t targets() const { return batches * batch_slices; }
 };
@@ -211,8 +217,7 @@ void resolve_tuples(const Tuples& t, const int64_t* indices, int64_t* slices,
       const int64_t at = i * t.length + static_cast<int64_t>(k);
       const int64_t index = indices[at];
       if (index < -t.extents[k] || index >= t.extents[k]) {
-        throw_index_error(context, index, at, t.extents[k],
-                          t.first_axis + static_cast<int64_t>(k));
+        throw_index_error(context, index, at, t.extents[k], t.first_axis + static_cast<int64_t>(k));
       }
       slice += wrapped(index, t.extents[k]) * t.strides[k];
     }
@@ -223,7 +228,7 @@ void resolve_tuples(const Tuples& t, const int64_t* indices, int64_t* slices,
 KernelFn make_gather_nd(NodeSpec& spec) {
   const Tuples t =
       make_tuples(spec.input(0).dims, spec.input(1).dims, spec.attrs().int_("batch_dims"));
-  spec.request_workspace(static_cast<size_t>(t.count()) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(t.count()));
   const size_t bytes = static_cast<size_t>(t.slice) * size_of(spec.input(0).dtype);
   return [t, bytes, context = spec.context()](const KernelArgs& args) {
     int64_t* slices = static_cast<int64_t*>(args.workspace);
@@ -260,7 +265,7 @@ void apply_tuples(const Tuples& t, Reduction reduction, const int64_t* slices, c
 template <typename T>
 KernelFn scatter_nd_of(NodeSpec& spec) {
   const Tuples t = make_tuples(spec.input(0).dims, spec.input(1).dims, 0);
-  spec.request_workspace(static_cast<size_t>(t.count()) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(t.count()));
   return [t, bytes = spec.output(0).bytes(), reduction = reduction_of(spec),
           context = spec.context()](const KernelArgs& args) {
     int64_t* slices = static_cast<int64_t*>(args.workspace);
@@ -271,16 +276,15 @@ KernelFn scatter_nd_of(NodeSpec& spec) {
 }
 
 KernelFn make_scatter_nd(NodeSpec& spec) {
-  return dispatch_all(spec.input(0).dtype, [&](auto tag) {
-    return scatter_nd_of<typename decltype(tag)::type>(spec);
-  });
+  return dispatch_all(spec.input(0).dtype,
+                      [&](auto tag) { return scatter_nd_of<typename decltype(tag)::type>(spec); });
 }
 
 template <typename T>
 KernelFn gather_nd_grad_of(NodeSpec& spec) {
   const Tuples t =
       make_tuples(spec.output(0).dims, spec.input(1).dims, spec.attrs().int_("batch_dims"));
-  spec.request_workspace(static_cast<size_t>(t.count()) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(t.count()));
   return [t, bytes = spec.output(0).bytes(), context = spec.context()](const KernelArgs& args) {
     int64_t* slices = static_cast<int64_t*>(args.workspace);
     resolve_tuples(t, args.input<int64_t>(1), slices, context);

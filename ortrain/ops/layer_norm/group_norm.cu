@@ -40,10 +40,12 @@ struct GroupWorkspace {
   GroupWorkspace(const KernelArgs& args, const Groups& g, const UnitPlan& rows,
                  const UnitPlan& maps) {
     auto* at = static_cast<char*>(args.workspace);
-    const auto take = [&at](auto*& place, int64_t count) {
+    const auto take = [&at, this](auto*& place, int64_t count) {
       using Element = std::remove_reference_t<decltype(*place)>;
       place = reinterpret_cast<Element*>(at);
-      at += (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64;
+      const ByteCount taken = bytes_of<Element>(count).rounded_up(64);
+      at += taken.value();
+      bytes += taken;
     };
     take(affine, g.maps().units);
     take(means, g.rows().units);
@@ -51,13 +53,12 @@ struct GroupWorkspace {
     take(moments, rows.states(g.rows()));
     take(sums, maps.states(g.maps()));
     take(map_sums, 2 * g.maps().units);
-    bytes = static_cast<size_t>(at - static_cast<char*>(args.workspace));
   }
-  size_t bytes;
+  ByteCount bytes;
 };
 
 template <class C>
-size_t workspace_bytes(const Groups& g, const UnitPlan& rows, const UnitPlan& maps) {
+ByteCount workspace_bytes(const Groups& g, const UnitPlan& rows, const UnitPlan& maps) {
   return GroupWorkspace<C>(KernelArgs{}, g, rows, maps).bytes;
 }
 

@@ -116,7 +116,7 @@ KernelFn make_grad_simd(NodeSpec& spec) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
     // Per batch entry and channel: sum(dy h) and sum(dy).
-    spec.request_workspace(static_cast<size_t>(2 * c.batch * c.channels()) * sizeof(C));
+    spec.request_workspace(bytes_of<C>(2, c.batch, c.channels()));
     return [=](const KernelArgs& args) {
       const auto ops = row_ops<C>();
       const int64_t n = c.row_size();
@@ -176,7 +176,7 @@ KernelFn make_grad_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    spec.request_workspace(static_cast<size_t>(2 * c.channels()) * sizeof(double));
+    spec.request_workspace(bytes_of<double>(2, c.channels()));
     return [=](const KernelArgs& args) {
       const int64_t n = c.row_size();
       double* dscale = static_cast<double*>(args.workspace);

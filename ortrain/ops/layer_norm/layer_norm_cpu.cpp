@@ -102,7 +102,7 @@ KernelFn make_grad_simd(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    spec.request_workspace(static_cast<size_t>(blocks.count * sums * rows.size) * sizeof(C));
+    spec.request_workspace(bytes_of<C>(blocks.count, sums, rows.size));
     return [=](const KernelArgs& args) {
       const auto ops = row_ops<C>();
       const int64_t n = rows.size;
@@ -142,7 +142,7 @@ KernelFn make_grad_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    spec.request_workspace(static_cast<size_t>(2 * rows.size) * sizeof(double));
+    spec.request_workspace(bytes_of<double>(2, rows.size));
     return [=](const KernelArgs& args) {
       const int64_t n = rows.size;
       double* dscale = static_cast<double*>(args.workspace);

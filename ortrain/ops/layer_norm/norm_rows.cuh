@@ -226,7 +226,7 @@ struct NormGradPlan {
 
   static int64_t most_teams(int64_t rows) { return std::clamp<int64_t>(rows / 8, 256, 1024); }
   static int64_t column_parts(int64_t rows) { return std::clamp<int64_t>(rows / 64, 1, 128); }
-  static size_t bytes(const NormShape& shape) {
+  static ByteCount bytes(const NormShape& shape) {
     int64_t parts = 0;
     for (const bool aligned : {false, true}) {
       with_row_form<T, kMostThreads>(shape.n, aligned, [&](auto form) {
@@ -236,7 +236,7 @@ struct NormGradPlan {
                                     : column_parts(shape.rows));
       });
     }
-    return static_cast<size_t>(parts * kSums * shape.n + shape.rows) * sizeof(C);
+    return bytes_of<C>(parts, kSums, shape.n) + bytes_of<C>(shape.rows);
   }
 
   // dscale and dbias may be null.

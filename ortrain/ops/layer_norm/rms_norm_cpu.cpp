@@ -80,7 +80,7 @@ KernelFn make_grad_simd(NodeSpec& spec) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
     if (has_dscale) {
-      spec.request_workspace(static_cast<size_t>(blocks.count * rows.size) * sizeof(C));
+      spec.request_workspace(bytes_of<C>(blocks.count, rows.size));
     }
     return [=](const KernelArgs& args) {
       const auto ops = row_ops<C>();
@@ -115,7 +115,7 @@ KernelFn make_grad_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    spec.request_workspace(static_cast<size_t>(rows.size) * sizeof(double));
+    spec.request_workspace(bytes_of<double>(rows.size));
     return [=](const KernelArgs& args) {
       const int64_t n = rows.size;
       double* dscale = static_cast<double*>(args.workspace);

@@ -25,7 +25,7 @@ constexpr int64_t kLeastPartRows = 64, kMostParts = 256;
 constexpr size_t kBase = 6;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr size_t kWorkspaceUnit = 64;
 
 // The gradients of the scores of labels [begin, begin + rows), side by side in dx, whose rows lie
 // `stride` apart; zeros in between.
@@ -94,7 +94,7 @@ struct ClassifierLoss {
   bool wants_dx, wants_dweight, wants_dbias, has_base;
   bool sums_in_float = false;  // the weight gradient
   std::vector<Chunk> chunks;
-  size_t logit_bytes = 0, sum_bytes = 0, gemm_bytes = 0;
+  ByteCount logit_bytes, sum_bytes, gemm_bytes;
   int64_t parts = 0;  // of the bias gradient
 
   explicit ClassifierLoss(const NodeSpec& spec)
@@ -112,11 +112,11 @@ struct ClassifierLoss {
     const int64_t size = chunk_rows();
     if (size < rows.outer && wants_dweight && size_of(dtype) == 2) {
       sums_in_float = true;
-      sum_bytes = aligned(static_cast<size_t>(rows.classes * features) * sizeof(float));
+      sum_bytes = bytes_of<float>(rows.classes, features).rounded_up(kWorkspaceUnit);
     }
     // Without rows, too: the weight gradient is written.
     for (int64_t begin = 0; begin == 0 || begin < rows.outer; begin += size) add_chunk(begin, size);
-    logit_bytes = aligned(static_cast<size_t>(chunks[0].rows * stride) * size_of(dtype));
+    logit_bytes = ByteCount::of(size_of(dtype), chunks[0].rows, stride).rounded_up(kWorkspaceUnit);
   }
 
   int64_t chunk_rows() const {
@@ -159,13 +159,13 @@ struct ClassifierLoss {
 
   // The workspace: weights of labels, gradients of logits, parts of dbias, sums of dweight, that of
   // products.
-  size_t weight_bytes() const { return aligned(gradient.bytes()); }
-  size_t part_bytes() const {
-    if (!wants_dbias) return 0;
+  ByteCount weight_bytes() const { return gradient.bytes().rounded_up(kWorkspaceUnit); }
+  ByteCount part_bytes() const {
+    if (!wants_dbias) return {};
     const size_t size = dtype == DType::f64 ? sizeof(double) : sizeof(float);
-    return aligned(static_cast<size_t>(parts * rows.classes) * size);
+    return ByteCount::of(size, parts, rows.classes).rounded_up(kWorkspaceUnit);
   }
-  size_t bytes() const {
+  ByteCount bytes() const {
     return weight_bytes() + logit_bytes + part_bytes() + sum_bytes + gemm_bytes;
   }
 };
@@ -198,11 +198,11 @@ int64_t launch_parts(const ClassifierLoss& loss, const T* dlogits, const Chunk& 
 template <class T>
 void run(const ClassifierLoss& loss, const KernelArgs& args) {
   using C = ComputeType<T>;
-  char* memory = static_cast<char*>(args.workspace) + loss.weight_bytes();
+  char* memory = static_cast<char*>(args.workspace) + loss.weight_bytes().value();
   T* dlogits = reinterpret_cast<T*>(memory);
-  C* parts = reinterpret_cast<C*>(memory += loss.logit_bytes);
-  auto* sums = reinterpret_cast<float*>(memory += loss.part_bytes());
-  void* gemm_workspace = memory + loss.sum_bytes;
+  C* parts = reinterpret_cast<C*>(memory += loss.logit_bytes.value());
+  auto* sums = reinterpret_cast<float*>(memory += loss.part_bytes().value());
+  void* gemm_workspace = memory + loss.sum_bytes.value();
   const ClassLossGrad<T> grad =
       loss.gradient.grad<T>(args, args.input<C>(3), static_cast<const T*>(nullptr), dlogits);
   loss.gradient.launch_weights(args, grad);

@@ -36,18 +36,17 @@ struct Head {
         wants_dbias(spec.has_output(2)),
         has_base(spec.has_input(kBase)) {}
 
-  static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-  size_t label_bytes() const { return aligned(CrossEntropyWorkspace::bytes(rows)); }
-  size_t index_bytes() const { return aligned(static_cast<size_t>(rows) * sizeof(int64_t)); }
-  size_t logit_bytes() const {
-    return aligned(static_cast<size_t>(chunk * classes) * size_of(dtype));
+  ByteCount label_bytes() const { return CrossEntropyWorkspace::bytes(rows).rounded_up(64); }
+  ByteCount index_bytes() const { return bytes_of<int64_t>(rows).rounded_up(64); }
+  ByteCount logit_bytes() const {
+    return ByteCount::of(size_of(dtype), chunk, classes).rounded_up(64);
   }
-  size_t feature_bytes() const {
-    return aligned(static_cast<size_t>(chunk * features) * size_of(dtype));
+  ByteCount feature_bytes() const {
+    return ByteCount::of(size_of(dtype), chunk, features).rounded_up(64);
   }
-  size_t bytes() const {
-    return label_bytes() + index_bytes() + logit_bytes() + 2 * feature_bytes() +
-           static_cast<size_t>(classes) * sizeof(double);
+  ByteCount bytes() const {
+    return label_bytes() + index_bytes() + logit_bytes() + feature_bytes() * 2 +
+           bytes_of<double>(classes);
   }
 };
 
@@ -86,12 +85,12 @@ void add_columns(const T* rows, int64_t count, int64_t n, double* sums) {
 template <class T>
 void run_head(const Head& h, const KernelArgs& args) {
   const CrossEntropyGradRun<T> run(h.config, args, true);
-  char* memory = static_cast<char*>(args.workspace) + h.label_bytes();
+  char* memory = static_cast<char*>(args.workspace) + h.label_bytes().value();
   auto* counted = reinterpret_cast<int64_t*>(memory);
-  T* dlogits = reinterpret_cast<T*>(memory += h.index_bytes());
-  T* x_rows = reinterpret_cast<T*>(memory += h.logit_bytes());
-  T* dx_rows = reinterpret_cast<T*>(memory += h.feature_bytes());
-  auto* bias_sums = reinterpret_cast<double*>(memory + h.feature_bytes());
+  T* dlogits = reinterpret_cast<T*>(memory += h.index_bytes().value());
+  T* x_rows = reinterpret_cast<T*>(memory += h.logit_bytes().value());
+  T* dx_rows = reinterpret_cast<T*>(memory += h.feature_bytes().value());
+  auto* bias_sums = reinterpret_cast<double*>(memory + h.feature_bytes().value());
 
   int64_t count = 0;
   for (int64_t i = 0; i < h.rows; ++i) {

@@ -131,7 +131,7 @@ KernelFn make_forward(NodeSpec& spec) {
   const bool has_weight = spec.has_input(2), has_second = spec.has_output(1);
   const bool reduces = rows.reduction != ops::Reduction::none;
   // One part more than teams: those of a block may be more than rows are left.
-  if (reduces) spec.request_workspace((kMostLossParts + kWarpSize) * sizeof(LossSums));
+  if (reduces) spec.request_workspace(bytes_of<LossSums>(kMostLossParts + kWarpSize));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;

@@ -96,8 +96,8 @@ class ClassLossGradPlan {
       : rows_(rows), smoothing_(spec.attrs().float_("label_smoothing")) {
     sums_ = rows.reduction == ops::Reduction::mean || (has_weight && smoothing_ > 0.0);
   }
-  size_t bytes() const {
-    return sums_ ? static_cast<size_t>(weight_parts(rows_.count())) * sizeof(LossSums) : 0;
+  ByteCount bytes() const {
+    return sums_ ? bytes_of<LossSums>(weight_parts(rows_.count())) : ByteCount();
   }
   // Inputs 0 to 2 are dloss, logits, labels; the workspace starts with bytes() for the weights.
   template <class T>

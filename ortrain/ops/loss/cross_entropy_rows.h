@@ -20,8 +20,8 @@ struct CrossEntropyConfig {
 struct CrossEntropyWorkspace {
   int64_t* labels;
   double* losses;
-  static size_t bytes(int64_t count) {
-    return static_cast<size_t>(count) * (sizeof(int64_t) + sizeof(double));
+  static ByteCount bytes(int64_t count) {
+    return bytes_of<int64_t>(count) + bytes_of<double>(count);
   }
   CrossEntropyWorkspace(void* memory, int64_t count)
       : labels(static_cast<int64_t*>(memory)), losses(reinterpret_cast<double*>(labels + count)) {}

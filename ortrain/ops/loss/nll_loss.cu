@@ -33,7 +33,7 @@ __global__ void nll_loss(ClassRows rows, Labels labels, const T* x, const T* wei
 KernelFn make_forward(NodeSpec& spec) {
   const ClassRows rows(spec, spec.input(0).dims, 1);
   const bool has_weight = spec.has_input(2), reduces = rows.reduction != ops::Reduction::none;
-  if (reduces) spec.request_workspace(kMostBlocks * sizeof(LossSums));
+  if (reduces) spec.request_workspace(bytes_of<LossSums>(kMostBlocks));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [=](const KernelArgs& args) {
@@ -70,7 +70,7 @@ KernelFn make_backward(NodeSpec& spec) {
   const ClassRows rows(spec, spec.output(0).dims, 1);
   const bool has_weight = spec.has_input(3), mean = rows.reduction == ops::Reduction::mean;
   const int64_t parts = weight_parts(rows.count());
-  if (mean) spec.request_workspace(static_cast<size_t>(parts) * sizeof(LossSums));
+  if (mean) spec.request_workspace(bytes_of<LossSums>(parts));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [=](const KernelArgs& args) {

@@ -15,7 +15,7 @@ using ops::Reduction;
 KernelFn make_forward(NodeSpec& spec) {
   const LabelRows rows(spec, 0, 1);
   const bool has_weight = spec.has_input(2);
-  spec.request_workspace(static_cast<size_t>(rows.count()) * (sizeof(int64_t) + sizeof(double)));
+  spec.request_workspace(bytes_of<int64_t>(rows.count()) + bytes_of<double>(rows.count()));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [rows, has_weight](const KernelArgs& args) {
@@ -47,7 +47,7 @@ KernelFn make_backward(NodeSpec& spec) {
   const LabelRows rows = rows_of_grad(spec);
   const bool has_weight = spec.has_input(3);
   const int64_t size = spec.output(0).numel();
-  spec.request_workspace(static_cast<size_t>(rows.count()) * sizeof(int64_t));
+  spec.request_workspace(bytes_of<int64_t>(rows.count()));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [rows, has_weight, size](const KernelArgs& args) {

@@ -274,7 +274,7 @@ Kernel max_kernel(Windows kind) {
 Kernel max_grad_kernel(Windows kind) {
   return {.name = "gather", .make = [kind](NodeSpec& spec) {
             const Pool pool = pool_of(spec, spec.input(1), kind, false);
-            spec.request_workspace(static_cast<size_t>(spec.input(0).numel()) * sizeof(int64_t));
+            spec.request_workspace(bytes_of<int64_t>(spec.input(0).numel()));
             return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
               using T = typename decltype(tag)::type;
               return [pool](const KernelArgs& args) {

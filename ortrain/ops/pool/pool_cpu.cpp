@@ -290,7 +290,7 @@ void average_pool_grad(const Pool& pool, const T* dy, T* dx, ComputeType<T>* sum
 template <typename T>
 void request_sums(NodeSpec& spec) {
   if constexpr (!std::is_same_v<T, ComputeType<T>>) {
-    spec.request_workspace(static_cast<size_t>(spec.output(0).numel()) * sizeof(ComputeType<T>));
+    spec.request_workspace(bytes_of<ComputeType<T>>(spec.output(0).numel()));
   }
 }
 

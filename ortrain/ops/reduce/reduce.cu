@@ -234,7 +234,7 @@ std::optional<ReduceLayout> prod_grad_layout(const NodeSpec& spec) {
 
 KernelFn make_prod_grad(NodeSpec& spec) {
   const ReduceLayout layout = *prod_grad_layout(spec);
-  spec.request_workspace(static_cast<size_t>(spec.input(1).numel()) * sizeof(double));
+  spec.request_workspace(bytes_of<double>(spec.input(1).numel()));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [layout](const KernelArgs& args) {

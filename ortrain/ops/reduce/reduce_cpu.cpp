@@ -35,9 +35,7 @@ std::vector<bool> reduced_axes(const NodeSpec& spec) {
 std::vector<Kernel> reduce_kernels(ReduceFormula formula) {
   std::vector<Kernel> kernels;
   if (formula.kind != ReduceKind::product) {
-    kernels.push_back({.name = "blocked",
-                       .types = kFloatTypes,
-                       .make = [formula](NodeSpec& spec) {
+    kernels.push_back({.name = "blocked", .types = kFloatTypes, .make = [formula](NodeSpec& spec) {
                          return make_reduce_blocked(spec, formula, reduced_axes(spec));
                        }});
   }
@@ -135,10 +133,10 @@ KernelFn make_log_sum_exp(NodeSpec& spec) {
       T* out = args.output<T>(0);
       parallel_for(layout.outputs, 2048 / std::max<int64_t>(layout.count, 1) + 1,
                    [&](int64_t begin, int64_t end) {
-        for (int64_t o = begin; o < end; ++o) {
-          out[o] = rounded<T>(log_sum_exp(in + output_offset(layout, o), runs));
-        }
-      });
+                     for (int64_t o = begin; o < end; ++o) {
+                       out[o] = rounded<T>(log_sum_exp(in + output_offset(layout, o), runs));
+                     }
+                   });
     };
   });
 }
@@ -151,7 +149,7 @@ KernelFn make_prod_grad(NodeSpec& spec) {
   ReducedRuns runs = reduced_runs(layout);
   // Each block of outputs has a row of its own for the products of what follows.
   const int64_t blocks = std::clamp<int64_t>(layout.outputs, 1, 16);
-  spec.request_workspace(static_cast<size_t>(blocks * layout.count) * sizeof(double));
+  spec.request_workspace(bytes_of<double>(blocks, layout.count));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [=, layout = std::move(layout), runs = std::move(runs)](const KernelArgs& args) {

@@ -228,8 +228,8 @@ class ReduceLaunch {
     parts_ = std::clamp<int64_t>(std::min(count / grain, kWantedBlocks / blocks), 1, 1024);
   }
 
-  size_t workspace_bytes() const {
-    return parts_ == 1 ? 0 : static_cast<size_t>(parts_ * layout_.outputs) * sizeof(State);
+  ByteCount workspace_bytes() const {
+    return parts_ == 1 ? ByteCount() : bytes_of<State>(parts_, layout_.outputs);
   }
 
   void operator()(const KernelArgs& args, const In* x, typename Op::Out* out,

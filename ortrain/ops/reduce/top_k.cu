@@ -227,7 +227,7 @@ KernelFn make_top_k(NodeSpec& spec) {
       const int64_t blocks = std::min(a.lines(), kMostBlocks);
       const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(a.k)));
       if (!rounds) {
-        spec.request_workspace(static_cast<size_t>(blocks * room) * sizeof(Entry<Key<T>>));
+        spec.request_workspace(bytes_of<Entry<Key<T>>>(blocks, room));
       }
       return [=](const KernelArgs& args) {
         const T* x = args.input<T>(0);

@@ -40,7 +40,7 @@ KernelFn top_k_of(NodeSpec& spec) {
   const bool wants_indices = spec.has_output(1);
   const bool wants_values = spec.has_output(0);
   const int64_t blocks = std::clamp<int64_t>(a.lines(), 1, 32);
-  spec.request_workspace(static_cast<size_t>(blocks * a.length) * sizeof(Entry<C>));
+  spec.request_workspace(bytes_of<Entry<C>>(blocks, a.length));
   return [=](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     T* values = args.output<T>(0);

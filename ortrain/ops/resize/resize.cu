@@ -99,7 +99,7 @@ KernelFn make_passes(NodeSpec& spec, const ops::Resampling& resampling, Device& 
   const size_t steps = work.passes.size();
   // Intermediates alternate between two buffers in the compute type.
   const int64_t buffer = steps > 1 ? (work.largest + 15) / 16 * 16 : 0;
-  spec.request_workspace(static_cast<size_t>(2 * buffer) * sizeof(C));
+  spec.request_workspace(bytes_of<C>(2, buffer));
   return [=, work = std::move(work)](const KernelArgs& args) {
     const T* x = args.input<T>(0);
     T* y = args.output<T>(0);

@@ -79,9 +79,7 @@ class Staging {
     scratch_.push_back(slot(count, true));
     return scratch_.size() - 1;
   }
-  void request(NodeSpec& spec) const {
-    spec.request_workspace(static_cast<size_t>(total_) * sizeof(C));
-  }
+  void request(NodeSpec& spec) const { spec.request_workspace(bytes_of<C>(total_)); }
 
   const C* input(const KernelArgs& args, size_t i) const {
     if (i >= inputs_.size() || !inputs_[i].present) return nullptr;

@@ -36,7 +36,7 @@ class ForwardLayer {
                  .ldd = std::max<int64_t>(Cell::kSaved * r_.hidden, 1)}) {}
 
   const Recurrence& extents() const { return r_; }
-  size_t products_workspace() const { return from_x_.workspace_bytes(); }
+  ByteCount products_workspace() const { return from_x_.workspace_bytes(); }
   void add_to(Scratch& scratch) {
     if (!tensors_.wants(At::kY)) y_at_ = scratch.add<T>(r_.steps * r_.state());
     if (!kSavesOutput && !tensors_.wants(At::kSaved)) {
@@ -160,8 +160,8 @@ class SequenceGradients {
     sums_ = {.dtype = type, .m = r.rows(), .n = width_, .ldd = std::max<int64_t>(width_, 1)};
   }
 
-  size_t workspace_bytes() const {
-    size_t bytes = column_sum_workspace(sums_);
+  ByteCount workspace_bytes() const {
+    ByteCount bytes = column_sum_workspace(sums_);
     for (const auto* gemm : {&dx_, &dw_ih_, &dw_hh_first_, &dw_hh_rest_}) {
       if (*gemm) bytes = std::max(bytes, (*gemm)->workspace_bytes());
     }
@@ -220,7 +220,7 @@ class BackwardLayer {
       : r_(recurrence_of(spec, At::kX, At::kH0)), tensors_(spec), whole_(spec, r_, tensors_) {}
 
   const Recurrence& extents() const { return r_; }
-  size_t products_workspace() const { return whole_.workspace_bytes(); }
+  ByteCount products_workspace() const { return whole_.workspace_bytes(); }
   void add_to(Scratch& scratch) {
     const int64_t count = r_.steps * r_.state() * Cell::kGates;
     dgates_x_at_ = dgates_h_at_ = scratch.add<T>(count);

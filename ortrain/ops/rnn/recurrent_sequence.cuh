@@ -32,8 +32,7 @@ template <class T, class Cell>
 size_t sequence_bytes(int64_t rows, int64_t hidden) {
   using C = ComputeType<T>;
   const int64_t numbers = (1 + Cell::kGates) * (padded_state<C>(hidden) + hidden);
-  return static_cast<size_t>(rows * numbers) * sizeof(C) +
-         static_cast<size_t>(Cell::kGates * hidden * hidden) * sizeof(T);
+  return (bytes_of<C>(rows, numbers) + bytes_of<T>(Cell::kGates, hidden, hidden)).value();
 }
 
 template <class T, class Cell, int kRows>

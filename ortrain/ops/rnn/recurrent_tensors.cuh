@@ -51,16 +51,16 @@ class NodeTensors {
 // Pieces of a workspace, the first of which all products share.
 class Scratch {
  public:
-  explicit Scratch(size_t products) : bytes_(rounded_up(products)) {}
+  explicit Scratch(ByteCount products) : bytes_(products.rounded_up(kUnit)) {}
 
   // Its place, for `at`.
   template <class C>
   size_t add(int64_t count) {
-    const size_t at = bytes_;
-    bytes_ += rounded_up(static_cast<size_t>(count) * sizeof(C));
+    const size_t at = bytes_.value();
+    bytes_ += bytes_of<C>(count).rounded_up(kUnit);
     return at;
   }
-  size_t bytes() const { return bytes_; }
+  ByteCount bytes() const { return bytes_; }
 
   template <class C>
   static C* at(const KernelArgs& args, size_t place) {
@@ -68,8 +68,8 @@ class Scratch {
   }
 
  private:
-  static size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
-  size_t bytes_;
+  static constexpr size_t kUnit = 256;
+  ByteCount bytes_;
 };
 
 }  // namespace ortrain::gpu

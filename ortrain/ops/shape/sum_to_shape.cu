@@ -206,7 +206,7 @@ KernelFn sum_of(NodeSpec& spec, SumLayout layout) {
   s.piece = (s.piece + width - 1) / width * width;
   pieces = (s.terms + s.piece - 1) / s.piece;
   shape.blocks_y = static_cast<unsigned>(pieces);
-  if (pieces > 1) spec.request_workspace(static_cast<size_t>(pieces * s.outputs) * sizeof(A));
+  if (pieces > 1) spec.request_workspace(bytes_of<A>(pieces, s.outputs));
   const int64_t elements = spec.input(0).numel();
   return [=, columns = layout.columns](const KernelArgs& args) {
     const T* x = args.input<T>(0);

@@ -132,9 +132,9 @@ struct LambArrays {
   LambArrays(void* workspace, size_t count)
       : norms(reinterpret_cast<LambNorms*>(static_cast<char*>(workspace) + kHeadBytes)),
         pieces(reinterpret_cast<double*>(norms + count)) {}
-  static size_t bytes(const StepPlan& plan) {
-    return kHeadBytes + plan.tensors.size() * sizeof(LambNorms) +
-           2 * static_cast<size_t>(norm_pieces(plan.sizes())) * sizeof(double);
+  static ByteCount bytes(const StepPlan& plan) {
+    return ByteCount::of(kHeadBytes) + bytes_of<LambNorms>(plan.tensors.size()) +
+           bytes_of<double>(2, norm_pieces(plan.sizes()));
   }
 };
 
@@ -159,7 +159,7 @@ KernelFn make_step(NodeSpec& spec,
                    void (*step)(std::span<const OptimizerTensor>, CoefficientList<Coefficients>,
                                 const uint8_t*, void*)) {
   const StepLayout at = layout_of(spec);
-  spec.request_workspace(kHeadBytes);
+  spec.request_workspace(ByteCount::of(kHeadBytes));
   return
       [plan = step_plan(spec, at), rule = ops::optimizer_rule(spec), step](const KernelArgs& args) {
         const std::vector<OptimizerTensor> tensors = plan.now(args);
@@ -210,7 +210,7 @@ KernelFn make_lamb_update(NodeSpec& spec) {
       StepPlan::set(spec, tensor, 2 + kind, at.gradient(i) + kind * at.count, kNone);
     }
   }
-  spec.request_workspace(kHeadBytes);
+  spec.request_workspace(ByteCount::of(kHeadBytes));
   return [plan = std::move(plan), rule = ops::optimizer_rule(spec)](const KernelArgs& args) {
     const std::vector<OptimizerTensor> tensors = plan.now(args);
     // Input 2 are the norms: gradients are in the states already.
@@ -224,7 +224,7 @@ KernelFn make_norm(NodeSpec& spec) {
   for (size_t i = 0; i < spec.num_inputs(); ++i) {
     StepPlan::set(spec, plan.add(spec, i), 1, i, kNone);
   }
-  spec.request_workspace(static_cast<size_t>(norm_pieces(plan.sizes())) * sizeof(double));
+  spec.request_workspace(bytes_of<double>(norm_pieces(plan.sizes())));
   return [plan = std::move(plan)](const KernelArgs& args) {
     gradient_norm(plan.now(args), static_cast<double*>(args.workspace), args.output<double>(0),
                   args.stream);

@@ -165,9 +165,9 @@ KernelFn make_step(NodeSpec& spec) {
   blocks->assign(tensors);
   static_assert(std::is_trivially_copyable_v<OptimizerTensor> &&
                 std::is_trivially_copyable_v<Coefficients>);
-  spec.request_workspace(at.count * (sizeof(OptimizerTensor) + sizeof(Coefficients)));
-  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
-          blocks = std::move(blocks)](const KernelArgs& args) {
+  spec.request_workspace(bytes_of<OptimizerTensor>(at.count) + bytes_of<Coefficients>(at.count));
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans),
+          tensors = std::move(tensors), blocks = std::move(blocks)](const KernelArgs& args) {
     if (!begin_step(at, plans, args) || at.count == 0) return;
     auto* const now = static_cast<OptimizerTensor*>(args.workspace);
     auto* const coefficients = reinterpret_cast<Coefficients*>(now + at.count);
@@ -201,7 +201,8 @@ void store(DType dtype, void* data, int64_t i, double value) {
 template <class Rule>
 KernelFn make_reference(NodeSpec& spec) {
   const StepLayout at = layout_of(spec);
-  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at,
+          plans = tensor_plans(spec)](const KernelArgs& args) {
     if (!begin_step(at, plans, args)) return;
     const auto c = coefficients_now<Rule>(rule, args);
     for (size_t i = 0; i < at.count; ++i) {
@@ -281,8 +282,8 @@ KernelFn make_lamb_moments(NodeSpec& spec) {
   std::vector<OptimizerTensor> tensors = tensors_of(plans, at, true);
   auto blocks = std::make_shared<TensorBlocks>();
   blocks->assign(tensors);
-  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
-          blocks = std::move(blocks)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans),
+          tensors = std::move(tensors), blocks = std::move(blocks)](const KernelArgs& args) {
     std::vector<OptimizerTensor> now = tensors;
     for (size_t i = 0; i < at.count; ++i) {
       now[i].param.data = const_cast<void*>(args.in[at.parameter(i)]);
@@ -312,8 +313,8 @@ KernelFn make_lamb_update(NodeSpec& spec) {
   std::vector<OptimizerTensor> tensors = tensors_of(plans, at, false);
   auto blocks = std::make_shared<TensorBlocks>();
   blocks->assign(tensors);
-  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans), tensors = std::move(tensors),
-          blocks = std::move(blocks)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at, plans = std::move(plans),
+          tensors = std::move(tensors), blocks = std::move(blocks)](const KernelArgs& args) {
     std::vector<OptimizerTensor> now = tensors;
     std::vector<LambNorms> norms(at.count);
     for (size_t i = 0; i < at.count; ++i) {
@@ -331,7 +332,8 @@ KernelFn make_lamb_update(NodeSpec& spec) {
 
 KernelFn make_lamb_moments_reference(NodeSpec& spec) {
   const StepLayout at(spec.num_inputs(), 2);
-  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+  return [rule = ops::optimizer_rule(spec), at,
+          plans = tensor_plans(spec)](const KernelArgs& args) {
     LambCoefficients c = lamb_now(rule, args);
     if (args.in[2] != nullptr) c.gradient_factor = *args.input<double>(2);
     for (size_t i = 0; i < at.count; ++i) {
@@ -362,24 +364,25 @@ KernelFn make_lamb_moments_reference(NodeSpec& spec) {
 
 KernelFn make_lamb_update_reference(NodeSpec& spec) {
   const StepLayout at(spec.num_inputs(), 1);
-  return [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
-    const LambCoefficients c = lamb_now(rule, args);
-    for (size_t i = 0; i < at.count; ++i) {
-      const double* const norms = args.input<double>(2) + 2 * i;
-      const double ratio = lamb_ratio({norms[0], norms[1]}, c);
-      const size_t parameter = at.parameter(i);
-      for (int64_t k = 0; k < plans[parameter].size; ++k) {
-        double state[2];
-        for (size_t kind = 0; kind < 2; ++kind) {
-          const size_t input = at.gradient(i) + kind * at.count;
-          state[kind] = load(plans[input].dtype, args.in[input], k);
+  return
+      [rule = ops::optimizer_rule(spec), at, plans = tensor_plans(spec)](const KernelArgs& args) {
+        const LambCoefficients c = lamb_now(rule, args);
+        for (size_t i = 0; i < at.count; ++i) {
+          const double* const norms = args.input<double>(2) + 2 * i;
+          const double ratio = lamb_ratio({norms[0], norms[1]}, c);
+          const size_t parameter = at.parameter(i);
+          for (int64_t k = 0; k < plans[parameter].size; ++k) {
+            double state[2];
+            for (size_t kind = 0; kind < 2; ++kind) {
+              const size_t input = at.gradient(i) + kind * at.count;
+              state[kind] = load(plans[input].dtype, args.in[input], k);
+            }
+            const double p = load(plans[parameter].dtype, args.in[parameter], k);
+            store(plans[parameter].dtype, args.out[i], k,
+                  skips(args) ? p : LambRule::reference(c, 0, p, state, ratio));
+          }
         }
-        const double p = load(plans[parameter].dtype, args.in[parameter], k);
-        store(plans[parameter].dtype, args.out[i], k,
-              skips(args) ? p : LambRule::reference(c, 0, p, state, ratio));
-      }
-    }
-  };
+      };
 }
 
 std::vector<std::pair<int, int>> moments_pairs(const NodeSpec& spec) {
@@ -416,7 +419,7 @@ KernelFn make_norm(NodeSpec& spec) {
   }
   auto blocks = std::make_shared<TensorBlocks>();
   blocks->assign(tensors);
-  spec.request_workspace(tensors.size() * sizeof(OptimizerTensor));
+  spec.request_workspace(bytes_of<OptimizerTensor>(tensors.size()));
   return [tensors = std::move(tensors), blocks = std::move(blocks)](const KernelArgs& args) {
     auto* const now = static_cast<OptimizerTensor*>(args.workspace);
     std::uninitialized_copy(tensors.begin(), tensors.end(), now);

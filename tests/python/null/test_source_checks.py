@@ -147,6 +147,8 @@ def test_sizes_catch_a_long_file(tmp_path):
         ("cmake/a.cmake", "add_compile_options(-march=native)", "-march"),
         ("ortrain/ir/a.h", "std::cout << 1;", "printing"),
         ("ortrain/ir/a.h", 'getenv("HOME")', "getenv"),
+        ("ortrain/ir/a.h", "f(bytes_of<T>(rows * columns));", "nobody checks"),
+        ("ortrain/ir/a.h", "f(ByteCount::of(size, rows(), columns * 2));", "nobody checks"),
         ("ortrain/ir/shape_utils.h", "", "says nothing"),
     ],
 )

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+
+// Graphs whose sizes leave the address space, or that have no elements but long axes.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ortrain/base/error.h"
+#include "ortrain/ir/text.h"
+#include "ortrain/runtime/session.h"
+
+namespace ortrain {
+namespace {
+
+// Plans and runs a graph of float32 inputs without elements.
+void run(const std::string& text, const std::vector<Dims>& dims) {
+  auto session = std::make_shared<Session>(parse_graph(text), cpu_kernels());
+  const auto plan = session->plan(dims);
+  RunContext context(session, plan);
+  float nothing = 0;
+  const std::vector<const void*> addresses(dims.size(), &nothing);
+  context.forward(addresses);
+}
+
+TEST(LargeExtents, AShapeBeyondTheAddressSpaceNamesTheInputOrTheLayer) {
+  const std::string text = "graph g (float32[n, m] x) => (y) {\n  y = Relu(x)\n}";
+  try {
+    run(text, {{int64_t{1} << 61, 0}});
+    FAIL() << "it has been taken";
+  } catch (const ShapeError& error) {
+    EXPECT_NE(std::string(error.what()).find("input 'x'"), std::string::npos) << error.what();
+  }
+  const std::string outer =
+      "graph g (float32[n, k] x, float32[k, m] y) => (z) {\n  z = MatMul(x, y)\n}";
+  try {
+    run(outer, {{int64_t{1} << 40, 0}, {0, int64_t{1} << 40}});
+    FAIL() << "it has been taken";
+  } catch (const ShapeError& error) {
+    EXPECT_NE(std::string(error.what()).find("MatMul"), std::string::npos) << error.what();
+  }
+}
+
+TEST(LargeExtents, AnArenaBeyondTheAddressSpaceIsRefused) {
+  // Each value would fit by itself.
+  std::string chain = "graph g (float32[n, 1] x, float32[1, m] y) => (z) {\n  a0 = Add(x, y)\n";
+  for (int i = 1; i < 4; ++i) {
+    chain += "  a" + std::to_string(i) + " = Softmax(a" + std::to_string(i - 1) + ")\n";
+  }
+  chain += "  b = Add(a0, a1)\n  c = Add(b, a2)\n  z = Add(c, a3)\n}";
+  auto session = std::make_shared<Session>(parse_graph(chain), cpu_kernels());
+  EXPECT_THROW(session->plan({{int64_t{1} << 22, 1}, {1, int64_t{1} << 23}}), ShapeError);
+}
+
+class WithoutElements : public testing::TestWithParam<const char*> {};
+
+TEST_P(WithoutElements, LongAxesCostNothing) {
+  const std::string text =
+      std::string("graph g (float32[n, m, k] x) => (y) {\n  y = ") + GetParam() + "\n}";
+  const int64_t far = int64_t{1} << 40;
+  run(text, {{far, 3, 0}});
+  run(text, {{far, 0, 3}});
+  run(text, {{0, far, 3}});
+  run(text, {{3, 0, far}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Operators, WithoutElements,
+                         testing::Values("Softmax(x)", "LogSoftmax(x)", "Relu(x)", "Gelu(x)",
+                                         "Add(x, x)", "Transpose(x)", "Concat<axis = 1>(x, x)"));
+
+}  // namespace
+}  // namespace ortrain
