@@ -10,6 +10,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/flags.h"
+#include "ortrain/base/loaded_file.h"
 #include "ortrain/base/log.h"
 
 namespace ortrain::cpu {
@@ -20,14 +21,6 @@ struct Plugin {
   std::string missing_reason;
 };
 
-std::string own_directory() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<void*>(&own_directory), &info) == 0) return "";
-  const std::string path = info.dli_fname;
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
-}
-
 Plugin load() {
   const std::string wanted = flag("ORTRAIN_BLAS");
   if (wanted == "none") return {nullptr, "ORTRAIN_BLAS=none"};
@@ -35,14 +28,20 @@ Plugin load() {
   if (!is_path && wanted != "auto" && wanted != "onednn" && !wanted.empty()) {
     return {nullptr, str("ORTRAIN_BLAS is '", wanted, "', not auto, onednn, none or a path")};
   }
+  if (is_path && !wanted.starts_with('/')) {
+    return {nullptr, str("ORTRAIN_BLAS is '", wanted, "', a path has to be absolute")};
+  }
 
   constexpr char kName[] = "libortrain_onednn.so";
   void* library = nullptr;
   std::string reason;
-  // Beside this library first; then by name, which searches its RUNPATH.
-  for (const std::string& path : is_path
-                                     ? std::vector<std::string>{wanted}
-                                     : std::vector<std::string>{own_directory() + kName, kName}) {
+  // Beside this library first; then by name, which searches its RUNPATH. Never in the current
+  // folder.
+  const std::string own = folder_of_loaded_file(reinterpret_cast<const void*>(&load));
+  std::vector<std::string> paths{wanted};
+  if (!is_path) paths = {kName};
+  if (!is_path && !own.empty()) paths.insert(paths.begin(), own + kName);
+  for (const std::string& path : paths) {
     library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library != nullptr) break;
     const char* error = dlerror();
@@ -60,9 +59,9 @@ Plugin load() {
 }
 
 // oneDNN allocates megabytes for packed operands in many calls. glibc gives such memory back to the
-// system, and takes it anew page by page, until it has seen a block of that size freed once: here it
-// does, a block of the largest size that it learns from. Nobody touches it, so it costs nothing, and
-// thresholds that the user has set stay.
+// system, and takes it anew page by page, until it has seen a block of that size freed once: here
+// it does, a block of the largest size that it learns from. Nobody touches it, so it costs nothing,
+// and thresholds that the user has set stay.
 void let_malloc_keep_large_blocks() {
   constexpr size_t kLargestLearnt = (size_t{32} << 20) - (size_t{64} << 10);
   void* volatile block = std::malloc(kLargestLearnt);

@@ -4,16 +4,23 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/log.h"
 #include "ortrain/ir/confined_file.h"
 #include "ortrain/training/safetensors_file.h"
 #include "ortrain/training/training_options.h"
@@ -31,6 +38,7 @@ constexpr const char* kFormat = "ortrain checkpoint";
 constexpr int64_t kVersion = 1;
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kUnfinished = ".saving-";
+constexpr uint64_t kMostNumber = 1'000'000'000'000'000;
 constexpr uint64_t kMaxManifest = uint64_t{64} << 20;
 // The names are ours, and backups link what has not changed.
 constexpr bool kAllowLinks = true;
@@ -76,10 +84,35 @@ const Json& member(const Json& object, const char* name) {
 }
 
 template <class T>
-T integer(const Json& object, const char* name) {
-  const Json& value = member(object, name);
+T integer_of(const Json& value, const std::string& name) {
   if (!value.is_number_integer()) throw InvalidModelError(str("'", name, "' is no integer"));
-  return value.get<T>();
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    if (std::in_range<T>(number)) return static_cast<T>(number);
+  } else {
+    const auto number = value.get<int64_t>();
+    if (std::in_range<T>(number)) return static_cast<T>(number);
+  }
+  throw InvalidModelError(str("'", name, "' is ", value.dump(), ", which is out of range"));
+}
+
+template <class T>
+T integer(const Json& object, const char* name) {
+  return integer_of<T>(member(object, name), name);
+}
+
+// Of something counted one by one: further than any program gets, and far from the end of int64.
+int64_t count(const Json& object, const char* name) {
+  const int64_t number = integer<int64_t>(object, name);
+  if (number >= 0 && number <= int64_t{1} << 53) return number;
+  throw InvalidModelError(str("'", name, "' is ", number, ", which is out of range"));
+}
+
+// A rate or a scale.
+double finite(const Json& object, const char* name) {
+  const double number = float_from_json(member(object, name), name);
+  if (std::isfinite(number) && number >= 0) return number;
+  throw InvalidModelError(str("'", name, "' is ", number, ", which is out of range"));
 }
 
 Json property_to_json(const CheckpointProperty& property) {
@@ -89,7 +122,7 @@ Json property_to_json(const CheckpointProperty& property) {
 }
 
 CheckpointProperty property_from_json(const Json& value, const std::string& name) {
-  if (value.is_number_integer()) return value.get<int64_t>();
+  if (value.is_number_integer()) return integer_of<int64_t>(value, name);
   if (value.is_string()) return value.get<std::string>();
   return float_from_json(value, name);
 }
@@ -124,6 +157,8 @@ std::optional<uint64_t> number_of(const std::string& name) {
   const char* const begin = name.data() + kPrefix.size();
   const auto [end, error] = std::from_chars(begin, name.data() + name.size(), number);
   if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  // Others may use the name, with any number: one more has to be a number as well.
+  if (number > kMostNumber) return std::nullopt;
   return number;
 }
 
@@ -150,32 +185,71 @@ bool looks_like_ours(const fs::path& path) {
 
 // Whether its manifest says that it is ours: nothing else is removed.
 bool is_ours(const fs::path& path) {
-  std::ifstream file(path / kManifest, std::ios::binary);
-  std::string text(size_t{4096}, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text.find(str('"', kFormat, '"')) != std::string::npos;
+  try {
+    const InputFile file = ConfinedDirectory(path).open(kManifest, kAllowLinks);
+    std::string text(std::min<uint64_t>(file.size(), 4096), '\0');
+    file.read(0, text.data(), text.size());
+    return text.find(str('"', kFormat, '"')) != std::string::npos;
+  } catch (const Error&) {
+    return false;  // no file, or one that is none: a pipe, a socket, a folder
+  }
+}
+
+// The process that holds a lock on an open file, by /proc/locks; "" where that does not tell.
+std::string holder_of_lock(int file) {
+  struct stat status;
+  if (::fstat(file, &status) != 0) return "";
+  std::ifstream locks("/proc/locks");
+  // number: FLOCK ADVISORY WRITE process major:minor:inode begin end
+  for (std::string line; std::getline(locks, line);) {
+    std::istringstream fields(line);
+    std::string number, kind, mode, access, process, place;
+    if (!(fields >> number >> kind >> mode >> access >> process >> place)) continue;
+    const size_t inode = place.rfind(':');
+    if (kind != "FLOCK" || inode == std::string::npos) continue;
+    if (place.substr(inode + 1) == std::to_string(status.st_ino)) return "process " + process;
+  }
+  return "";
 }
 
 // One saver at a time in a folder, of all threads and processes. Given back explicitly: a process
 // that was forked meanwhile has a copy of the descriptor.
 class FolderLock {
  public:
-  explicit FolderLock(const fs::path& folder)
+  FolderLock(const fs::path& folder, std::chrono::milliseconds patience)
       : handle_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    int result = -1;
-    if (handle_.valid()) {
-      do {
-        result = ::flock(handle_.get(), LOCK_EX);
-      } while (result != 0 && errno == EINTR);
+    if (!handle_.valid()) fail("lock the folder", folder, {errno, std::generic_category()});
+    const auto begin = std::chrono::steady_clock::now();
+    bool told = false;
+    while (::flock(handle_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) fail("lock the folder", folder, {errno, std::generic_category()});
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      if (!told && waited > kTellsAfter) {
+        told = true;
+        log_line("checkpoint",
+                 str("waiting for ", holder(), " to save into '", folder.string(), "'"));
+      }
+      if (waited > patience) {
+        throw FileError(str("'", folder.string(), "' has been locked for ",
+                            std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
+                            " s by ", holder(), ", which saves there or was stopped while it did"));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    if (result != 0) fail("lock the folder", folder, {errno, std::generic_category()});
   }
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
   ~FolderLock() { ::flock(handle_.get(), LOCK_UN); }
 
  private:
+  static constexpr std::chrono::seconds kTellsAfter{5};
+
+  std::string holder() const {
+    const std::string found = holder_of_lock(handle_.get());
+    return found.empty() ? "another process" : found;
+  }
+
   FileHandle handle_;
 };
 
@@ -216,6 +290,16 @@ class UnfinishedFolder {
   fs::path path_;
 };
 
+// It loses its name first: what is left of it, if the process ends here, is removed by a later
+// save.
+void remove_checkpoint(const fs::path& path) {
+  const fs::path aside =
+      path.parent_path() / str(kUnfinished, "removed-", path.filename().string());
+  std::error_code code;  // what cannot be removed does no harm
+  fs::rename(path, aside, code);
+  fs::remove_all(code ? path : aside, code);
+}
+
 Json digest_to_json(const FileDigest& digest) {
   return {{"size", digest.size}, {"hash", digest.hash}};
 }
@@ -246,12 +330,12 @@ Checkpoint read_checkpoint(const fs::path& path) {
   }
   Checkpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.steps = integer<int64_t>(manifest, "steps");
-  checkpoint.kept_batches = integer<int64_t>(manifest, "kept_batches");
+  checkpoint.steps = count(manifest, "steps");
+  checkpoint.kept_batches = count(manifest, "kept_batches");
   checkpoint.seed = integer<uint64_t>(manifest, "seed");
   checkpoint.runs = integer<uint64_t>(manifest, "runs");
-  checkpoint.learning_rate = float_from_json(member(manifest, "learning_rate"), "learning_rate");
-  checkpoint.loss_scale = float_from_json(member(manifest, "loss_scale"), "loss_scale");
+  checkpoint.learning_rate = finite(manifest, "learning_rate");
+  checkpoint.loss_scale = finite(manifest, "loss_scale");
   for (const auto& [name, value] : member(manifest, "properties").items()) {
     checkpoint.properties[name] = property_from_json(value, name);
   }
@@ -289,7 +373,7 @@ fs::path save_checkpoint(const fs::path& folder, TrainingState& state,
     throw FileError(
         str("'", folder.string(), "' is a checkpoint itself; give the folder that it lies in"));
   }
-  const FolderLock lock(folder);
+  const FolderLock lock(folder, options.patience);
   UnfinishedFolder::remove_abandoned(folder);
 
   Json manifest = {{"format", kFormat},
@@ -329,8 +413,7 @@ fs::path save_checkpoint(const fs::path& folder, TrainingState& state,
   flush_folder(folder);
   size_t kept = 1;
   for (const auto& [number, other] : others) {
-    // What cannot be removed does no harm.
-    if (is_ours(other) && ++kept > options.keep) fs::remove_all(other, code);
+    if (is_ours(other) && ++kept > options.keep) remove_checkpoint(other);
   }
   return path;
 }

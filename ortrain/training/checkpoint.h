@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -28,6 +29,8 @@ using CheckpointProperties = std::map<std::string, CheckpointProperty>;
 struct CheckpointOptions {
   bool optimizer = true;  // with the optimizer's states
   size_t keep = 2;        // checkpoints of the folder that stay, this one among them
+  // How long to wait for another saver in the folder; then FileError names it.
+  std::chrono::milliseconds patience = std::chrono::minutes(10);
 };
 
 // Writes the next checkpoint of a folder, which is made if need be; older ones go once it is there.

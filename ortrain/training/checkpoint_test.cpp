@@ -2,11 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/training/checkpoint.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -15,6 +20,7 @@
 #include <thread>
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/confined_file.h"
 #include "ortrain/training/safetensors_file.h"
 
 namespace ortrain {
@@ -243,6 +249,64 @@ TEST_F(Checkpoints, LeaveOtherFoldersAlone) {
   EXPECT_EQ(loaded(0), 3.0f);
 }
 
+TEST_F(Checkpoints, PassOverNumbersThatMakeNoSense) {
+  TrainingState state;
+  fill(state, 1);
+  save_checkpoint(folder, state);
+  const auto refused = [&](const char* name, const auto& change) {
+    fill(state, 2);
+    state.kept_batches = 0;
+    state.loss_scale = 1;
+    change();
+    const fs::path path = save_checkpoint(folder, state);
+    const Checkpoint checkpoint = load_checkpoint(folder);
+    ASSERT_EQ(checkpoint.passed_over.size(), 1U) << name;
+    EXPECT_THAT(checkpoint.passed_over[0], HasSubstr(name));
+    EXPECT_EQ(checkpoint.steps, 1);
+    fs::remove_all(path);
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  refused("'steps' is -1", [&] { state.steps = -1; });
+  refused("'steps' is 9223372036854775807", [&] { state.steps = kMost; });
+  refused("'kept_batches' is -3", [&] { state.kept_batches = -3; });
+  refused("'kept_batches'", [&] { state.kept_batches = kMost; });
+  refused("'learning_rate'", [&] { state.learning_rate = NAN; });
+  refused("'learning_rate'", [&] { state.learning_rate = -0.1; });
+  refused("'loss_scale'", [&] { state.loss_scale = INFINITY; });
+}
+
+TEST_F(Checkpoints, AreSavedBesideFoldersOfAnyNumberAndPipes) {
+  fs::create_directory(folder / "checkpoint-18446744073709551615");
+  write(folder / "checkpoint-18446744073709551615" / "pytorch_model.bin", "somebody else's");
+  fs::create_directory(folder / "checkpoint-7");
+  ASSERT_EQ(::mkfifo((folder / "checkpoint-7" / "manifest.json").c_str(), 0600), 0);
+  TrainingState state;
+  fill(state, 1);
+  EXPECT_EQ(save_checkpoint(folder, state).filename(), "checkpoint-00000008");
+  EXPECT_EQ(save_checkpoint(folder, state).filename(), "checkpoint-00000009");
+  EXPECT_EQ(loaded(0), 1.0f);
+  fs::remove_all(folder / "checkpoint-00000008");
+  fs::remove_all(folder / "checkpoint-00000009");
+  EXPECT_THROW(load_checkpoint(folder), FileError);
+  EXPECT_TRUE(fs::exists(folder / "checkpoint-18446744073709551615" / "pytorch_model.bin"));
+}
+
+TEST_F(Checkpoints, NameWhoIsInTheWay) {
+  const FileHandle other(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
+  TrainingState state;
+  fill(state, 1);
+  try {
+    save_checkpoint(folder, state, {}, {.patience = std::chrono::milliseconds(50)});
+    ADD_FAILURE() << "two savers at a time";
+  } catch (const FileError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("process " + std::to_string(::getpid())));
+  }
+  EXPECT_TRUE(fs::is_empty(folder));
+  ::flock(other.get(), LOCK_UN);
+  save_checkpoint(folder, state);
+}
+
 TEST_F(Checkpoints, ComeFromFoldersOfAnyName) {
   TrainingState state;
   fill(state, 4);
@@ -305,6 +369,10 @@ TEST_F(Checkpoints, RemoveWhatACrashLeft) {
   fill(state, 1);
   save_checkpoint(folder, state);
   EXPECT_FALSE(fs::exists(folder / ".saving-1-0"));
+  // Of a process that ended while it removed an old one.
+  fs::rename(folder / "checkpoint-00000001", folder / ".saving-removed-checkpoint-00000001");
+  save_checkpoint(folder, state);
+  EXPECT_FALSE(fs::exists(folder / ".saving-removed-checkpoint-00000001"));
 }
 
 class SafetensorsFiles : public Checkpoints {

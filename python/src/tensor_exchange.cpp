@@ -4,6 +4,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -99,6 +100,11 @@ nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
 
 }  // namespace
 
+void require_memory(const void* data, const int64_t* shape, int rank, const std::string& what) {
+  if (data != nullptr || std::find(shape, shape + rank, 0) != shape + rank) return;
+  throw DeviceError(str(what, " has no memory: its storage has been freed"));
+}
+
 const dlpack::ExchangeTable* exchange_table() {
   // Guarded by the interpreter's lock. The guard of a static initializer would be held while Python
   // runs, and be waited for by threads that hold that lock.
@@ -124,6 +130,7 @@ std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 TensorView view_of(nb::handle tensor, const char* what) {
   TensorView view = view_anywhere(tensor, what);
   if (view.place.type != dlpack::kCpu) refuse_device(what, tensor);
+  require_memory(view.data, view.dims, view.rank, what);
   return view;
 }
 
@@ -162,6 +169,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     if (table->borrow_from_object(tensor.ptr(), &view) != 0) refuse_unreadable(what, tensor);
     if (view.device != place) refuse_device(what, tensor, place);
     const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
+    require_memory(view.data, view.shape, view.ndim, what);
     if (!is_dense(view.shape, view.strides, view.ndim)) {
       return borrow(contiguous(tensor), what, place);
     }
@@ -187,6 +195,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     shape.push_back(static_cast<int64_t>(array.shape(i)));
     strides.push_back(array.stride(i));
   }
+  require_memory(array.data(), shape.data(), static_cast<int>(shape.size()), what);
   if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size()))) {
     return borrow(contiguous(detached), what, place);
   }

@@ -28,8 +28,8 @@ struct BorrowedTensor {
 
 // Borrows the memory of a torch tensor; one that is not dense row-major is made so first (a copy).
 // Through torch's C exchange table where it has one, else through DLPack capsules. Throws
-// DeviceError for other devices than `place`, DTypeError for types the engine does not hold, each
-// naming `what`.
+// DeviceError for other devices than `place` and for tensors whose memory is freed, DTypeError for
+// types the engine does not hold, each naming `what`.
 BorrowedTensor borrow(nanobind::handle tensor, const std::string& what,
                       dlpack::Device place = {dlpack::kCpu, 0});
 
@@ -44,6 +44,10 @@ struct TensorView {
   dlpack::Device place{dlpack::kCpu, 0};
   std::shared_ptr<std::vector<int64_t>> own;  // what they point to where torch has no table
 };
+
+// Throws DeviceError naming `what` for a tensor with elements and without memory: a storage that
+// was freed (`untyped_storage().resize_(0)`, as sharded trainers do) leaves the shape.
+void require_memory(const void* data, const int64_t* dims, int rank, const std::string& what);
 
 // Looks at a torch tensor on the CPU. Throws as `borrow` does.
 TensorView view_of(nanobind::handle tensor, const char* what);

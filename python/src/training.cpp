@@ -30,6 +30,7 @@ namespace {
 // Memory of a torch tensor, kept alive by the tensor.
 MutableTensor shared_with(nb::object tensor, Device& device, const std::string& what) {
   const TensorView view = view_anywhere(tensor, what.c_str());
+  require_memory(view.data, view.dims, view.rank, what);
   if (view.place != place_of(&device)) {
     throw DeviceError(str(what, " is on device '", name_of(view.place), "'; this state is on '",
                           name_of(place_of(&device)), "'"));
