@@ -24,7 +24,8 @@ constexpr std::array kFlags{
     Flag{"ORTRAIN_DISABLE_PASSES", "", "Comma-separated names of graph passes to skip."},
     Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
     Flag{"ORTRAIN_BLAS", "auto",
-         "Matrix products: auto, onednn, none (our own kernels), or the absolute path of the plugin."},
+         "Matrix products: auto, onednn, none (our own kernels), or the absolute path of the "
+         "plugin."},
     Flag{"ORTRAIN_CHECK_NAN", "0",
          "Raise NanError when a result or gradient holds NaN, naming the operator and layer that "
          "made the first one of the step. Read when a graph is made; slow."},
