@@ -215,19 +215,27 @@ import importlib
 def __getattr__(name):
     return importlib.import_module(name)
 """
+TIMING = """
+import time
+
+def __getattr__(name):
+    return time.perf_counter()
+"""
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
-    [
-        (pathlib.Path(torch.__file__).parents[1] / "lazy" / "__init__.py", ""),
-        (pathlib.Path(__file__).parent / "lazy.py", "modules by their names"),
-    ],
+    ("source", "told"), [(IMPORTING, "modules by their names"), (TIMING, "a clock")]
 )
-def test_installed_packages_import_parts_of_themselves(file: pathlib.Path, told: str) -> None:
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_installed_packages_import_parts_of_themselves_and_measure(
+    source: str, told: str, is_installed: bool
+) -> None:
+    root = (
+        pathlib.Path(torch.__file__).parents[1] if is_installed else pathlib.Path(__file__).parent
+    )
     namespace: dict[str, Any] = {}
-    exec(compile(IMPORTING, str(file), "exec"), namespace)
+    exec(compile(source, str(root / "lazy.py"), "exec"), namespace)
     read = NamesRead()
     with read.recording():
         namespace["__getattr__"]("math")
-    assert read.outside_reads() == told
+    assert read.outside_reads() == ("" if is_installed else told)
