@@ -214,7 +214,7 @@ struct SmallConv {
   const Kernel* kernel() const { return kernels(0).select(spec); }
   void run(const KernelFn& made, size_t offset) {
     std::vector<float> x(9 + offset, 1.0f), w(4, 1.0f), bias(1, 0.5f), y(4);
-    std::vector<char> workspace(spec.workspace_bytes() + 64);
+    std::vector<char> workspace(spec.workspace_bytes().value() + 64);
     const void* in[] = {x.data() + offset, w.data(), bias.data()};
     void* out[] = {y.data()};
     made({.in = in, .out = out, .workspace = workspace.data()});

@@ -50,7 +50,7 @@ KernelFn make_on_host(Device& device, NodeSpec& spec) {
   }
   if (kernel->make) {
     copy->run = kernel->make(spec);
-    copy->workspace_data = host_memory(*copy, spec.workspace_bytes());
+    copy->workspace_data = host_memory(*copy, spec.workspace_bytes().value());
     spec.request_workspace(ByteCount());
   } else {
     const std::vector<int64_t> offsets = *kernel->view(spec);

@@ -63,7 +63,7 @@ class NodeSpec {
   // Scratch memory the kernel gets as KernelArgs::workspace, 64-byte aligned, not zeroed; part of
   // the plan's arena. Call it from `make`.
   void request_workspace(ByteCount bytes) { workspace_bytes_ = bytes; }
-  size_t workspace_bytes() const { return workspace_bytes_.value(); }
+  ByteCount workspace_bytes() const { return workspace_bytes_; }
 
  private:
   const OpDef* def_;

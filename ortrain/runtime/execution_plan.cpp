@@ -259,7 +259,7 @@ class PlanMaker {
       const KernelFn run = work.kernel->make(*work.spec);
       void* workspace_data = nullptr;
       const TensorData workspace = TensorData::allocate(
-          DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes())}, &workspace_data);
+          DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes().value())}, &workspace_data);
       run({in.data(), out.data(), workspace_data});
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
@@ -270,9 +270,10 @@ class PlanMaker {
   }
 
   // No result has elements, so that no kernel needs to care. What is given integers may have to
-  // refuse them, as indices; what runs in PyTorch may do more than give results.
-  static bool has_nothing_to_do(const NodeSpec& spec) {
-    if (spec.node().op == "External") return false;
+  // refuse them, as indices; what runs outside of the engine may do more than give results.
+  static bool has_nothing_to_do(const Work& work) {
+    if (work.kernel->waits) return false;
+    const NodeSpec& spec = *work.spec;
     for (size_t i = 0; i < spec.num_outputs(); ++i) {
       if (spec.has_output(i) && spec.output(i).numel() > 0) return false;
     }
@@ -545,15 +546,15 @@ class PlanMaker {
     for (size_t w = 0; w < work_.size(); ++w) {
       Work& work = work_[w];
       if (work.view_offsets) continue;
-      if (has_nothing_to_do(*work.spec)) {
+      if (has_nothing_to_do(work)) {
         made[w].run = [](const KernelArgs&) {};
         continue;
       }
       made[w].run =
           with_context(work.spec->context(), [&] { return work.kernel->make(*work.spec); });
-      if (work.spec->workspace_bytes() > 0) {
+      if (work.spec->workspace_bytes() > ByteCount()) {
         made[w].workspace = static_cast<int>(lifetimes.size());
-        lifetimes.push_back({bytes_of<char>(work.spec->workspace_bytes()), work.step, work.step});
+        lifetimes.push_back({work.spec->workspace_bytes(), work.step, work.step});
       }
     }
     const MemoryLayout layout = plan_memory(lifetimes);
@@ -582,7 +583,7 @@ class PlanMaker {
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
                     .num_outputs = static_cast<uint32_t>(node.outputs.size()),
-                    .workspace_bytes = work.spec->workspace_bytes()};
+                    .workspace_bytes = work.spec->workspace_bytes().value()};
       for (size_t k = 0; k < node.outputs.size(); ++k) {
         step.outputs.push_back(work.spec->has_output(k) ? work.spec->output(k) : TensorSpec{});
       }

@@ -252,7 +252,7 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
     }
     for (size_t i = 0; i < out.size(); ++i) results_on_device[i] = place(results[i].bytes());
   }
-  void* const workspace = place(spec.workspace_bytes());
+  void* const workspace = place(spec.workspace_bytes().value());
   const StepNumbers number({spec.context()});
   run({.in = in.data(),
        .out = results_on_device.data(),
@@ -362,8 +362,8 @@ std::vector<Dims> input_dims_of(const Graph& graph) {
 // Between devices in float64: orders of sums differ, nothing else.
 constexpr double kDeviceTolerance = 1e-9;
 
-// A case in float64 on one provider: forward runs at any inputs, and the gradients of a sum of its outputs with fixed
-// random weights.
+// A case in float64 on one provider: forward runs at any inputs, and the gradients of a sum of its
+// outputs with fixed random weights.
 class GradientRun {
  public:
   GradientRun(const OpCase& op_case, const KernelRegistry& kernels)
@@ -478,14 +478,15 @@ CheckRow check_gradient(const OpCase& op_case, const KernelRegistry& kernels) {
     }
   }
 
-  const auto compare = [&](size_t p, size_t i, double expected, double tolerance, const char* what) {
+  const auto compare = [&](size_t p, size_t i, double expected, double tolerance,
+                           const char* what) {
     const double value = (*analytic)[p] ? (*analytic)[p]->at(i) : 0.0;
     const double delta = std::abs(value - expected);
     row.difference = std::max(row.difference, delta / std::max(1.0, std::abs(expected)));
     if (delta <= tolerance) return;
     row.passed = false;
-    row.message = str("input ", run.positions[p], " element ", i, ": rule gives ", value, ", ", what,
-                      " ", expected);
+    row.message = str("input ", run.positions[p], " element ", i, ": rule gives ", value, ", ",
+                      what, " ", expected);
   };
 
   row.passed = true;

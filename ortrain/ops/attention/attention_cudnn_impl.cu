@@ -89,7 +89,7 @@ KernelFn attention_cudnn(NodeSpec& spec, const AttentionProblem& p, bool backwar
   const auto problem = cudnn_attention(p, dtype, backward, keeps_logsumexp, why);
   const auto plan = problem ? cudnn_plan(*problem, why) : nullptr;
   if (!plan) return own;  // it had one when the kernel was chosen
-  spec.request_workspace(std::max(bytes_of<char>(spec.workspace_bytes()), cudnn_workspace(*plan)));
+  spec.request_workspace(std::max(spec.workspace_bytes(), cudnn_workspace(*plan)));
   const size_t inputs = backward ? 6 : 3, outputs = backward ? 3 : keeps_logsumexp ? 2 : 1;
   return [plan, own = std::move(own), inputs, outputs](const KernelArgs& args) {
     std::array<void*, 9> all{};

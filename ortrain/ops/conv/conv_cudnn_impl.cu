@@ -102,7 +102,7 @@ KernelFn conv_cudnn(NodeSpec& spec, const ConvNode& node, KernelFn (*own)(NodeSp
     bytes = std::max(bytes, cudnn_workspace(*anywhere));
   } else {
     otherwise = own(spec);
-    bytes = std::max(bytes, bytes_of<char>(spec.workspace_bytes()));
+    bytes = std::max(bytes, spec.workspace_bytes());
   }
   spec.request_workspace(bytes);
   return dispatch_float(problem->dtype, [&](auto tag) -> KernelFn {
