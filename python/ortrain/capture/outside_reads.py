@@ -16,10 +16,8 @@ from ortrain.capture.process_facts import fact_named, fact_of
 
 _ENVIRONMENT = "environment variables"
 _MODULES = "modules by their names"
-_CLOCK = "a clock"
-# Installed packages read variables as options of the process, import parts of themselves when they are asked for, and
-# measure how long something takes.
-OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES, _CLOCK})
+# Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
+OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES})
 # Whatever object they are of.
 _ATTRIBUTES = {
     "environ": _ENVIRONMENT,
@@ -29,9 +27,9 @@ _ATTRIBUTES = {
     "is_file": "files",
     "is_dir": "files",
     "exists": "files",
-    "monotonic": _CLOCK,
-    "perf_counter": _CLOCK,
-    "time_ns": _CLOCK,
+    "monotonic": "a clock",
+    "perf_counter": "a clock",
+    "time_ns": "a clock",
     "getcontext": "the context of decimal numbers",
     "Decimal": "the context of decimal numbers",
     "cache_info": "how often a cache was asked",

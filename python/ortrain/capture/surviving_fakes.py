@@ -51,18 +51,13 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
-        collects = gc.isenabled()
-        gc.disable()  # a trace makes much and lets go of little
-        ages = _Ages()
-        try:
+        with without_collections():  # a trace makes much and lets go of little
+            ages = _Ages()
             try:
                 yield
             finally:
                 ages.end()
                 found += self._take_back(ages)
-        finally:
-            if collects:
-                gc.enable()
 
     def _take_back(self, ages: _Ages) -> list[str]:
         alive = {id(t): t for t in (made() for made in self._made) if t is not None}
@@ -74,6 +69,18 @@ class FakesMade:
         if not alive:
             return []
         return _taken_out(list(alive.values()), ages, {id(alive), id(ages.made)})
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage by itself: finalizers and ``gc.callbacks`` run where they happen to, in anybody's code."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Ages:
