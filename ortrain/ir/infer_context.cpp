@@ -102,7 +102,11 @@ const Shape& InferContext::shape(size_t index) const {
 
 const std::optional<std::vector<Dim>>& InferContext::known(size_t index) const {
   static const std::optional<std::vector<Dim>> kUnknown;
-  return has_input(index) ? inputs_[index].known : kUnknown;
+  static const std::optional<std::vector<Dim>> kEmpty = std::vector<Dim>();
+  if (!has_input(index)) return kUnknown;
+  const InferredValue& input = inputs_[index];
+  const bool is_empty = is_integer(input.dtype) && input.shape.size() == 1 && input.shape[0].is(0);
+  return !input.known && is_empty ? kEmpty : input.known;
 }
 
 std::optional<std::vector<int64_t>> InferContext::known_ints(size_t index) const {

@@ -215,12 +215,28 @@ class PlanMaker {
         for (const std::string& reason : refused) line += "; refused " + reason;
         log_line("dispatch", line);
       }
-      if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
+      if (work.kernel->view) {
+        work.view_offsets = work.kernel->view(*work.spec);
+        if (work.view_offsets) check_views(*work.spec, *work.view_offsets);
+      }
       if (folds) {
         evaluate(work);
         continue;
       }
       work_.push_back(std::move(work));
+    }
+  }
+
+  // Whatever shapes were inferred: a view shows nothing beside the bytes of its input.
+  static void check_views(const NodeSpec& spec, const std::vector<int64_t>& offsets) {
+    const size_t shown = spec.input(0).bytes();
+    for (size_t i = 0; i < spec.num_outputs(); ++i) {
+      if (!spec.has_output(i)) continue;
+      const size_t bytes = spec.output(i).bytes();
+      if (bytes > shown || static_cast<uint64_t>(offsets[i]) > shown - bytes) {
+        throw ShapeError(str(spec.context(), "its result ", tensor_spec_str(spec.output(i)),
+                             " does not lie in its input ", tensor_spec_str(spec.input(0))));
+      }
     }
   }
 

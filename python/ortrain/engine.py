@@ -179,9 +179,15 @@ class Engine:
                 tensors = self._look_at_module()  # tracing may have made some
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
-        if entry.writes_to_shared_memory(call):
-            self._pytorch.refuse("it writes to an argument of which another one is a view")
-            return module.forward(*args, **kwargs)
+        if entry.writes_to_shared_memory(call, tensors):
+            shared = CaptureError(
+                "it writes to memory in which another of its tensors lies",
+                module=type(module).__name__,
+            )
+            self._pytorch.refuse(shared)
+            result = module.forward(*args, **kwargs)
+            self._pytorch.tell_failed_run(shared, "shared memory")
+            return result
         inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
         again = ForwardAgain(self, entry, call) if entry.preferred else None
         try:

@@ -21,6 +21,7 @@ from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
+from ortrain.overlap import any_overlap
 from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
 from ortrain.row_selection import RowSelection
@@ -50,7 +51,6 @@ class Entry:
         alone: its backward needs them as they were.
       with_gradient: Positions of the inputs that require a gradient.
       unreached: Positions of the inputs that require a gradient outside, and get none.
-      updated_arguments: Positions, among the tensors of a call, of those that it writes to.
       fitting: Whether it holds for sizes seen of late.
       planned: Whether its memory has been planned once.
       budget: What the plans of its programs may take; None for any memory.
@@ -76,7 +76,6 @@ class Entry:
     rows: RowSelection | None
     ones: tuple[Any, ...] | None
     copied_inputs: list[int]
-    updated_arguments: list[int]
     unreached: list[int]
     with_gradient: list[int]
     programs: dict[tuple[Form, tuple[int, ...]], Program] = dataclasses.field(default_factory=dict)
@@ -196,7 +195,6 @@ class Entry:
             device=device,
             rows=RowSelection.of(graph, device),
             ones=extents_of_one(call) if prepared.squeezes else None,
-            updated_arguments=[where for kind, where in updated if kind == "user"],
             empty=empty_extents(call),
             copied_inputs=[
                 i
@@ -330,12 +328,21 @@ class Entry:
             _input((kind, where), call, tensors, self.device) for _, kind, where in self.updates
         ]
 
-    def writes_to_shared_memory(self, call: FlatCall) -> bool:
-        """Tell whether a call writes to an argument of which another one is a view."""
-        if not self.updated_arguments:
+    def writes_to_shared_memory(
+        self, call: FlatCall, tensors: Sequence[torch.Tensor | None]
+    ) -> bool:
+        """Tell whether a call writes to memory in which another tensor lies that it reads or writes.
+
+        The graph knows of what was shared when it was captured at most.
+        """
+        if not self.updates:
             return False
-        memories = [internals.storage_identity(tensor) for tensor in call.tensors]
-        return any(memories.count(memories[i]) > 1 for i in self.updated_arguments)
+        written = {(kind, where) for _, kind, where in self.updates}
+        read = (s for s in self.tensors if s[0] != "seed" and (s[0] == "outside" or s not in written))
+        return any_overlap(
+            (_given(source, call, tensors) for source in written),
+            (_given(source, call, tensors) for source in read),
+        )
 
     def apply_updates(
         self, targets: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
@@ -348,19 +355,22 @@ class Entry:
                 target.copy_(outputs[position])
 
 
+def _given(source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any]) -> torch.Tensor:
+    """Return the tensor that a source names, as the caller, the module or somebody else holds it."""
+    kind, where = source
+    if kind == "outside":
+        return where  # type: ignore[no-any-return]
+    return call.tensors[where] if kind == "user" else tensors[where]  # type: ignore[no-any-return]
+
+
 def _input(
     source: tuple[str, Any], call: FlatCall, tensors: Sequence[Any], device: torch.device
 ) -> torch.Tensor:
-    kind, where = source
-    if kind == "user":
-        tensor = call.tensors[where]
-        tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
-    elif kind == "module":
-        tensor = tensors[where]
-    elif kind == "outside":
-        tensor = where
-    else:
+    if source[0] == "seed":
         return _NO_SEED
+    tensor = _given(source, call, tensors)
+    if source[0] == "user" and tensor.is_neg():
+        tensor = tensor.resolve_neg()
     # PyTorch takes single values on the CPU among tensors of a device.
     return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
 

@@ -5,11 +5,24 @@
 #include <numeric>
 #include <string>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ops/resize/resize_axes.h"
 
 namespace ortrain::ops {
 namespace {
+
+// Tables of an axis are made while the plan is; more would be a gigabyte.
+constexpr double kMostTaps = 1 << 26;
+
+// `what` rounded down, or ShapeError where no tensor has that many elements.
+int64_t whole_extent(double what, int64_t axis) {
+  const double extent = std::floor(what);
+  if (!(extent >= 0 && extent <= static_cast<double>(kMostBytes))) {
+    throw ShapeError(str("axis ", axis, " would have the extent ", extent));
+  }
+  return static_cast<int64_t>(extent);
+}
 
 // Where in the input element `o` of the result lies.
 struct Coordinates {
@@ -58,6 +71,14 @@ struct Interpolation {
   double cubic_a = -0.75;
   bool exclude_outside = false, antialias = false;
 
+  // Antialiasing stretches the filter over the inputs that fall together.
+  double stretch(double scale) const { return antialias ? std::min(scale, 1.0) : 1.0; }
+  double radius() const { return mode == "linear" ? 1 : 2; }
+  // An upper bound.
+  double taps_of_an_element(double scale) const {
+    return mode == "nearest" ? 1 : 2 * radius() / stretch(scale) + 2;
+  }
+
   // The taps around `x`, unclamped.
   std::vector<ResizeTap> taps(double x, double scale) const {
     const double floor = std::floor(x);
@@ -67,14 +88,11 @@ struct Interpolation {
       const bool ceiling = ratio != 0 && takes_ceiling(nearest_mode, ratio);
       return {{base + (ceiling ? 1 : 0), 1.0}};
     }
-    // Antialiasing stretches the filter over the inputs that fall together.
-    const double stretch = antialias ? std::min(scale, 1.0) : 1.0;
-    const double radius = mode == "linear" ? 1 : 2;
-    const int64_t first = static_cast<int64_t>(std::floor(-radius / stretch)) + 1;
+    const int64_t first = static_cast<int64_t>(std::floor(-radius() / stretch(scale))) + 1;
     std::vector<ResizeTap> result;
     double sum = 0;
     for (int64_t k = first; k <= 1 - first; ++k) {
-      const double distance = (static_cast<double>(k) - ratio) * stretch;
+      const double distance = (static_cast<double>(k) - ratio) * stretch(scale);
       const double weight = mode == "linear" ? std::max(0.0, 1 - std::abs(distance))
                                              : cubic_weight(distance, cubic_a);
       result.push_back({base + k, weight});
@@ -160,7 +178,7 @@ Dims resized_by_scales(const Dims& x, const std::vector<int64_t>& axes,
       throw ShapeError(str("scales[", i, "] is ", scales[i], "; it must be positive"));
     }
     int64_t& extent = y[static_cast<size_t>(axes[i])];
-    extent = static_cast<int64_t>(std::floor(static_cast<double>(extent) * scales[i]));
+    extent = whole_extent(static_cast<double>(extent) * scales[i], axes[i]);
   }
   return y;
 }
@@ -193,8 +211,8 @@ Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x, const std::ve
   for (size_t i = 0; i < axes.size(); ++i) {
     int64_t& extent = y[static_cast<size_t>(axes[i])];
     if (sizes[i] < 0) throw ShapeError(str("sizes[", i, "] is ", sizes[i]));
-    extent = scale ? static_cast<int64_t>(std::floor(*scale * static_cast<double>(extent) + 0.5))
-                   : sizes[i];
+    extent =
+        scale ? whole_extent(*scale * static_cast<double>(extent) + 0.5, axes[i]) : sizes[i];
   }
   return y;
 }
@@ -229,6 +247,11 @@ std::vector<ResizeAxis> resize_tables(const AttributeReader& attrs, const Dims& 
     if (crops) {
       where.roi_start = (*roi)[i];
       where.roi_end = (*roi)[i + axes.size()];
+    }
+    const double taps = where.out_extent * how.taps_of_an_element(where.scale);
+    if (table.out > 0 && !(taps <= kMostTaps)) {
+      throw UnsupportedError(str("axis ", axes[i], " is resized from ", table.in, " to ", table.out,
+                                 ": ", taps, " weights; up to ", kMostTaps, " are supported"));
     }
     for (int64_t o = 0; o < table.out; ++o) {
       const double at = where.at(static_cast<double>(o));

@@ -1,0 +1,47 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Tells whether tensors lie in the same bytes, by their addresses."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+
+import torch
+
+
+def any_overlap(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool:
+    """Tell whether a tensor that is written lies in bytes of another one, which is read or written.
+
+    Tensors count as all bytes from their first element to their last one: those that lie in each
+    other's gaps overlap too.
+
+    Args:
+      written: Each at most once.
+      read: None of ``written``.
+    """
+    taken = sorted(bounds for bounds in map(_bounds, written) if bounds is not None)
+    if any(end > begin for (_, end), (begin, _) in zip(taken, taken[1:], strict=False)):
+        return True
+    begins = [begin for begin, _ in taken]
+    for bounds in map(_bounds, read):
+        if bounds is None:
+            continue
+        # They do not overlap, so that the last one that begins before the end also ends last.
+        before = bisect.bisect_left(begins, bounds[1])
+        if before and taken[before - 1][1] > bounds[0]:
+            return True
+    return False
+
+
+def _bounds(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the addresses of a tensor's first byte and of the one behind its last; None where it has none."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    begin = tensor.data_ptr()
+    if begin == 0:  # its storage is freed
+        return None
+    if tensor.is_contiguous():
+        return (begin, begin + tensor.nbytes)
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (begin, begin + (last + 1) * tensor.element_size())
