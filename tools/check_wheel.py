@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Check a wheel of the stable ABI: size, tags, what its libraries need, and a step trained with it.
+"""Check a wheel of the stable ABI: size, tags, its libraries, its list of components, a step trained with it.
 
     python tools/check_wheel.py dist/ortrain-0.1.0-cp312-abi3-linux_x86_64.whl --python env/bin/python
 
@@ -12,6 +12,7 @@ without network into a fresh environment on top of it, and tools/train_installed
 import argparse
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -43,6 +44,8 @@ SYSTEM = {
 }
 # The plugin is loaded only where oneDNN is installed.
 EXTRA_NEEDED = {"libortrain_onednn.so": {"libdnnl.so.3"}}
+# It calls nothing of which the C library has a checked form.
+WITHOUT_CHECKED_CALLS = {"libortrain_onednn.so"}
 # Newest versions of symbols in Debian 12, Ubuntu 22.04 and RHEL 9 (PEP 600's manylinux_2_34).
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (12,)}
 # Packages that an environment has without asking for them.
@@ -89,14 +92,74 @@ def version_errors(library: str, version_section: str) -> list[str]:
     return errors
 
 
+def hardening_errors(library: str, headers: str, dynamic_section: str, symbols: str) -> list[str]:
+    """Look for what cmake/OrtrainHardening.cmake asks for, in what `readelf -l`, `-d` and `--dyn-syms` list."""
+    errors = []
+    stack = re.search(r"^\s*GNU_STACK(?:\s+0x\w+){5} ([RWE ]{3})", headers, re.M)
+    if stack is None or "E" in stack[1]:
+        errors.append("its stack is executable")
+    if not re.search(r"^\s*GNU_RELRO\s", headers, re.M):
+        errors.append("nothing of it becomes read-only after the start (RELRO)")
+    if not re.search(r"\(FLAGS\).*\bBIND_NOW\b|\(FLAGS_1\).*\bNOW\b", dynamic_section):
+        errors.append("its symbols are bound when they are first called (BIND_NOW)")
+    if re.search(r"\(TEXTREL\)|\(FLAGS\).*\bTEXTREL\b", dynamic_section):
+        errors.append("its code is changed while it is loaded (TEXTREL)")
+    for paths in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic_section):
+        outside = [path for path in paths.split(":") if not re.match(r"\$ORIGIN(/|$)", path)]
+        errors += [f"it looks for libraries in '{path}'" for path in outside]
+    imported = set(re.findall(r"\bUND (\w+)", symbols))
+    if "__stack_chk_fail" not in imported:
+        errors.append("its functions have no canaries (-fstack-protector-strong)")
+    if library not in WITHOUT_CHECKED_CALLS and not any(n.endswith("_chk") for n in imported):
+        errors.append("it has no checked calls of the C library (_FORTIFY_SOURCE)")
+    return [f"{library}: {error}" for error in errors]
+
+
+def linked_components(third_party: str, device_code: bool) -> set[str]:
+    """Return the names of what THIRD_PARTY.md calls linked; of GPU kernels' where a wheel has these."""
+    names = set()
+    for line in third_party.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3 and cells[2].startswith("linked"):
+            if "GPU" in cells[2] and not device_code:
+                continue
+            links = re.findall(r"\[([^]]+)\]\(", cells[0])
+            names.update(links or [re.split(r" \(|:", cells[0])[0]])
+    return names
+
+
+def sbom_errors(documents: dict[str, bytes], third_party: str, device_code: bool) -> list[str]:
+    """Compare the components that a wheel names, in CycloneDX, with those of THIRD_PARTY.md."""
+    if not documents:
+        return ["no file matches *.dist-info/sboms/*.cdx.json"]
+    versions: dict[str, str] = {}
+    for name, content in documents.items():
+        try:
+            read = json.loads(content)
+            if read["bomFormat"] != "CycloneDX" or float(read["specVersion"]) < 1.5:
+                return [f"{name} is no CycloneDX of 1.5 or later"]
+            versions.update({c["name"]: c["version"] for c in read["components"]})
+        except (ValueError, KeyError, TypeError) as error:
+            return [f"{name} cannot be read: {error!r}"]
+    bad = [name for name, version in versions.items() if not re.match(r"\d", str(version))]
+    errors = [f"the component '{name}' has no version" for name in sorted(bad)]
+    missing = linked_components(third_party, device_code) - set(versions)
+    return errors + [f"the component '{name}' is not listed" for name in sorted(missing)]
+
+
 def has_device_code(sections: str) -> bool:
     """Tell whether `readelf -S` lists the section that holds kernels of CUDA."""
     return re.search(r"\s\.nv_fatbin\s", sections) is not None
 
 
 def readelf(option: str, library: Path) -> str:
+    # LC_ALL: others translate the words.
     return subprocess.run(
-        ["readelf", "-W", option, library], check=True, capture_output=True, text=True
+        ["readelf", "-W", option, library],
+        env={**os.environ, "LC_ALL": "C"},
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
 
 
@@ -111,10 +174,18 @@ def library_errors(wheel: Path, device_code: bool) -> list[str]:
             sections = readelf("-S", path)
             needed, versions = readelf("-d", path), readelf("-V", path)
             errors += needed_errors(path.name, needed) + version_errors(path.name, versions)
+            errors += hardening_errors(
+                path.name, readelf("-l", path), needed, readelf("--dyn-syms", path)
+            )
             found_code = found_code or has_device_code(sections)
             libraries = ", ".join(re.findall(r"\(NEEDED\).*\[(.+)\]", needed))
             print(f"{name}: {path.stat().st_size} bytes, needs {libraries}")
         print(f"device code of CUDA: {'yes' if found_code else 'none'}")
+        licences = [n for n in names if n.endswith(".dist-info/licenses/THIRD_PARTY.md")]
+        third_party = "".join(archive.read(name).decode() for name in licences)
+        sboms = [n for n in names if re.fullmatch(r"[^/]+\.dist-info/sboms/.*\.cdx\.json", n)]
+        documents = {name: archive.read(name) for name in sboms}
+        errors += sbom_errors(documents, third_party, found_code)
         if device_code and not found_code:
             errors.append("no library holds device code of CUDA")
     return errors

@@ -85,6 +85,7 @@ Assignment = list[Any]  # path of a layer, "" or "config", name, value
 # Of a file: key, states of sources, assignments, digest of what is compared.
 Head = dict[str, Any]
 _OTHER = object()
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class CacheSlot:
@@ -207,6 +208,7 @@ class CacheSlot:
                 raise NotStorableError("it belongs to another module")
             changed = source_files.changed_file(head["sources"])
             if changed is None:
+                _check_assignments(self._module, head["assignments"])
                 return PreparedGraph.from_bytes(content[end:], self._module), head
             reason = f"{changed} has changed"
         except (NotStorableError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -228,8 +230,7 @@ def _attributes(module: nn.Module) -> Attributes:
 
 
 def _plain_values(owner: Any) -> dict[str, Any]:
-    kept = (type(None), bool, int, float, str)
-    return {n: v if type(v) in kept else _OTHER for n, v in vars(owner).items()}
+    return {n: v if type(v) in _PLAIN else _OTHER for n, v in vars(owner).items()}
 
 
 def _assignments(before: Attributes, after: Attributes) -> list[Assignment]:
@@ -252,6 +253,25 @@ def _assignments(before: Attributes, after: Attributes) -> list[Assignment]:
                 raise NotStorableError(f"the forward assigns to '{name}'")
             result.append([*place, name, value])
     return result
+
+
+def _check_assignments(module: nn.Module, assignments: list[Assignment]) -> None:
+    """Let nothing but plain values of layers and of their configurations be set: a file says which.
+
+    Raises:
+      NotStorableError: Another object, a method or a value of another kind is meant.
+    """
+    layers = dict(module.named_modules())
+    for path, attribute, name, value in assignments:
+        owner: Any = layers.get(path)
+        if attribute and owner is not None:
+            owner = vars(owner).get("config") if attribute == "config" else None
+        fits = hasattr(owner, "__dict__") and isinstance(name, str) and type(value) in _PLAIN
+        if fits:
+            of_class = getattr(type(owner), name, None)
+            fits = {type(of_class), type(getattr(owner, name, None))} <= {*_PLAIN}
+        if not fits or name.startswith("__"):
+            raise NotStorableError(f"it would set '{name}' of '{path}'")
 
 
 def _assign(module: nn.Module, assignments: list[Assignment]) -> list[tuple[Any, str, Any]]:

@@ -21,7 +21,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def requirements(name: str) -> dict[str, Requirement]:
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    parsed = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    parsed = [
+        Requirement(line.partition(" --hash")[0])
+        for line in lines
+        if line and not line.startswith("#")
+    ]
     return {canonicalize_name(r.name): r for r in parsed}
 
 
