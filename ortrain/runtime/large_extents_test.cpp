@@ -69,5 +69,29 @@ INSTANTIATE_TEST_SUITE_P(Operators, WithoutElements,
                          testing::Values("Softmax(x)", "LogSoftmax(x)", "Relu(x)", "Gelu(x)",
                                          "Add(x, x)", "Transpose(x)", "Concat<axis = 1>(x, x)"));
 
+TEST(LargeExtents, AShapeOfLengthZeroThatArrivesAtRunTimeIsAScalars) {
+  const std::string text =
+      "graph g (float32[n] x, int64[0] shape) => (z) {\n  y = Reshape(x, shape)\n  z = Relu(y)\n}";
+  EXPECT_NO_THROW(run(text, {{1}, {0}}));
+  EXPECT_THROW(run(text, {{0}, {0}}), ShapeError);
+  EXPECT_THROW(run(text, {{6}, {0}}), ShapeError);
+}
+
+// A graph of Resize with scales for an input [1, n].
+std::string resize(const std::string& scale, const std::string& attributes) {
+  return "graph g (float32[1, n] x) => (y) {\n  const s = float32[2] {1, " + scale +
+         "}\n  y = Resize <" + attributes + "> (x, _, s)\n}";
+}
+
+TEST(LargeExtents, TablesOfResizeAreBounded) {
+  for (const char* attributes : {"mode = \"nearest\"", "mode = \"linear\"", "mode = \"cubic\""}) {
+    EXPECT_THROW(run(resize("1e9", attributes), {{1, 1}}), UnsupportedError) << attributes;
+    EXPECT_THROW(run(resize("1e30", attributes), {{1, 1}}), ShapeError) << attributes;
+    EXPECT_NO_THROW(run(resize("1e9", attributes), {{1, 0}})) << attributes;
+  }
+  EXPECT_THROW(run(resize("1e-8", "mode = \"linear\", antialias = 1"), {{1, 1 << 27}}),
+               UnsupportedError);
+}
+
 }  // namespace
 }  // namespace ortrain

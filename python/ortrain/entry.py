@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
@@ -338,7 +337,9 @@ class Entry:
         if not self.updates:
             return False
         written = {(kind, where) for _, kind, where in self.updates}
-        read = (s for s in self.tensors if s[0] != "seed" and (s[0] == "outside" or s not in written))
+        read = (
+            s for s in self.tensors if s[0] != "seed" and (s[0] == "outside" or s not in written)
+        )
         return any_overlap(
             (_given(source, call, tensors) for source in written),
             (_given(source, call, tensors) for source in read),

@@ -211,8 +211,7 @@ Dims resized_to_sizes(const AttributeReader& attrs, const Dims& x, const std::ve
   for (size_t i = 0; i < axes.size(); ++i) {
     int64_t& extent = y[static_cast<size_t>(axes[i])];
     if (sizes[i] < 0) throw ShapeError(str("sizes[", i, "] is ", sizes[i]));
-    extent =
-        scale ? whole_extent(*scale * static_cast<double>(extent) + 0.5, axes[i]) : sizes[i];
+    extent = scale ? whole_extent(*scale * static_cast<double>(extent) + 0.5, axes[i]) : sizes[i];
   }
   return y;
 }

@@ -64,9 +64,7 @@ VIEWS: dict[str, Callable[[Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("make", [Writes, WritesToArgument])
-def test_arguments_in_memory_that_a_known_graph_writes_to(
-    make: type[nn.Module], view: str
-) -> None:
+def test_arguments_in_memory_that_a_known_graph_writes_to(make: type[nn.Module], view: str) -> None:
     if make is WritesToArgument and view in ("with gaps", "last element"):
         pytest.skip("PyTorch does not write to an element by two places")
     torch.manual_seed(0)
