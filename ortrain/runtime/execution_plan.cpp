@@ -437,8 +437,9 @@ class PlanMaker {
     const Node& node = graph_.node(work.node);
     const ValueId output = node.outputs[i];
     const Kernel& kernel = *work.kernel;
-    for (const auto& [from, to] :
+    for (const std::pair<int, int>& pair :
          kernel.inplace_of ? kernel.inplace_of(*work.spec) : kernel.inplace) {
+      const int from = pair.first, to = pair.second;
       if (static_cast<size_t>(to) != i || static_cast<size_t>(from) >= node.inputs.size()) continue;
       const ValueId input = node.inputs[static_cast<size_t>(from)];
       if (input == kNoValue) continue;
