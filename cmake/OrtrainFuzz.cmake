@@ -6,10 +6,8 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "ORTRAIN_FUZZ: libFuzzer comes with clang; ${CMAKE_CXX_COMPILER} is none.")
 endif()
 
-add_library(ortrain_fuzz_targets STATIC
-  fuzz/checkpoint_target.cpp fuzz/exercise_graph.cpp fuzz/extension_target.cpp
-  fuzz/graph_targets.cpp fuzz/guarded_memory.cpp fuzz/onnx_mutator.cpp fuzz/plan_rules.cpp
-  fuzz/sizes_target.cpp fuzz/text_mutator.cpp)
+include(OrtrainFuzzTargets)
+add_library(ortrain_fuzz_targets STATIC ${ORTRAIN_FUZZ_FILES})
 target_include_directories(ortrain_fuzz_targets PRIVATE "${ORTRAIN_PROTO_DIR}")
 target_link_libraries(ortrain_fuzz_targets PUBLIC ortrain_core PRIVATE ortrain_flags ortrain_headers)
 

@@ -30,7 +30,7 @@ class Drawn {
   explicit Drawn(ByteSource& source) : source_(source) {}
 
   const char* text() {
-    constexpr const char* kTexts[] = {"fuzz", "Op", "T",      "x",    "axis", "",
+    constexpr const char* kTexts[] = {"fuzz", "Op", "T",      "x",     "axis",    "",
                                       "Relu", "y",  "scales", "modes", "ortrain", "ai.onnx.ml"};
     const size_t kind = source_.below(16);
     if (kind == 15) return nullptr;
@@ -186,7 +186,8 @@ void ask_once(OrtrainContext* context) {
       std::vector<OrtrainAttribute> attributes;
       for (size_t i = source.below(3); i > 0; --i) attributes.push_back(drawn.attribute());
       std::vector<int32_t> outputs(source.below(4));
-      constexpr const char* kOps[] = {"Mul", "Relu", "MatMul", "Reshape", "Split", "Cast", "Concat"};
+      constexpr const char* kOps[] = {"Mul",   "Relu", "MatMul", "Reshape",
+                                      "Split", "Cast", "Concat"};
       const char* const name =
           source.rarely(4) ? drawn.text() : kOps[source.below(std::size(kOps))];
       host().add_node(context, source.rarely(8) ? drawn.text() : "", name, inputs.data(),
@@ -284,8 +285,7 @@ int32_t prepare(void*, OrtrainContext* context, void** kernel) {
   return status();
 }
 
-int32_t run_kernel(void* kernel, const void* const* inputs, void* const* outputs,
-                   void* workspace) {
+int32_t run_kernel(void* kernel, const void* const* inputs, void* const* outputs, void* workspace) {
   if (kernel == nullptr) return 1;
   const auto& prepared = *static_cast<PreparedKernel*>(kernel);
   if (prepared.workspace > 0) {
@@ -401,9 +401,9 @@ void define(ByteSource& source) {
   const int32_t failed = host().add_operator(&registrar, &op);
   require(failed == 0 ? registrar.entries.size() == 1 : registrar.entries.empty(),
           "add_operator keeps what it refuses");
-  require(failed == 0 || host().last_error_kind() != kOrtrainErrorInternal,
-          std::string("a definition is refused as a mistake of the engine's: ") +
-              host().last_error());
+  require(
+      failed == 0 || host().last_error_kind() != kOrtrainErrorInternal,
+      std::string("a definition is refused as a mistake of the engine's: ") + host().last_error());
 }
 
 }  // namespace

@@ -112,8 +112,8 @@ std::shared_ptr<const ExecutionPlan> make_guarded_plan(const Graph& graph,
                                                        const std::vector<Dims>& input_dims,
                                                        const KernelRegistry& kernels,
                                                        const PlanOptions& options) {
-  auto plan = std::make_shared<ExecutionPlan>(
-      *make_execution_plan(graph, input_dims, kernels, options));
+  auto plan =
+      std::make_shared<ExecutionPlan>(*make_execution_plan(graph, input_dims, kernels, options));
   std::vector<StepBytes> steps = check_plan(graph, input_dims, *plan);
   for (size_t s = 0; s < steps.size(); ++s) {
     plan->steps[s].run = guarded(std::move(plan->steps[s].run), std::move(steps[s]));

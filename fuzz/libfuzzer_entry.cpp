@@ -31,5 +31,4 @@ size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t limit, unsigne
   return LLVMFuzzerMutate(data, size, limit);
 }
 #endif
-
 }

@@ -65,9 +65,8 @@ class ModelMutator {
     switch (numbers_.below(12)) {
       case 0:
       case 1:
-        return change_info(any_of(numbers_.below(3) == 0 ? graph_.mutable_output()
-                                                         : graph_.mutable_input(),
-                                  numbers_));
+        return change_info(any_of(
+            numbers_.below(3) == 0 ? graph_.mutable_output() : graph_.mutable_input(), numbers_));
       case 2:
         return change_tensor(any_of(graph_.mutable_initializer(), numbers_));
       case 3:

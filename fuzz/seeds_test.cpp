@@ -25,8 +25,7 @@ TEST_P(FuzzSeeds, RunClean) {
     std::ifstream file(entry.path(), std::ios::binary);
     const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
     SCOPED_TRACE(entry.path().filename().string());
-    EXPECT_NO_THROW(
-        GetParam().run({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
+    EXPECT_NO_THROW(GetParam().run({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));
     ++count;
   }
   EXPECT_GE(count, 6U);

@@ -94,12 +94,14 @@ class TextMutator {
 
   std::string drawn_keyword() {
     constexpr const char* kKeywords[] = {
-        "float32",   "float64", "float16",  "bfloat16",      "int64",        "int32",
-        "int8",      "uint8",   "bool",     "uint64",        "grad",         "parameter",
-        "buffer",    "seed",    "gradient", "state",         "state_update", "derived",
-        "backward",  "forward", "const",    "buffer_update", "n",            "m",
-        "2*n",       "inf",     "nan",      "input_update",  "b64",          "token",
-        "n*m + 1"};
+        "float32",      "float64",       "float16",  "bfloat16",
+        "int64",        "int32",         "int8",     "uint8",
+        "bool",         "uint64",        "grad",     "parameter",
+        "buffer",       "seed",          "gradient", "state",
+        "state_update", "derived",       "backward", "forward",
+        "const",        "buffer_update", "n",        "m",
+        "2*n",          "inf",           "nan",      "input_update",
+        "b64",          "token",         "n*m + 1"};
     return kKeywords[numbers_.below(std::size(kKeywords))];
   }
 

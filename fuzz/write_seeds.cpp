@@ -60,10 +60,9 @@ Graph graph_of(const testing::OpCase& op_case, DType type) {
   }
   const size_t colons = op_case.op.find("::");
   const bool own = colons != std::string::npos;
-  const std::vector<ValueId> outputs =
-      builder.node(own ? op_case.op.substr(0, colons) : "",
-                   own ? op_case.op.substr(colons + 2) : op_case.op, values, op_case.attributes,
-                   std::vector<bool>(op_case.outputs, true));
+  const std::vector<ValueId> outputs = builder.node(
+      own ? op_case.op.substr(0, colons) : "", own ? op_case.op.substr(colons + 2) : op_case.op,
+      values, op_case.attributes, std::vector<bool>(op_case.outputs, true));
   for (size_t i = 0; i < outputs.size(); ++i) {
     graph.add_output({.value = outputs[i], .name = str("y", i)});
   }

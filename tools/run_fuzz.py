@@ -26,7 +26,7 @@ TARGETS = ("onnx", "text", "checkpoint", "extension", "sizes")
 # Read in Python: a program of its own.
 GRAPH_CACHE = "graph_cache"
 _WITH_WORDS = ("onnx", "text")
-_MOST_BYTES = {"onnx": 4096, "text": 4096, "checkpoint": 16384, "extension": 512, "sizes": 512}
+_MOST_BYTES = {"onnx": 4096, "text": 4096, "checkpoint": 16384, "extension": 256, "sizes": 128}
 # One mistake can be met again and again: who mends the first sees the rest.
 _MOST_FINDINGS = 20
 

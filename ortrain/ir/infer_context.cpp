@@ -49,8 +49,8 @@ void check_inputs(const OpDef& def, const std::vector<InferredValue>& inputs) {
       if (variable != def.types.end() && variable->second.contains(inputs[i].dtype)) continue;
     }
     if (!dtype_fits(def, formal->type, inputs[i].dtype, bound, expected)) {
-      throw DTypeError(str("input '", formal->name, "' is ", name_of(inputs[i].dtype),
-                           ", expected ", expected));
+      throw DTypeError(
+          str("input '", formal->name, "' is ", name_of(inputs[i].dtype), ", expected ", expected));
     }
   }
   for (size_t i = inputs.size(); i < def.inputs.size(); ++i) {
@@ -67,8 +67,8 @@ void check_attributes(const OpDef& def, const Node& node) {
     if (formal == nullptr) {
       throw InvalidModelError(str("attribute '", name, "' is not known to this operator"));
     }
-    const size_t kind = formal->has_default ? formal->default_value.index()
-                                            : static_cast<size_t>(formal->kind);
+    const size_t kind =
+        formal->has_default ? formal->default_value.index() : static_cast<size_t>(formal->kind);
     if (attribute.index() != kind) {
       throw InvalidModelError(
           str("attribute '", name, "' is of a wrong kind: ", attribute_kind(attribute)));
@@ -116,6 +116,12 @@ const TensorData& InferContext::constant(size_t index) const {
   return has_input(index) ? inputs_[index].constant : kUnknown;
 }
 
+const std::string& InferContext::input_name(size_t index) const {
+  const FormalValue* const formal = def_->formal_input(index);
+  check(formal != nullptr, "the operator has no such input");
+  return formal->name;
+}
+
 bool InferContext::wants_output(size_t index) const {
   return index < node_->outputs.size() && node_->outputs[index] != kNoValue;
 }
@@ -160,8 +166,8 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
       }
       for (const Dim& dim : context.outputs()[i].shape) {
         if (dim.is_constant() && dim.constant() < 0) {
-          throw ShapeError(str("output ", i, " would have the shape ",
-                               shape_str(context.outputs()[i].shape)));
+          throw ShapeError(
+              str("output ", i, " would have the shape ", shape_str(context.outputs()[i].shape)));
         }
       }
     }

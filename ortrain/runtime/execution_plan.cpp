@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/runtime/execution_plan.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -28,6 +30,15 @@ constexpr size_t kGivenAsCopyBytes = size_t{64} << 10;
 
 size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
+uint64_t machine_memory() {
+  static const uint64_t bytes = [] {
+    const long pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size)
+                                 : static_cast<uint64_t>(kMostBytes);
+  }();
+  return bytes;
+}
+
 class PlanMaker {
  public:
   PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels,
@@ -50,6 +61,7 @@ class PlanMaker {
     find_updated_inputs();
     choose_kernels_and_fold();
     drop_unneeded();
+    check_memory();
     number_steps();
     assign_buffers();
     assign_outputs();
@@ -300,6 +312,23 @@ class PlanMaker {
       }
     }
     std::erase_if(work_, [](const Work& work) { return !work.needed; });
+  }
+
+  // Of nodes that cannot run kernels are not made.
+  void check_memory() const {
+    const uint64_t limit = options_.memory_limit > 0     ? options_.memory_limit
+                           : kernels_.device().is_host() ? machine_memory()
+                                                         : static_cast<uint64_t>(kMostBytes);
+    for (const Work& work : work_) {
+      const NodeSpec& spec = *work.spec;
+      ByteCount bytes = bytes_of_outputs(spec);
+      for (size_t i = 0; i < spec.num_inputs(); ++i) {
+        if (spec.has_input(i)) bytes += bytes_of<char>(spec.input(i).bytes());
+      }
+      if (work.view_offsets || bytes.value() <= limit) continue;
+      throw OutOfMemoryError(str(spec.context(), "its inputs and results take ", bytes.value(),
+                                 " bytes, ", limit, " may be taken"));
+    }
   }
 
   // Steps get numbers; one more number at the end of each phase stands for copies into outputs.
