@@ -281,8 +281,10 @@ int32_t prepare(void*, OrtrainContext* context, void** kernel) {
     const auto wanted = static_cast<size_t>(answers->extent());
     if (host().request_workspace(context, wanted) == 0) made->workspace = wanted;
   }
-  if (!answers->rarely(16)) *kernel = made.release();
-  return status();
+  // What a failed call has made the library keeps.
+  const int32_t failed = status();
+  if (failed == 0 && !answers->rarely(16)) *kernel = made.release();
+  return failed;
 }
 
 int32_t run_kernel(void* kernel, const void* const* inputs, void* const* outputs, void* workspace) {

@@ -204,8 +204,9 @@ class ModelMutator {
     if (numbers_.below(5) > 0) {
       return change_list(inputs, numbers_, [&] { return drawn_name(); });
     }
-    change_list(node->mutable_output(), numbers_,
-                [&] { return "o" + std::to_string(numbers_.below(1000)); });
+    change_list(node->mutable_output(), numbers_, [&] {
+      return numbers_.below(4) == 0 ? "" : "o" + std::to_string(numbers_.below(1000));
+    });
   }
 
   const OpDef& drawn_operator() {

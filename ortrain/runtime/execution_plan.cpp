@@ -215,25 +215,29 @@ class PlanMaker {
       Work work;
       work.node = id;
       work.spec = node_spec(def, node);
-      std::vector<std::string> refused;
       // What depends on constants alone is computed on the host.
-      const bool folds = constant && !def.draws_random_numbers &&
-                         bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes);
-      const KernelRegistry& kernels = folds ? cpu_kernels() : kernels_;
-      work.kernel = kernels.select(*work.spec, &refused);
-      if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
-      if (log_enabled("dispatch")) {
-        std::string line = str(Graph::context(node), work.kernel->name);
-        for (const std::string& reason : refused) line += "; refused " + reason;
-        log_line("dispatch", line);
+      if (constant && !def.draws_random_numbers &&
+          bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes)) {
+        choose_kernel(work, cpu_kernels());
+        if (evaluate(work)) continue;
+        work.spec = node_spec(def, node);
       }
-      if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
-      if (folds) {
-        evaluate(work);
-        continue;
-      }
+      choose_kernel(work, kernels_);
       work_.push_back(std::move(work));
     }
+  }
+
+  static void choose_kernel(Work& work, const KernelRegistry& kernels) {
+    std::vector<std::string> refused;
+    work.kernel = kernels.select(*work.spec, &refused);
+    if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
+    if (log_enabled("dispatch")) {
+      std::string line = str(work.spec->context(), work.kernel->name);
+      for (const std::string& reason : refused) line += "; refused " + reason;
+      log_line("dispatch", line);
+    }
+    work.view_offsets.reset();
+    if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
   }
 
   static std::string no_kernel_message(const NodeSpec& spec,
@@ -248,8 +252,14 @@ class PlanMaker {
     return message;
   }
 
-  void evaluate(Work& work) {
+  // False where the kernel wants more memory than a result may have: it is left to the runs.
+  bool evaluate(Work& work) {
     const Node& node = graph_.node(work.node);
+    KernelFn run;
+    if (!work.view_offsets) {
+      run = with_context(work.spec->context(), [&] { return work.kernel->make(*work.spec); });
+      if (work.spec->workspace_bytes() > bytes_of<char>(kFoldBytes)) return false;
+    }
     std::vector<const void*> in;
     std::vector<void*> out;
     std::vector<TensorData> results;
@@ -268,7 +278,6 @@ class PlanMaker {
                     results[i].bytes());
       }
     } else {
-      const KernelFn run = work.kernel->make(*work.spec);
       void* workspace_data = nullptr;
       const TensorData workspace = TensorData::allocate(
           DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes().value())}, &workspace_data);
@@ -279,6 +288,7 @@ class PlanMaker {
       plan_.constant_bytes += results[i].bytes();
       set_constant(node.outputs[i], std::move(results[i]));
     }
+    return true;
   }
 
   // No result has elements, so that no kernel needs to care. What is given integers may have to
