@@ -12,6 +12,7 @@
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
 #   make hf-contract  the Hugging Face trainer against transformers' own, two versions of it
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
+#   make fuzz     readers, plans, kernels and extensions under libFuzzer (SECONDS=, RUNS=, FUZZ=onnx,text)
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
@@ -53,7 +54,7 @@ export VIRTUAL_ENV := $(VENV_DIR)
 export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: setup compile build test test-all check coverage lint demo bench conformance hf-contract capi-demo \
+.PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
   checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
   format lock clean
 
@@ -151,6 +152,14 @@ asan: setup
 	cmake --preset sanitize
 	cmake --build --preset sanitize -j $(JOBS)
 	$(PY) tools/run_sanitizers.py --jobs $(JOBS) $(ASAN)
+
+# The newest clang that is installed; libFuzzer comes with it.
+FUZZ_CXX ?= $(firstword $(foreach v,++-22 ++-19 ++-16 ++-15 ++,$(shell command -v clang$(v))))
+
+fuzz: setup
+	cmake --preset fuzz $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX))
+	cmake --build --preset fuzz -j $(JOBS)
+	$(PY) tools/run_fuzz.py --seconds $(or $(SECONDS),60) --runs $(or $(RUNS),-1) $(if $(FUZZ),--targets $(FUZZ))
 
 capi-demo: build
 	cmake --install build --component capi --prefix build/capi/prefix >/dev/null

@@ -38,6 +38,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND ORTRAIN_WARNINGS
     -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
     -Wno-array-bounds)
+else()
+  # What a template captures for others of its instances, and hints that gcc alone knows.
+  list(APPEND ORTRAIN_WARNINGS -Wno-unused-lambda-capture -Wno-unknown-pragmas)
 endif()
 add_library(ortrain_flags INTERFACE)
 target_compile_options(ortrain_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ORTRAIN_WARNINGS}>")
@@ -48,6 +51,11 @@ if(ORTRAIN_SANITIZE)
   if(ORTRAIN_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=all)
   endif()
+endif()
+
+if(ORTRAIN_FUZZ)
+  # One set of instructions above the baseline: kernels would take most of the build otherwise.
+  add_compile_definitions("HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL)")
 endif()
 
 # For tools/run_coverage.py: programs and libraries write what ran, test by test.

@@ -3,7 +3,10 @@
 
 # One test executable from every *_test.cpp.
 file(GLOB_RECURSE ORTRAIN_TEST_FILES CONFIGURE_DEPENDS
-  ortrain/*_test.cpp tests/cpp/*_test.cpp)
+  ortrain/*_test.cpp tests/cpp/*_test.cpp fuzz/*_test.cpp)
+# What `make fuzz` runs, so that it does not rot.
+include(OrtrainFuzzTargets)
+list(APPEND ORTRAIN_TEST_FILES ${ORTRAIN_FUZZ_FILES})
 if(NOT ORTRAIN_GPU STREQUAL "simulator")
   list(FILTER ORTRAIN_TEST_FILES EXCLUDE REGEX "/ortrain/gpu/")
 endif()
@@ -21,7 +24,7 @@ if(ORTRAIN_COVERAGE)
   target_sources(ortrain_tests PRIVATE tests/cpp/coverage_listener.cpp)
 endif()
 target_link_libraries(ortrain_tests PRIVATE
-  ortrain_testing ortrain_core ortrain_flags ortrain_hwy GTest::gmock GTest::gtest_main)
+  ortrain_testing ortrain_core ortrain_flags ortrain_headers ortrain_hwy GTest::gmock GTest::gtest_main)
 if(TARGET ortrain_gpu)
   target_link_libraries(ortrain_tests PRIVATE ortrain_gpu)
 endif()

@@ -27,7 +27,7 @@ from conformance.silent import ways as silent_ways
 from conformance.silent.program import programs as silent_programs
 
 OPERATORS_BAR = 0.6
-ARCHITECTURES_BAR = 30
+ARCHITECTURES_BAR = 57
 PROGRAMS = 300
 
 

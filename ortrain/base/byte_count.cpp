@@ -48,6 +48,14 @@ void check_extents(const Dims& dims, size_t element_size) {
   }
 }
 
+void check_extents(const Shape& shape, size_t element_size) {
+  Dims known;
+  for (const Dim& dim : shape) {
+    if (dim.is_constant()) known.push_back(dim.constant());
+  }
+  check_extents(known, element_size);
+}
+
 ByteCount ByteCount::rounded_up(size_t unit) const {
   const int64_t step = static_cast<int64_t>(unit);
   return ByteCount(checked(unit, bytes_ / step + (bytes_ % step != 0)));

@@ -26,6 +26,9 @@ int64_t count_elements(Extents... extents);
 // kMostBytes: then products of some of its extents, and offsets into it, are far from the end of
 // int64.
 void check_extents(const Dims& dims, size_t element_size);
+// The same of the extents that are known. Values of graphs are checked when they are made, so that
+// whoever multiplies known extents of one of them need not.
+void check_extents(const Shape& shape, size_t element_size);
 
 // Bytes that somebody asks for. Sums and products throw ShapeError above kMostBytes, so that none
 // wraps; there is no way from a plain number but of(), which says what the number counts.

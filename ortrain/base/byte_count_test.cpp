@@ -73,14 +73,14 @@ TEST(ByteCount, NegativeExtentsAreRefused) {
 }
 
 TEST(CheckExtents, CountsThoseOfZeroAsOne) {
-  check_extents({int64_t{1} << 40, 3, 0}, 8);
-  check_extents({0, 0, 0}, 8);
-  check_extents({}, 8);
-  EXPECT_THROW(check_extents({int64_t{1} << 61, 0}, 8), ShapeError);
-  EXPECT_THROW(check_extents({0, int64_t{1} << 45}, 8), ShapeError);
-  EXPECT_THROW(check_extents({int64_t{1} << 32, int64_t{1} << 32, int64_t{1} << 32}, 1),
+  check_extents(Dims{int64_t{1} << 40, 3, 0}, 8);
+  check_extents(Dims{0, 0, 0}, 8);
+  check_extents(Dims{}, 8);
+  EXPECT_THROW(check_extents(Dims{int64_t{1} << 61, 0}, 8), ShapeError);
+  EXPECT_THROW(check_extents(Dims{0, int64_t{1} << 45}, 8), ShapeError);
+  EXPECT_THROW(check_extents(Dims{int64_t{1} << 32, int64_t{1} << 32, int64_t{1} << 32}, 1),
                ShapeError);
-  EXPECT_THROW(check_extents({2, -1}, 4), ShapeError);
+  EXPECT_THROW(check_extents(Dims{2, -1}, 4), ShapeError);
 }
 
 }  // namespace

@@ -166,6 +166,8 @@ Dim ceil_div(const Dim& a, const Dim& b) {
 
 Dim min(const Dim& a, const Dim& b) {
   if (a == b) return a;
+  // The difference of two integers may be none.
+  if (a.is_constant() && b.is_constant()) return a.value_ < b.value_ ? a : b;
   const Dim difference = a - b;
   if (difference.is_constant()) return difference.constant() <= 0 ? a : b;
   return opaque("min", a, b);
@@ -173,6 +175,7 @@ Dim min(const Dim& a, const Dim& b) {
 
 Dim max(const Dim& a, const Dim& b) {
   if (a == b) return a;
+  if (a.is_constant() && b.is_constant()) return a.value_ > b.value_ ? a : b;
   const Dim difference = a - b;
   if (difference.is_constant()) return difference.constant() >= 0 ? a : b;
   return opaque("max", a, b);
@@ -233,14 +236,16 @@ class DimParser {
     while (sum) {
       const bool plus = accept('+');
       if (!plus && !accept('-')) return sum;
-      std::optional<Dim> right = product(depth);
+      std::optional<Dim> right = product(depth, /*negative=*/!plus);
       if (!right) return std::nullopt;
-      sum = plus ? *sum + *right : *sum - *right;
+      sum = *sum + *right;
     }
     return sum;
   }
-  std::optional<Dim> product(int depth) {
-    std::optional<Dim> result = factor(depth);
+  // `negative`: of what is there. The sign goes to the number, as the smallest is no number
+  // without it.
+  std::optional<Dim> product(int depth, bool negative = false) {
+    std::optional<Dim> result = factor(depth, negative);
     while (result && accept('*')) {
       std::optional<Dim> right = factor(depth);
       if (!right) return std::nullopt;
@@ -248,15 +253,13 @@ class DimParser {
     }
     return result;
   }
-  std::optional<Dim> factor(int depth) {
+  std::optional<Dim> factor(int depth, bool negative = false) {
     if (depth > kMaxDepth) return std::nullopt;
-    if (accept('-')) {
-      std::optional<Dim> inner = factor(depth + 1);
-      return inner ? std::optional<Dim>(Dim(0) - *inner) : std::nullopt;
-    }
+    const auto with_sign = [&](const Dim& dim) { return negative ? Dim(0) - dim : dim; };
+    if (accept('-')) return factor(depth + 1, !negative);
     if (accept('(')) {
       std::optional<Dim> inner = expression(depth + 1);
-      return inner && accept(')') ? inner : std::nullopt;
+      return inner && accept(')') ? std::optional(with_sign(*inner)) : std::nullopt;
     }
     skip_space();
     const size_t begin = at_;
@@ -268,7 +271,9 @@ class DimParser {
     const std::string_view token = text_.substr(begin, at_ - begin);
     if (std::all_of(token.begin(), token.end(), [](unsigned char c) { return std::isdigit(c); })) {
       int64_t value = 0;
-      const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
+      const std::string number = (negative ? "-" : "") + std::string(token);
+      const auto [end, error] =
+          std::from_chars(number.data(), number.data() + number.size(), value);
       return error == std::errc() ? std::optional<Dim>(value) : std::nullopt;
     }
     if (at_ < text_.size() && text_[at_] == '(') {  // an opaque part, kept as its text
@@ -280,7 +285,7 @@ class DimParser {
       } while (at_ < text_.size() && open > 0);
       if (open != 0) return std::nullopt;
     }
-    return Dim::symbol(std::string(text_.substr(begin, at_ - begin)));
+    return with_sign(Dim::symbol(std::string(text_.substr(begin, at_ - begin))));
   }
 
   std::string_view text_;

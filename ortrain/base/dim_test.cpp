@@ -84,6 +84,21 @@ TEST(dim, expressions_are_bounded) {
       ShapeError);
 }
 
+TEST(dim, the_lesser_of_two_integers_needs_no_difference) {
+  EXPECT_EQ(min(Dim(INT64_MAX), Dim(-1)), Dim(-1));
+  EXPECT_EQ(min(Dim(INT64_MIN), Dim(1)), Dim(INT64_MIN));
+  EXPECT_EQ(max(Dim(-2), Dim(INT64_MAX)), Dim(INT64_MAX));
+  EXPECT_EQ(max(Dim(1), Dim(INT64_MIN)), Dim(1));
+}
+
+TEST(dim, the_smallest_integer_reads_as_it_prints) {
+  const Dim least(INT64_MIN);
+  for (const Dim& dim : {kA + least, kA * least, kA * least + kB - Dim(3), kA * Dim(-2) - kB}) {
+    EXPECT_EQ(Dim::parse(dim.str()), dim) << dim.str();
+  }
+  EXPECT_EQ(Dim::parse("a - -2*(b - 1)"), kA + Dim(2) * kB - Dim(2));
+}
+
 TEST(dim, broadcast_of_symbols) {
   EXPECT_EQ(broadcast(kA, Dim(1)), kA);
   EXPECT_EQ(broadcast(kA, Dim(4)), Dim(4));

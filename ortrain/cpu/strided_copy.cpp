@@ -38,6 +38,16 @@ struct Word<8> {
 
 typedef uint32_t Lanes4 __attribute__((vector_size(16)));
 
+// Lanes of a (0 to 3) and b (4 to 7).
+template <uint32_t I0, uint32_t I1, uint32_t I2, uint32_t I3>
+Lanes4 pick(Lanes4 a, Lanes4 b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I0, I1, I2, I3);
+#else
+  return __builtin_shuffle(a, b, Lanes4{I0, I1, I2, I3});
+#endif
+}
+
 // out[i * out_row + j] = in[j * in_column + i] for i < 4, j < 4.
 inline void transpose_4x4(const uint32_t* in, int64_t in_column, uint32_t* out, int64_t out_row) {
   Lanes4 a, b, c, d;
@@ -45,17 +55,12 @@ inline void transpose_4x4(const uint32_t* in, int64_t in_column, uint32_t* out, 
   std::memcpy(&b, in + in_column, 16);
   std::memcpy(&c, in + 2 * in_column, 16);
   std::memcpy(&d, in + 3 * in_column, 16);
-  const Lanes4 low = {0, 4, 1, 5};
-  const Lanes4 high = {2, 6, 3, 7};
-  const Lanes4 first = {0, 1, 4, 5};
-  const Lanes4 second = {2, 3, 6, 7};
-  const Lanes4 ab_low = __builtin_shuffle(a, b, low);
-  const Lanes4 ab_high = __builtin_shuffle(a, b, high);
-  const Lanes4 cd_low = __builtin_shuffle(c, d, low);
-  const Lanes4 cd_high = __builtin_shuffle(c, d, high);
-  const Lanes4 rows[4] = {
-      __builtin_shuffle(ab_low, cd_low, first), __builtin_shuffle(ab_low, cd_low, second),
-      __builtin_shuffle(ab_high, cd_high, first), __builtin_shuffle(ab_high, cd_high, second)};
+  const Lanes4 ab_low = pick<0, 4, 1, 5>(a, b);
+  const Lanes4 ab_high = pick<2, 6, 3, 7>(a, b);
+  const Lanes4 cd_low = pick<0, 4, 1, 5>(c, d);
+  const Lanes4 cd_high = pick<2, 6, 3, 7>(c, d);
+  const Lanes4 rows[4] = {pick<0, 1, 4, 5>(ab_low, cd_low), pick<2, 3, 6, 7>(ab_low, cd_low),
+                          pick<0, 1, 4, 5>(ab_high, cd_high), pick<2, 3, 6, 7>(ab_high, cd_high)};
   for (int64_t i = 0; i < 4; ++i) std::memcpy(out + i * out_row, &rows[i], 16);
 }
 

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/extension/host.h"
 
+#include <algorithm>
+
 #include "ortrain/base/error.h"
 #include "ortrain/cpu/threads.h"
 
@@ -11,22 +13,23 @@ namespace {
 struct LastError {
   int32_t kind = kOrtrainErrorInternal;
   std::string message;
+  bool is_ours = false;  // a function of the engine failed as it should not
 };
 
 thread_local LastError last_error;
 
 InferContext& infer_of(OrtrainContext* context) {
-  if (context->infer == nullptr) throw InternalError("this is for inference functions only");
+  if (context->infer == nullptr) throw InvalidModelError("this is for inference functions only");
   return *context->infer;
 }
 
 GradContext& gradient_of(OrtrainContext* context) {
-  if (context->gradient == nullptr) throw InternalError("this is for gradient functions only");
+  if (context->gradient == nullptr) throw InvalidModelError("this is for gradient functions only");
   return *context->gradient;
 }
 
 NodeSpec& spec_of(OrtrainContext* context) {
-  if (context->spec == nullptr) throw InternalError("this is for kernels only");
+  if (context->spec == nullptr) throw InvalidModelError("this is for kernels only");
   return *context->spec;
 }
 
@@ -54,7 +57,7 @@ OrtrainDim hand_out(OrtrainContext* context, const Dim& dim) {
 Dim dim_of(OrtrainContext* context, OrtrainDim dim) {
   if (dim.is_symbolic == 0) return dim.value;
   const auto index = static_cast<size_t>(dim.value);
-  if (context == nullptr) throw InternalError("an expression without its node");
+  if (context == nullptr) throw InvalidModelError("an expression without its node");
   check_index(index, context->dims.size(), "expression");
   return context->dims[index];
 }
@@ -91,33 +94,35 @@ int32_t add_operator(OrtrainRegistrar* registrar, const OrtrainOperator* op) {
 const char* last_error_message() { return last_error.message.c_str(); }
 int32_t last_error_kind() { return last_error.kind; }
 void set_error(int32_t kind, const char* message) {
-  last_error = {kind, message == nullptr ? "" : message};
+  last_error = {kind, message == nullptr ? "" : message, false};
 }
 
 int32_t attribute(OrtrainContext* context, const char* name, int32_t kind,
                   OrtrainAttribute* result) {
   return guarded([&] {
     const AttributeReader& attributes = context->attributes;
+    const std::string given = required_text(name, "name of an attribute");
+    if (result == nullptr) throw InvalidModelError("there is no place for an attribute");
     *result = {};
     result->name = name;
     result->kind = kind;
     switch (kind) {
       case kOrtrainInt:
-        result->int_value = attributes.int_(name);
+        result->int_value = attributes.int_(given);
         break;
       case kOrtrainFloat:
-        result->float_value = attributes.float_(name);
+        result->float_value = attributes.float_(given);
         break;
       case kOrtrainString:
-        result->string_value = attributes.string_(name).c_str();
+        result->string_value = attributes.string_(given).c_str();
         break;
       case kOrtrainInts:
-        result->ints = attributes.ints(name).data();
-        result->count = attributes.ints(name).size();
+        result->ints = attributes.ints(given).data();
+        result->count = attributes.ints(given).size();
         break;
       case kOrtrainFloats:
-        result->floats = attributes.floats(name).data();
-        result->count = attributes.floats(name).size();
+        result->floats = attributes.floats(given).data();
+        result->count = attributes.floats(given).size();
         break;
       default:
         throw InvalidModelError(str("attributes have no kind ", kind));
@@ -217,7 +222,9 @@ int32_t set_output(OrtrainContext* context, size_t index, int32_t type, const Or
                    size_t rank) {
   return guarded([&] {
     Shape shape;
-    for (size_t i = 0; i < rank; ++i) shape.push_back(dim_of(context, dims[i]));
+    for (const OrtrainDim& dim : required_list(dims, rank, "extents")) {
+      shape.push_back(dim_of(context, dim));
+    }
     infer_of(context).set_output(index, type_of(type), std::move(shape));
   });
 }
@@ -277,20 +284,23 @@ int32_t set_input_gradient(OrtrainContext* context, size_t index, int32_t value)
 }
 
 Attribute attribute_from(const OrtrainAttribute& attribute) {
+  const auto list = [&](const auto* values) {
+    const auto given = required_list(values, attribute.count, "numbers of an attribute");
+    return std::vector(given.begin(), given.end());
+  };
   switch (attribute.kind) {
     case kOrtrainInt:
       return attribute.int_value;
     case kOrtrainFloat:
       return attribute.float_value;
     case kOrtrainString:
-      return std::string(attribute.string_value);
+      return required_text(attribute.string_value, "text of an attribute");
     case kOrtrainInts:
-      return std::vector<int64_t>(attribute.ints, attribute.ints + attribute.count);
+      return list(attribute.ints);
     case kOrtrainFloats:
-      return std::vector<double>(attribute.floats, attribute.floats + attribute.count);
+      return list(attribute.floats);
     default:
-      throw InvalidModelError(
-          str("attribute '", attribute.name, "' has kind ", attribute.kind, ", which is none"));
+      throw InvalidModelError(str("an attribute has kind ", attribute.kind, ", which is none"));
   }
 }
 
@@ -300,16 +310,20 @@ int32_t add_node(OrtrainContext* context, const char* domain, const char* name,
   return guarded([&] {
     GradContext& gradient = gradient_of(context);
     std::vector<ValueId> values;
-    for (size_t i = 0; i < num_inputs; ++i) {
-      values.push_back(inputs[i] == kNoValue ? kNoValue : value_in(gradient, inputs[i]));
+    for (const int32_t input : required_list(inputs, num_inputs, "inputs")) {
+      values.push_back(input == kNoValue ? kNoValue : value_in(gradient, input));
     }
     Attributes given;
-    for (size_t i = 0; i < num_attributes; ++i) {
-      given.emplace(attributes[i].name, attribute_from(attributes[i]));
+    for (const OrtrainAttribute& attribute :
+         required_list(attributes, num_attributes, "attributes")) {
+      given.emplace(required_text(attribute.name, "name of an attribute"),
+                    attribute_from(attribute));
     }
-    const std::vector<ValueId> made = gradient.node(
-        domain, name, std::move(values), std::move(given), std::vector<bool>(num_outputs, true));
-    for (size_t i = 0; i < num_outputs; ++i) outputs[i] = made[i];
+    const std::span<int32_t> results = required_list(outputs, num_outputs, "outputs");
+    const std::vector<ValueId> made =
+        gradient.node(required_text(domain, "domain"), required_text(name, "name of an operator"),
+                      std::move(values), std::move(given), std::vector<bool>(num_outputs, true));
+    std::ranges::copy(made, results.begin());
   });
 }
 
@@ -318,7 +332,10 @@ int32_t add_scalar(OrtrainContext* context, int32_t type, double number, int32_t
 }
 
 int32_t add_int64s(OrtrainContext* context, const int64_t* numbers, size_t count, int32_t* value) {
-  return guarded([&] { *value = gradient_of(context).int64s({numbers, numbers + count}); });
+  return guarded([&] {
+    const auto given = required_list(numbers, count, "numbers");
+    *value = gradient_of(context).int64s({given.begin(), given.end()});
+  });
 }
 
 int32_t reduce_to_shape_of(OrtrainContext* context, int32_t value, int32_t like, int32_t* result) {
@@ -388,8 +405,13 @@ const OrtrainHost& host() {
   return table;
 }
 
+std::string required_text(const char* given, const char* what) {
+  if (given == nullptr) throw InvalidModelError(str("there is no ", what));
+  return given;
+}
+
 void forget_last_error() {
-  last_error = {kOrtrainErrorInternal, "the library's function failed and gave no reason"};
+  last_error = {kOrtrainErrorInternal, "the library's function failed and gave no reason", false};
 }
 
 void throw_last_error() {
@@ -406,12 +428,15 @@ void throw_last_error() {
     case kOrtrainErrorUnsupported:
       throw UnsupportedError(message);
     default:
-      throw InternalError(message);
+      if (last_error.is_ours) throw InternalError(message);
+      throw Error(message);
   }
 }
 
 int32_t remember_error() noexcept {
-  const auto keep = [](int32_t kind, const char* message) { last_error = {kind, message}; };
+  const auto keep = [](int32_t kind, const char* message) {
+    last_error = {kind, message, kind == kOrtrainErrorInternal};
+  };
   try {
     throw;
   } catch (const InvalidModelError& error) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <deque>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ortrain/base/error.h"
 #include "ortrain/extension/abi.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -55,6 +57,14 @@ int32_t guarded(Body&& body) noexcept {
   } catch (...) {
     return remember_error();
   }
+}
+
+// What a library hands over may be null where it must not be: throws InvalidModelError naming it.
+std::string required_text(const char* given, const char* what);
+template <typename T>
+std::span<T> required_list(T* given, size_t count, const char* what) {
+  if (given == nullptr && count > 0) throw InvalidModelError(str("there is no list of ", what));
+  return {given, given == nullptr ? 0 : count};
 }
 
 // The engine's definition of an operator of a library, and its kernel. Throws InvalidModelError.

@@ -180,6 +180,66 @@ TEST(LoadExtension, RefusesWrongDefinitions) {
   EXPECT_THAT(refusal(gradient.op), HasSubstr("by definition"));
 }
 
+TEST(LoadExtension, RefusesListsAndTextsThatAreNotThere) {
+  for (const auto take : {+[](OrtrainOperator& op) { op.inputs = nullptr; },
+                          +[](OrtrainOperator& op) { op.types = nullptr; },
+                          +[](OrtrainOperator& op) { op.num_attributes = 1; },
+                          +[](OrtrainOperator& op) { op.num_inplace = 1; }}) {
+    Definition definition;
+    take(definition.op);
+    EXPECT_THAT(refusal(definition.op), HasSubstr("there is no list"));
+  }
+  Definition types;
+  types.type.types = nullptr;
+  EXPECT_THAT(refusal(types.op), HasSubstr("element types"));
+  OrtrainFormalAttribute attribute{};
+  attribute.has_default = 1;
+  attribute.value.name = "a";
+  attribute.value.count = 2;
+  Definition defaults;
+  defaults.op.attributes = &attribute;
+  defaults.op.num_attributes = 1;
+  for (const int32_t kind : {kOrtrainString, kOrtrainInts, kOrtrainFloats}) {
+    attribute.value.kind = kind;
+    EXPECT_THAT(refusal(defaults.op), HasSubstr("there is no"));
+  }
+}
+
+TEST(LoadExtension, MistakesOfALibraryAreNotTheEngines) {
+  const auto error_of = [](const OrtrainOperator& op) -> std::string {
+    const OpDef def = extension::entry_of(op).def;
+    const Node node{.op = "Op", .outputs = {0}};
+    try {
+      infer_node(def, node, {{DType::f32, {Dim(2)}, {}, {}}});
+    } catch (const InternalError&) {
+      return "InternalError";
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  Definition nothing_set;
+  EXPECT_THAT(error_of(nothing_set.op), HasSubstr("leaves output 0 out"));
+  Definition no_reason;
+  no_reason.op.infer = [](void*, OrtrainContext*) -> int32_t { return 1; };
+  EXPECT_THAT(error_of(no_reason.op), HasSubstr("gave no reason"));
+}
+
+TEST(LoadExtension, FunctionsRefuseNullPointers) {
+  const OrtrainHost& host = extension::host();
+  Graph graph = parse_graph("graph g (float32[n] x [user grad]) => (y) {\n  y = Relu(x)\n}");
+  const Node& node = graph.node(graph.order()[0]);
+  OrtrainContext context{.attributes = AttributeReader(op_registry().get("", "Relu"), node)};
+  OrtrainAttribute attribute{};
+  EXPECT_NE(host.attribute(&context, nullptr, kOrtrainInt, &attribute), 0);
+  EXPECT_NE(host.attribute(&context, "alpha", kOrtrainInt, nullptr), 0);
+  InferContext infer(op_registry().get("", "Relu"), node, {{DType::f32, {Dim(2)}, {}, {}}});
+  context.infer = &infer;
+  EXPECT_NE(host.set_output(&context, 0, 1, nullptr, 1), 0);
+  EXPECT_THAT(host.last_error(), HasSubstr("extents"));
+  EXPECT_EQ(host.set_output(&context, 0, 1, nullptr, 0), 0);
+}
+
 TEST(LoadExtension, FunctionsOfOtherStagesAreRefused) {
   const OrtrainHost& host = extension::host();
   const OpDef& def = op_registry().get("", "Relu");

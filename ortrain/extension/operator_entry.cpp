@@ -29,6 +29,7 @@ Arity arity_of(int32_t arity) {
 
 std::vector<FormalValue> formals_of(const OrtrainFormal* given, size_t count, const OpDef& def) {
   std::vector<FormalValue> result;
+  required_list(given, count, "inputs or outputs");
   for (size_t i = 0; i < count; ++i) {
     FormalValue formal{text(given[i].name, "name of an input or output"),
                        text(given[i].type, "type of an input or output"), arity_of(given[i].arity)};
@@ -46,6 +47,10 @@ std::vector<FormalValue> formals_of(const OrtrainFormal* given, size_t count, co
 
 FormalAttribute attribute_of(const OrtrainFormalAttribute& given) {
   const OrtrainAttribute& value = given.value;
+  const auto list = [&](const auto* values) {
+    const auto numbers = required_list(values, value.count, "numbers of a default");
+    return std::vector(numbers.begin(), numbers.end());
+  };
   std::string name = text(value.name, "name of an attribute");
   if (given.has_default == 0) {
     constexpr AttributeKind kKinds[] = {AttributeKind::int_, AttributeKind::float_,
@@ -62,11 +67,11 @@ FormalAttribute attribute_of(const OrtrainFormalAttribute& given) {
     case kOrtrainFloat:
       return {std::move(name), value.float_value};
     case kOrtrainString:
-      return {std::move(name), std::string(value.string_value)};
+      return {std::move(name), required_text(value.string_value, "text of a default")};
     case kOrtrainInts:
-      return {std::move(name), std::vector<int64_t>(value.ints, value.ints + value.count)};
+      return {std::move(name), list(value.ints)};
     case kOrtrainFloats:
-      return {std::move(name), std::vector<double>(value.floats, value.floats + value.count)};
+      return {std::move(name), list(value.floats)};
     default:
       throw InvalidModelError(str("attribute '", name, "' has kind ", value.kind));
   }
@@ -74,11 +79,11 @@ FormalAttribute attribute_of(const OrtrainFormalAttribute& given) {
 
 DTypeSet types_of(const OrtrainTypeVariable& given) {
   DTypeSet result;
-  for (size_t i = 0; i < given.count; ++i) {
-    const std::optional<DType> type = dtype_from_onnx(given.types[i]);
+  for (const int32_t code : required_list(given.types, given.count, "element types")) {
+    const std::optional<DType> type = dtype_from_onnx(code);
     if (!type) {
       throw InvalidModelError(
-          str("type variable '", given.name, "': the engine has no element type ", given.types[i]));
+          str("type variable '", given.name, "': the engine has no element type ", code));
     }
     result = result | DTypeSet{*type};
   }
@@ -89,6 +94,7 @@ DTypeSet types_of(const OrtrainTypeVariable& given) {
 Kernel kernel_of(const OrtrainOperator& op, const std::string& domain) {
   Kernel kernel;
   kernel.name = domain;
+  required_list(op.inplace, op.num_inplace, "pairs");
   for (size_t i = 0; i < op.num_inplace; ++i) {
     const int32_t input = op.inplace[2 * i];
     const int32_t output = op.inplace[2 * i + 1];
@@ -120,14 +126,16 @@ OrtrainRegistrar::Entry complete_entry(const OrtrainOperator& op) {
   def.name = op.name;
   def.since = op.since;
   def.summary = op.summary == nullptr ? "" : op.summary;
-  for (size_t i = 0; i < op.num_types; ++i) {
-    def.types[text(op.types[i].name, "name of a type variable")] = types_of(op.types[i]);
+  for (const OrtrainTypeVariable& type : required_list(op.types, op.num_types, "type variables")) {
+    def.types[text(type.name, "name of a type variable")] = types_of(type);
   }
   def.inputs = formals_of(op.inputs, op.num_inputs, def);
   def.outputs = formals_of(op.outputs, op.num_outputs, def);
   if (def.outputs.empty()) throw InvalidModelError("has no outputs");
-  for (size_t i = 0; i < op.num_attributes; ++i)
-    def.attrs.push_back(attribute_of(op.attributes[i]));
+  for (const OrtrainFormalAttribute& attribute :
+       required_list(op.attributes, op.num_attributes, "attributes")) {
+    def.attrs.push_back(attribute_of(attribute));
+  }
   def.draws_random_numbers = op.draws_random_numbers != 0;
   def.differentiable = op.differentiable != 0;
 
@@ -139,6 +147,11 @@ OrtrainRegistrar::Entry complete_entry(const OrtrainOperator& op) {
     OrtrainContext context{.attributes = node.attrs(), .infer = &node};
     forget_last_error();
     if (infer(self, &context) != 0) throw_last_error();
+    for (size_t i = 0; i < node.num_outputs(); ++i) {
+      if (node.wants_output(i) && node.outputs()[i].dtype == DType::undefined) {
+        throw InvalidModelError(str("its inference function leaves output ", i, " out"));
+      }
+    }
   };
   if (op.gradient != nullptr) {
     if (!def.differentiable) throw InvalidModelError("has a gradient, and none by definition");

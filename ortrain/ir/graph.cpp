@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 
 namespace ortrain {
@@ -52,6 +53,7 @@ ValueId Graph::add_value(std::string value_name, DType dtype, Shape shape) {
 }
 
 ValueId Graph::add_input(GraphInput input, std::string value_name, DType dtype, Shape shape) {
+  with_context(str("input '", value_name, "': "), [&] { check_extents(shape, size_of(dtype)); });
   const ValueId id = add_value(std::move(value_name), dtype, std::move(shape));
   value(id).kind = ValueKind::input;
   input.value = id;

@@ -87,6 +87,7 @@ class Graph {
   std::string name;
 
   // --- values
+  // Throws ShapeError where the extents that are known fit into no memory.
   ValueId add_input(GraphInput input, std::string value_name, DType dtype, Shape shape);
   // Constants with equal bytes of at most 1 KiB are shared.
   ValueId add_constant(TensorData data, std::string value_name = "");

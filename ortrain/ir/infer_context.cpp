@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 
 namespace ortrain {
@@ -120,6 +121,12 @@ const TensorData& InferContext::constant(size_t index) const {
   return has_input(index) ? inputs_[index].constant : kUnknown;
 }
 
+const std::string& InferContext::input_name(size_t index) const {
+  const FormalValue* const formal = def_->formal_input(index);
+  check(formal != nullptr, "the operator has no such input");
+  return formal->name;
+}
+
 bool InferContext::wants_output(size_t index) const {
   return index < node_->outputs.size() && node_->outputs[index] != kNoValue;
 }
@@ -143,6 +150,7 @@ void check_node(const OpDef& def, const Node& node, const std::vector<InferredVa
   with_context(Graph::context(node), [&] {
     check_inputs(def, inputs);
     check_attributes(def, node);
+    if (node.outputs.empty()) throw InvalidModelError("has no outputs");
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (def.formal_output(i) == nullptr) {
         throw InvalidModelError(
@@ -168,6 +176,7 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
               str("output ", i, " would have the shape ", shape_str(context.outputs()[i].shape)));
         }
       }
+      check_extents(context.outputs()[i].shape, size_of(context.outputs()[i].dtype));
     }
     return context.outputs();
   });

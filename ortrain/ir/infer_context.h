@@ -42,6 +42,9 @@ class InferContext {
   // The contents of a constant input of any type; undefined when it is no constant.
   const TensorData& constant(size_t index) const;
 
+  // Its name in the operator's definition.
+  const std::string& input_name(size_t index) const;
+
   size_t num_outputs() const { return outputs_.size(); }
   bool wants_output(size_t index) const;
   void set_output(size_t index, DType dtype, Shape shape);
@@ -69,8 +72,8 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
                                       std::vector<InferredValue> inputs);
 
 // Ready-made inference functions.
-void infer_same_as_input(InferContext& context);  // every output like input 0
-void infer_broadcast(InferContext& context);      // dtype of input 0, all inputs broadcast
+void infer_same_as_input(InferContext& context);   // every output like input 0
+void infer_broadcast(InferContext& context);       // dtype of input 0, all inputs broadcast
 void infer_broadcast_bool(InferContext& context);  // the same, bool result
 
 }  // namespace ortrain

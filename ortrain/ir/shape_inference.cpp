@@ -8,12 +8,11 @@
 
 namespace ortrain {
 
-std::vector<Dim> required_known(const InferContext& context, size_t index,
-                                std::string_view name) {
+std::vector<Dim> required_known(const InferContext& context, size_t index, std::string_view name) {
   if (!context.known(index)) {
-    throw UnsupportedError(
-        str("input '", name, "' must be a constant or follow from shapes: its contents decide ",
-            "the shape of the result"));
+    throw UnsupportedError(str("input '", name,
+                               "' must be a constant or follow from shapes: its contents decide ",
+                               "the shape of the result"));
   }
   return *context.known(index);
 }
@@ -22,8 +21,8 @@ std::vector<int64_t> required_ints(const InferContext& context, size_t index,
                                    std::string_view name) {
   const std::vector<Dim> contents = required_known(context, index, name);
   if (!is_constant(contents)) {
-    throw UnsupportedError(str("input '", name, "' must hold plain integers, it holds ",
-                               shape_str(contents)));
+    throw UnsupportedError(
+        str("input '", name, "' must hold plain integers, it holds ", shape_str(contents)));
   }
   return to_dims(contents);
 }
@@ -74,6 +73,17 @@ Dim checked_add(const Dim& a, const Dim& b) {
     return sum;
   }
   return a + b;
+}
+
+void check_input_shape(const InferContext& context, size_t index, const Shape& wanted) {
+  const Shape& given = context.shape(index);
+  bool fits = given.size() == wanted.size();
+  for (size_t i = 0; fits && i < given.size(); ++i) {
+    fits = given[i] == wanted[i] || !given[i].is_constant() || !wanted[i].is_constant();
+  }
+  if (fits) return;
+  throw ShapeError(str("'", context.input_name(index), "' has the shape ", shape_str(given),
+                       ", expected ", shape_str(wanted)));
 }
 
 Dim checked_mul(const Dim& a, const Dim& b) {

@@ -21,6 +21,11 @@ std::vector<int64_t> required_ints(const InferContext& context, size_t index,
 // The one element of a scalar or of a tensor of one element.
 int64_t required_int(const InferContext& context, size_t index, std::string_view name);
 
+// Throws ShapeError naming input `index` unless its shape is `wanted`, extents compared where both
+// are known: when a graph is planned all are. Kernels rely on what inference has checked: an
+// operand that no other shape follows from needs this.
+void check_input_shape(const InferContext& context, size_t index, const Shape& wanted);
+
 // Every axis to [0, rank), order kept; throws ShapeError when one is out of range or stands twice.
 std::vector<int64_t> normalize_axes(const std::vector<int64_t>& axes, size_t rank);
 // The axes of a reducing operator: absent or empty means all of them.

@@ -3,7 +3,9 @@
 #include "ortrain/ir/tensor_data.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include "ortrain/base/byte_count.h"
@@ -48,6 +50,14 @@ TensorData TensorData::scalar(DType dtype, double value) {
   TensorData result = allocate(dtype, {}, &destination);
   dispatch_all(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+      // A power of two, so a double exactly, which the largest integer need not be.
+      const double end = std::ldexp(1.0, std::numeric_limits<T>::digits);
+      const double least = std::is_signed_v<T> ? -end : 0;
+      if (!(value >= least && value < end)) {
+        throw DTypeError(str(value, " is no ", name_of(dtype)));
+      }
+    }
     *static_cast<T*>(destination) = static_cast<T>(static_cast<ComputeType<T>>(value));
   });
   return result;

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/runtime/execution_plan.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -28,6 +30,15 @@ constexpr size_t kGivenAsCopyBytes = size_t{64} << 10;
 
 size_t index_of(ValueId id) { return static_cast<size_t>(id); }
 
+uint64_t machine_memory() {
+  static const uint64_t bytes = [] {
+    const long pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(size)
+                                 : static_cast<uint64_t>(kMostBytes);
+  }();
+  return bytes;
+}
+
 class PlanMaker {
  public:
   PlanMaker(const Graph& graph, const std::vector<Dims>& input_dims, const KernelRegistry& kernels,
@@ -50,6 +61,7 @@ class PlanMaker {
     find_updated_inputs();
     choose_kernels_and_fold();
     drop_unneeded();
+    check_memory();
     number_steps();
     assign_buffers();
     assign_outputs();
@@ -203,26 +215,14 @@ class PlanMaker {
       Work work;
       work.node = id;
       work.spec = node_spec(def, node);
-      std::vector<std::string> refused;
       // What depends on constants alone is computed on the host.
-      const bool folds = constant && !def.draws_random_numbers &&
-                         bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes);
-      const KernelRegistry& kernels = folds ? cpu_kernels() : kernels_;
-      work.kernel = kernels.select(*work.spec, &refused);
-      if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
-      if (log_enabled("dispatch")) {
-        std::string line = str(Graph::context(node), work.kernel->name);
-        for (const std::string& reason : refused) line += "; refused " + reason;
-        log_line("dispatch", line);
+      if (constant && !def.draws_random_numbers &&
+          bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes)) {
+        choose_kernel(work, cpu_kernels());
+        if (evaluate(work)) continue;
+        work.spec = node_spec(def, node);
       }
-      if (work.kernel->view) {
-        work.view_offsets = work.kernel->view(*work.spec);
-        if (work.view_offsets) check_views(*work.spec, *work.view_offsets);
-      }
-      if (folds) {
-        evaluate(work);
-        continue;
-      }
+      choose_kernel(work, kernels_);
       work_.push_back(std::move(work));
     }
   }
@@ -240,6 +240,20 @@ class PlanMaker {
     }
   }
 
+  static void choose_kernel(Work& work, const KernelRegistry& kernels) {
+    std::vector<std::string> refused;
+    work.kernel = kernels.select(*work.spec, &refused);
+    if (work.kernel == nullptr) throw UnsupportedError(no_kernel_message(*work.spec, refused));
+    if (log_enabled("dispatch")) {
+      std::string line = str(work.spec->context(), work.kernel->name);
+      for (const std::string& reason : refused) line += "; refused " + reason;
+      log_line("dispatch", line);
+    }
+    work.view_offsets.reset();
+    if (work.kernel->view) work.view_offsets = work.kernel->view(*work.spec);
+    if (work.view_offsets) check_views(*work.spec, *work.view_offsets);
+  }
+
   static std::string no_kernel_message(const NodeSpec& spec,
                                        const std::vector<std::string>& refused) {
     std::string message = spec.context() + "no kernel takes (";
@@ -252,8 +266,14 @@ class PlanMaker {
     return message;
   }
 
-  void evaluate(Work& work) {
+  // False where the kernel wants more memory than a result may have: it is left to the runs.
+  bool evaluate(Work& work) {
     const Node& node = graph_.node(work.node);
+    KernelFn run;
+    if (!work.view_offsets) {
+      run = with_context(work.spec->context(), [&] { return work.kernel->make(*work.spec); });
+      if (work.spec->workspace_bytes() > bytes_of<char>(kFoldBytes)) return false;
+    }
     std::vector<const void*> in;
     std::vector<void*> out;
     std::vector<TensorData> results;
@@ -272,7 +292,6 @@ class PlanMaker {
                     results[i].bytes());
       }
     } else {
-      const KernelFn run = work.kernel->make(*work.spec);
       void* workspace_data = nullptr;
       const TensorData workspace = TensorData::allocate(
           DType::u8, {static_cast<int64_t>(work.spec->workspace_bytes().value())}, &workspace_data);
@@ -283,6 +302,7 @@ class PlanMaker {
       plan_.constant_bytes += results[i].bytes();
       set_constant(node.outputs[i], std::move(results[i]));
     }
+    return true;
   }
 
   // No result has elements, so that no kernel needs to care. What is given integers may have to
@@ -316,6 +336,23 @@ class PlanMaker {
       }
     }
     std::erase_if(work_, [](const Work& work) { return !work.needed; });
+  }
+
+  // Of nodes that cannot run kernels are not made.
+  void check_memory() const {
+    const uint64_t limit = options_.memory_limit > 0     ? options_.memory_limit
+                           : kernels_.device().is_host() ? machine_memory()
+                                                         : static_cast<uint64_t>(kMostBytes);
+    for (const Work& work : work_) {
+      const NodeSpec& spec = *work.spec;
+      ByteCount bytes = bytes_of_outputs(spec);
+      for (size_t i = 0; i < spec.num_inputs(); ++i) {
+        if (spec.has_input(i)) bytes += bytes_of<char>(spec.input(i).bytes());
+      }
+      if (work.view_offsets || bytes.value() <= limit) continue;
+      throw OutOfMemoryError(str(spec.context(), "its inputs and results take ", bytes.value(),
+                                 " bytes, ", limit, " may be taken"));
+    }
   }
 
   // Steps get numbers; one more number at the end of each phase stands for copies into outputs.
@@ -453,8 +490,9 @@ class PlanMaker {
     const Node& node = graph_.node(work.node);
     const ValueId output = node.outputs[i];
     const Kernel& kernel = *work.kernel;
-    for (const auto& [from, to] :
+    for (const std::pair<int, int>& pair :
          kernel.inplace_of ? kernel.inplace_of(*work.spec) : kernel.inplace) {
+      const int from = pair.first, to = pair.second;
       if (static_cast<size_t>(to) != i || static_cast<size_t>(from) >= node.inputs.size()) continue;
       const ValueId input = node.inputs[static_cast<size_t>(from)];
       if (input == kNoValue) continue;

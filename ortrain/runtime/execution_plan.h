@@ -109,11 +109,14 @@ struct PlanOptions {
   // A plan to read bytes and costs from: nothing is put on the device, and none of its kernels is
   // compiled.
   bool sizes_only = false;
+  // Bytes that inputs and results of one node may take; more is refused, before kernels are made,
+  // which may keep tables as long as an axis. 0: on the host what the machine has, elsewhere any.
+  uint64_t memory_limit = 0;
 };
 
 // `input_dims` as in resolve_shapes. Without inputs of role `gradient` all nodes run in the
 // forward. Throws UnsupportedError naming a node that no kernel takes, with the reason of each
-// kernel.
+// kernel, and OutOfMemoryError naming one that is beyond the memory limit.
 std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
                                                          const std::vector<Dims>& input_dims,
                                                          const KernelRegistry& kernels,

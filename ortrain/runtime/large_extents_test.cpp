@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/runtime/session.h"
@@ -51,6 +52,29 @@ TEST(LargeExtents, AnArenaBeyondTheAddressSpaceIsRefused) {
   chain += "  b = Add(a0, a1)\n  c = Add(b, a2)\n  z = Add(c, a3)\n}";
   auto session = std::make_shared<Session>(parse_graph(chain), cpu_kernels());
   EXPECT_THROW(session->plan({{int64_t{1} << 22, 1}, {1, int64_t{1} << 23}}), ShapeError);
+}
+
+TEST(LargeExtents, ManyProductsCostNoListOfThem) {
+  const Graph graph = parse_graph(
+      "graph g (float32[n, 2, m, 8] x, float32[n, 2, 8, 3] y) => (z) {\n  z = MatMul(x, y)\n}");
+  const int64_t far = int64_t{1} << 36;
+  const auto plan = make_execution_plan(graph, {{far, 2, 1, 8}, {far, 2, 8, 3}}, cpu_kernels(),
+                                        {.sizes_only = true, .memory_limit = kMostBytes});
+  EXPECT_EQ(plan->forward_output_bytes, static_cast<size_t>(far) * 24);
+}
+
+TEST(LargeExtents, NodesBeyondTheMemoryAreRefusedBeforeTheirKernelsAreMade) {
+  // Pools keep tables as long as an axis.
+  const Graph graph = parse_graph(
+      "graph g (float32[1, 1, n] x) => (y) {\n"
+      "  y = AveragePool<kernel_shape = [2], pads = [1, 0]>(x)\n}");
+  EXPECT_THROW(make_execution_plan(graph, {{1, 1, int64_t{1} << 43}}, cpu_kernels()),
+               OutOfMemoryError);
+  EXPECT_THROW(
+      make_execution_plan(graph, {{1, 1, 1000}}, cpu_kernels(), {.memory_limit = 4000}),
+      OutOfMemoryError);
+  EXPECT_NO_THROW(
+      make_execution_plan(graph, {{1, 1, 1000}}, cpu_kernels(), {.memory_limit = 8000}));
 }
 
 class WithoutElements : public testing::TestWithParam<const char*> {};

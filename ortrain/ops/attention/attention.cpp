@@ -9,6 +9,7 @@
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/attention/attention_layout.h"
 
 namespace ortrain::ops {
@@ -97,15 +98,8 @@ void infer_attention_grad(InferContext& context) {
   const AttentionExtents extents(context.attrs(), context.shape(1), context.shape(2),
                                  context.shape(3));
   check_options(context, extents, 6);
-  for (const size_t i : {0, 4}) {
-    const Shape& given = context.shape(i);
-    const Shape wanted = extents.output();
-    if (given.size() != wanted.size() ||
-        (is_constant(given) && is_constant(wanted) && given != wanted)) {
-      throw ShapeError(str("'", i == 0 ? "dout" : "out", "' has the shape ", shape_str(given),
-                           ", expected ", shape_str(wanted)));
-    }
-  }
+  for (const size_t i : {0, 4}) check_input_shape(context, i, extents.output());
+  check_input_shape(context, 5, extents.logsumexp());
   if (context.dtype(5) != logsumexp_type(context.dtype(0))) {
     throw DTypeError(str("'logsumexp' is ", name_of(context.dtype(5))));
   }

@@ -4,6 +4,7 @@
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 
 namespace ortrain::ops {
 namespace {
@@ -49,6 +50,7 @@ void group_norm_gradient(GradContext& g) {
 void infer_group_norm_grad(InferContext& context) {
   check_group_norm(context, 1, 2, 1);
   const Shape& x = context.shape(1);
+  check_input_shape(context, 0, x);
   context.set_output(0, context.dtype(0), x);
   context.set_output(1, context.dtype(0), {x[1]});
   context.set_output(2, context.dtype(0), {x[1]});

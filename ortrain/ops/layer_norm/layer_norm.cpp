@@ -3,18 +3,23 @@
 #include "ortrain/base/error.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/layer_norm/norm_shapes.h"
 
 namespace ortrain::ops {
 namespace {
+
+Shape statistics_shape(Shape x, size_t axis) {
+  for (size_t i = axis; i < x.size(); ++i) x[i] = Dim(1);
+  return x;
+}
 
 void infer_layer_norm(InferContext& context) {
   const Shape& x = context.shape(0);
   const size_t axis = normalized_axis(context.attrs(), x);
   if (context.has_input(1)) check_normalized_shape(context.shape(1), x, axis, "Scale");
   if (context.has_input(2)) check_normalized_shape(context.shape(2), x, axis, "B");
-  Shape statistics = x;
-  for (size_t i = axis; i < x.size(); ++i) statistics[i] = Dim(1);
+  const Shape statistics = statistics_shape(x, axis);
   context.set_output(0, context.dtype(0), x);
   context.set_output(1, statistics_type(context.dtype(0)), statistics);
   context.set_output(2, statistics_type(context.dtype(0)), statistics);
@@ -44,7 +49,10 @@ void infer_layer_norm_grad(InferContext& context) {
   if (context.dtype(2) != statistics_type(type) || context.dtype(3) != statistics_type(type)) {
     throw DTypeError(str("'mean' and 'inv_std' must be ", name_of(statistics_type(type))));
   }
+  check_input_shape(context, 0, x);
+  for (const size_t i : {2, 3}) check_input_shape(context, i, statistics_shape(x, axis));
   if (context.has_input(4)) check_normalized_shape(context.shape(4), x, axis, "scale");
+  if (context.has_input(5)) check_normalized_shape(context.shape(5), x, axis, "bias");
   const Shape normalized(x.begin() + static_cast<int64_t>(axis), x.end());
   context.set_output(0, type, x);
   context.set_output(1, type, context.has_input(4) ? context.shape(4) : normalized);

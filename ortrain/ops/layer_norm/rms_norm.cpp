@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/layer_norm/norm_shapes.h"
 
 namespace ortrain::ops {
@@ -28,6 +29,7 @@ void rms_norm_gradient(GradContext& g) {
 void infer_rms_norm_grad(InferContext& context) {
   const Shape& x = context.shape(1);
   const size_t axis = normalized_axis(context.attrs(), x);
+  check_input_shape(context, 0, x);
   if (context.has_input(2)) check_normalized_shape(context.shape(2), x, axis, "scale");
   context.set_output(0, context.dtype(0), x);
   context.set_output(1, context.dtype(0),

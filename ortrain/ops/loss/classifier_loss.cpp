@@ -4,6 +4,7 @@
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/loss/class_loss.h"
 
 namespace ortrain::ops {
@@ -25,15 +26,9 @@ void infer_classifier_loss_grad(InferContext& context) {
     throw ShapeError(str("x ", shape_str(x), " and weight ", shape_str(weight),
                          " do not make logits ", shape_str(logits)));
   }
-  const Shape wanted = loss_shape(context.attrs(), context.shape(2));
-  if (context.shape(0).size() != wanted.size()) {
-    throw ShapeError(str("'dloss' has the shape ", shape_str(context.shape(0)), ", expected ",
-                         shape_str(wanted)));
-  }
-  if (context.has_input(6) && context.shape(6).size() != 2) {
-    throw ShapeError(str("'base' has the shape ", shape_str(context.shape(6)), ", expected ",
-                         shape_str(weight)));
-  }
+  check_input_shape(context, 0, loss_shape(context.attrs(), context.shape(2)));
+  check_input_shape(context, 3, context.shape(2));
+  if (context.has_input(6)) check_input_shape(context, 6, weight);
   context.set_output(0, context.dtype(4), x);
   context.set_output(1, context.dtype(4), weight);
   context.set_output(2, context.dtype(4), {weight[0]});

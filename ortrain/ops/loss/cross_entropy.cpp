@@ -6,6 +6,7 @@
 #include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/loss/class_loss.h"
 
 namespace ortrain::ops {
@@ -56,11 +57,8 @@ void cross_entropy_gradient(GradContext& g) {
 void infer_cross_entropy_grad(InferContext& context) {
   check_class_loss(context, 1, 2, 4);
   check_smoothing(context.attrs());
-  const Shape wanted = loss_shape(context.attrs(), context.shape(2));
-  if (context.rank(0) != static_cast<int64_t>(wanted.size())) {
-    throw ShapeError(str("'dloss' has the shape ", shape_str(context.shape(0)), ", expected ",
-                         shape_str(wanted)));
-  }
+  check_input_shape(context, 0, loss_shape(context.attrs(), context.shape(2)));
+  if (context.has_input(3)) check_input_shape(context, 3, context.shape(2));
   if (context.has_input(3) && context.dtype(3) != logsumexp_type(context.dtype(0))) {
     throw DTypeError(str("'logsumexp' is ", name_of(context.dtype(3))));
   }

@@ -3,6 +3,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/loss/class_loss.h"
 
 namespace ortrain::ops {
@@ -32,13 +33,13 @@ void infer_nll_grad(InferContext& context) {
   const auto& known = context.known(2);
   if (!known) throw UnsupportedError("the shape of the scores must be known before the run");
   const Shape scores(known->begin(), known->end());
+  if (scores.empty()) throw ShapeError("scores need a dimension of classes");
+  const size_t class_axis = scores.size() == 1 ? 0 : 1;
   Shape labels = scores;
-  if (!labels.empty()) labels.erase(labels.begin() + (labels.size() == 1 ? 0 : 1));
-  if (scores.empty() || labels.size() != context.shape(1).size()) {
-    throw ShapeError(str("labels of shape ", shape_str(context.shape(1)),
-                         " do not fit scores of shape ", shape_str(scores)));
-  }
-  reduction_of(context.attrs());
+  labels.erase(labels.begin() + static_cast<int64_t>(class_axis));
+  check_input_shape(context, 1, labels);
+  check_input_shape(context, 0, loss_shape(context.attrs(), context.shape(1)));
+  if (context.has_input(3)) check_input_shape(context, 3, {scores[class_axis]});
   context.set_output(0, context.dtype(0), scores);
 }
 

@@ -1,5 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
 #include "ortrain/cpu/row_access.h"
@@ -24,13 +27,26 @@ Config config_of(const NodeSpec& spec) {
           is_fused ? attrs.float_("alpha") : 1.0};
 }
 
+// Products whose places are listed at a time, on the stack: many for each thread.
+constexpr int64_t kMostListed = 1024;
+
 KernelFn make_gemm(NodeSpec& spec) {
   return [config = config_of(spec), dtype = spec.input(0).dtype](const KernelArgs& args) {
     const ops::MatMulProblem& p = config.problem;
-    const int64_t count = static_cast<int64_t>(p.y_offsets.size());
-    const GemmBatch batch{count, p.a_offsets.data(), p.b_offsets.data(), p.y_offsets.data()};
-    gemm_any_batched(dtype, batch, p.trans_a, p.trans_b, p.m, p.n, p.k, config.alpha, args.in[0],
-                     p.lda, args.in[1], p.ldb, 0.0, args.out[0], p.n);
+    std::array<int64_t, kMostListed> a, b, y;
+    for (int64_t first = 0; first < p.count; first += kMostListed) {
+      const int64_t count = std::min<int64_t>(kMostListed, p.count - first);
+      for (int64_t i = 0; i < count; ++i) {
+        const ops::MatMulProblem::Offsets offsets = p.offsets_of(first + i);
+        const auto at = static_cast<size_t>(i);
+        a[at] = offsets.a;
+        b[at] = offsets.b;
+        y[at] = offsets.y;
+      }
+      const GemmBatch batch{count, a.data(), b.data(), y.data()};
+      gemm_any_batched(dtype, batch, p.trans_a, p.trans_b, p.m, p.n, p.k, config.alpha, args.in[0],
+                       p.lda, args.in[1], p.ldb, 0.0, args.out[0], p.n);
+    }
   };
 }
 
@@ -39,14 +55,13 @@ template <class T>
 void multiply(const Config& config, const T* a, const T* b, T* y) {
   using Sum = std::conditional_t<std::is_integral_v<T>, T, double>;
   const ops::MatMulProblem& p = config.problem;
-  const int64_t count = static_cast<int64_t>(p.y_offsets.size());
-  parallel_for(count * p.m, row_grain(p.n * p.k), [&](int64_t begin, int64_t end) {
+  parallel_for(p.count * p.m, row_grain(p.n * p.k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const size_t batch = static_cast<size_t>(row / p.m);
+      const ops::MatMulProblem::Offsets offsets = p.offsets_of(row / p.m);
       const int64_t i = row % p.m;
-      const T* left = a + p.a_offsets[batch];
-      const T* right = b + p.b_offsets[batch];
-      T* out = y + p.y_offsets[batch] + i * p.n;
+      const T* left = a + offsets.a;
+      const T* right = b + offsets.b;
+      T* out = y + offsets.y + i * p.n;
       for (int64_t j = 0; j < p.n; ++j) {
         Sum sum = 0;
         for (int64_t q = 0; q < p.k; ++q) {

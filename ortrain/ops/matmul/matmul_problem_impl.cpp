@@ -8,8 +8,8 @@ namespace {
 
 Dims batch_of(const Dims& dims) { return Dims(dims.begin(), dims.end() - 2); }
 
-// Offsets of the matrices of `dims` (size elements each) for every index of `batch`, row-major.
-Dims offsets_of(const Dims& dims, const Dims& batch, int64_t size) {
+// Steps from matrix to matrix of `dims` (size elements each) along the axes of `batch`.
+Dims strides_in(const Dims& dims, const Dims& batch, int64_t size) {
   const Dims own = batch_of(dims);
   Dims strides(batch.size(), 0);
   int64_t stride = size;
@@ -18,19 +18,7 @@ Dims offsets_of(const Dims& dims, const Dims& batch, int64_t size) {
     strides[axis] = own[i] == 1 ? 0 : stride;
     stride *= own[i];
   }
-  Dims offsets(static_cast<size_t>(num_elements(batch)), 0);
-  Dims index(batch.size(), 0);
-  int64_t offset = 0;
-  for (int64_t& out : offsets) {
-    out = offset;
-    for (size_t axis = batch.size(); axis-- > 0;) {
-      offset += strides[axis];
-      if (++index[axis] < batch[axis]) break;
-      offset -= strides[axis] * batch[axis];
-      index[axis] = 0;
-    }
-  }
-  return offsets;
+  return strides;
 }
 
 }  // namespace
@@ -52,12 +40,23 @@ MatMulProblem::MatMulProblem(const Dims& a_dims, const Dims& b_dims, bool trans_
   const bool one_b = num_elements(batch_of(b)) == 1;
   if (one_b && !trans_a && num_elements(batch_of(a)) == num_elements(batch)) {
     m *= num_elements(batch);
-    a_offsets = b_offsets = y_offsets = {0};
     return;
   }
-  a_offsets = offsets_of(a, batch, m * k);
-  b_offsets = offsets_of(b, batch, k * n);
-  for (int64_t i = 0; i < num_elements(batch); ++i) y_offsets.push_back(i * m * n);
+  count = num_elements(batch);
+  batch_ = batch;
+  a_strides_ = strides_in(a, batch, m * k);
+  b_strides_ = strides_in(b, batch, k * n);
+}
+
+MatMulProblem::Offsets MatMulProblem::offsets_of(int64_t product) const {
+  Offsets offsets{.y = product * m * n};
+  for (size_t axis = batch_.size(); axis-- > 0;) {
+    const int64_t index = product % batch_[axis];
+    product /= batch_[axis];
+    offsets.a += index * a_strides_[axis];
+    offsets.b += index * b_strides_[axis];
+  }
+  return offsets;
 }
 
 void check_same_extent(const Dim& a, const Dim& b, const char* what, const Shape& left,

@@ -114,10 +114,14 @@ TEST_F(ShapeArithmetic, DataDependentContentsAreRefusedWithTheNameOfTheInput) {
 }
 
 TEST_F(ShapeArithmetic, ExtentsOverflow) {
-  const ValueId huge = graph.add_input({.role = InputRole::user}, "huge", DType::u8,
-                                       {Dim(int64_t{1} << 62)});
+  const auto input = [this](const char* name, int64_t extent) {
+    return graph.add_input({.role = InputRole::user}, name, DType::u8, {Dim(extent)});
+  };
+  EXPECT_THROW(input("beyond_memory", int64_t{1} << 62), ShapeError);
+  const ValueId huge = input("huge", int64_t{1} << 47);
   EXPECT_THROW(builder.op("Concat", {huge, huge}, {{"axis", int64_t{0}}}), ShapeError);
   EXPECT_THROW(builder.op("Tile", {huge, builder.int64s({4})}), ShapeError);
+  EXPECT_THROW(builder.op("Tile", {huge, builder.int64s({int64_t{1} << 62})}), ShapeError);
   EXPECT_THROW(builder.op("Pad", {huge, builder.int64s({int64_t{1} << 62, 0})}), ShapeError);
 }
 

@@ -4,6 +4,7 @@
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/shape_inference.h"
 
 namespace ortrain::ops {
 namespace {
@@ -17,10 +18,7 @@ void infer_along_axis(InferContext& context) {
 
 void infer_grad(InferContext& context) {
   infer_along_axis(context);
-  if (context.rank(0) != context.rank(1)) {
-    throw ShapeError(str("'dy' has the shape ", shape_str(context.shape(0)), ", 'y' ",
-                         shape_str(context.shape(1))));
-  }
+  check_input_shape(context, 1, context.shape(0));
 }
 
 void softmax_gradient(GradContext& g) {

@@ -57,7 +57,7 @@ void register_softmax(CaseRegistry& cases) {
   cases.add({.op = "ortrain::SoftmaxGrad",
              .name = "refuses_ranks",
              .inputs = {CaseInput::normal({2, 3}), CaseInput::normal({3})},
-             .refusal = "'dy' has the shape"});
+             .refusal = "'y' has the shape"});
 }
 
 }  // namespace ortrain::testing

@@ -206,16 +206,34 @@ class CacheSlot:
             head: Head = json.loads(content[8:end])
             if head["key"] != self._names[0]:
                 raise NotStorableError("it belongs to another module")
+            _check_head(head)
             changed = source_files.changed_file(head["sources"])
             if changed is None:
                 _check_assignments(self._module, head["assignments"])
-                return PreparedGraph.from_bytes(content[end:], self._module), head
+                prepared = PreparedGraph.from_bytes(content[end:], self._module)
+                # Here, where a condition that cannot be evaluated is one more reason not to use it.
+                prepared.guards.holds(sizes_of(self._call.tensors))
+                return prepared, head
             reason = f"{changed} has changed"
-        except (NotStorableError, ValueError, TypeError, KeyError, IndexError) as error:
-            reason = str(error)
+        except Exception as error:  # its checksum fits, and still it may hold anything
+            reason = f"{type(error).__name__}: {error}"
         _log.info("the kept graph %s is not used: %s", name, reason)
         files.remove(name)
         return None
+
+
+def _check_head(head: Head) -> None:
+    """Check what is used of a head after it has been read.
+
+    Raises:
+      NotStorableError: It is not what is written.
+    """
+    if not isinstance(head["compared"], str):
+        raise NotStorableError("the digest of what is compared is no text")
+    for path, attribute, name, value in head["assignments"]:
+        texts = all(isinstance(text, str) for text in (path, attribute, name))
+        if not texts or not isinstance(value, (type(None), bool, int, float, str)):
+            raise NotStorableError("an assignment is none")
 
 
 def _attributes(module: nn.Module) -> Attributes:

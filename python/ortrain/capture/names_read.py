@@ -24,7 +24,11 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
-from ortrain.capture.surviving_fakes import FakesMade, without_collections
+from ortrain.capture.surviving_fakes import (
+    FakesMade,
+    without_collection_callbacks,
+    without_collections,
+)
 
 # Of PyTorch only layers read attributes of layers by name.
 _LAYERS = TORCH_ROOT + "nn" + os.sep
@@ -84,7 +88,7 @@ class NamesRead:
         """Record the code of this thread's functions; of others too, where Python cannot tell."""
         self.has_begun = True
         self._handled.clear()
-        with without_collections(), self._watching():
+        with without_collections(), without_collection_callbacks(), self._watching():
             yield
 
     @contextlib.contextmanager

@@ -73,7 +73,7 @@ class FakesMade:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage by itself: finalizers and ``gc.callbacks`` run where they happen to, in anybody's code."""
+    """Let no garbage be collected by itself: finalizers run where they happen to, in anybody's code."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -81,6 +81,17 @@ def without_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextlib.contextmanager
+def without_collection_callbacks() -> Iterator[None]:
+    """Keep those who watch collections from running: Dynamo collects garbage in the middle of a trace."""
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:0] = callbacks
 
 
 class _Ages:

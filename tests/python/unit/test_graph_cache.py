@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import multiprocessing
@@ -584,6 +585,27 @@ def test_foreign_content_under_a_right_checksum_is_refused(folder: Path) -> None
         files.write(path.stem, content)
         assert slot_of(net).load({}) is None
         assert not path.exists()
+    step(ORTModule(net))
+    (path,) = folder.iterdir()
+    content = files.read(path.stem)
+    end = 8 + int.from_bytes(content[:8], "little")
+    head, graph = json.loads(content[8:end]), content[end:]
+    heads = [{**head, "compared": 1}, {**head, "sources": [[2**200]]}]
+    heads += [{**head, "assignments": [["", "", 1, 2]]}, {**head, "assignments": 7}]
+    texts = [json.dumps(wrong).encode() for wrong in heads] + [b"[" * 100_000]
+    for text in texts:
+        files.write(path.stem, len(text).to_bytes(8, "little") + text + graph)
+        assert slot_of(net).load({}) is None
+        assert not path.exists()
+    # A condition on an axis that the input does not have.
+    size = int.from_bytes(graph[:8], "little")
+    description = json.loads(graph[8 : 8 + size])
+    description["conditions"] = [f"L['{description['input_names'][0]}'].size()[9] == 1"]
+    text = json.dumps(description).encode()
+    rest = len(text).to_bytes(8, "little") + text + graph[8 + size :]
+    files.write(path.stem, content[:end] + rest)
+    assert slot_of(net).load({}) is None
+    assert not path.exists()
     # The graph of another module under this one's name.
     step(ORTModule(OtherNet()))
     (other,) = folder.iterdir()
