@@ -55,6 +55,8 @@ class Field:
         self.repeated, self.packed = field.is_repeated, field.is_packed
         self.is_message = field.type == F.TYPE_MESSAGE
         self.is_bytes = field.type in (F.TYPE_BYTES, F.TYPE_STRING)
+        # Nothing reads descriptions: they may be in any encoding.
+        self.is_text = field.type == F.TYPE_STRING and field.name != "doc_string"
         self.enum = cpp_name(field.enum_type) if field.type == F.TYPE_ENUM else None
         self.enum_default = field.enum_type.values[0].number if self.enum else None
         if self.enum and self.repeated:
@@ -145,6 +147,8 @@ class Field:
         if self.is_message:
             target = f"*add_{self.name}()" if self.repeated else f"*mutable_{self.name}()"
             return f"ok = reader.message(wire_type, {target});"
+        if self.is_text:
+            return f"{self.clear_others} ok = reader.text(wire_type, {m});"
         if self.repeated:
             return f"ok = reader.repeated(wire_type, {m});"
         if self.enum:  # proto2 treats a value outside the enum as an unknown field

@@ -112,7 +112,9 @@ def main() -> int:
     every = (*TARGETS, GRAPH_CACHE)
     wanted = [name for name in options.targets.split(",") if name] or list(every)
     if unknown := set(wanted) - set(every):
-        parser.error(f"there is no target {', '.join(sorted(unknown))}; there are {' '.join(every)}")
+        parser.error(
+            f"there is no target {', '.join(sorted(unknown))}; there are {' '.join(every)}"
+        )
     FINDINGS.mkdir(parents=True, exist_ok=True)
     subprocess.run([str(BUILD / "ortrain_fuzz_seeds"), str(BUILD / "seeds")], check=True)
     outcomes = {}

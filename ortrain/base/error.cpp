@@ -15,7 +15,7 @@ namespace {
 // A frame that is there already is not put in front again.
 std::string framed(const std::string& context, const Error& error) {
   const std::string message = error.what();
-  return message.starts_with(context) ? message : context + message;
+  return message.starts_with(printable(context)) ? message : context + message;
 }
 
 }  // namespace

@@ -7,13 +7,16 @@
 #include <stdexcept>
 #include <string>
 
+#include "ortrain/base/printable.h"
+
 namespace ortrain {
 
 // Base of everything the engine throws. Layers add a frame in front of the message with
-// `with_context`, they do not write a new message.
+// `with_context`, they do not write a new message. Messages are printable: names of files and
+// graphs can neither steer a terminal nor break a decoder.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message) : std::runtime_error(message) {}
+  explicit Error(const std::string& message) : std::runtime_error(printable(message)) {}
 };
 
 // A graph or file that breaks a rule of the format.   Python: ortrain.InvalidModelError(ValueError)

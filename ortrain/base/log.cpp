@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "ortrain/base/flags.h"
+#include "ortrain/base/printable.h"
 
 namespace ortrain {
 namespace {
@@ -41,15 +42,16 @@ bool log_enabled(std::string_view category) {
 
 void log_line(std::string_view category, const std::string& line) {
   if (!log_enabled(category)) return;
+  const std::string shown = printable(line);
   std::unique_lock lock(sink_mutex());
   if (!sink().call) return;
   if (!sink().guards_itself) {
-    sink().call(category, line);
+    sink().call(category, shown);
     return;
   }
   const LogSink call = sink().call;
   lock.unlock();
-  call(category, line);
+  call(category, shown);
 }
 
 void set_log_sink(LogSink new_sink, bool guards_itself) {

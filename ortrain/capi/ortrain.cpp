@@ -3,6 +3,7 @@
 #include "ortrain/capi/ortrain.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <string>
 #include <vector>
@@ -86,6 +87,27 @@ ortrain_status guarded(const Fn& fn) {
   }
 }
 
+// [least, end); what is not a number lies nowhere.
+void require_within(const char* name, double value, double least, double end) {
+  if (value >= least && value < end) return;
+  throw ArgumentError(
+      str("'", name, "' is ", value, ", expected at least ", least, " and below ", end));
+}
+
+void require_numbers(const ortrain_options& given) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  require_within("learning_rate", given.learning_rate, 0, kInfinity);
+  require_within("weight_decay", given.weight_decay, 0, kInfinity);
+  require_within("beta1", given.beta1, 0, 1);
+  require_within("beta2", given.beta2, 0, 1);
+  require_within("epsilon", given.epsilon, -kInfinity, kInfinity);
+  require_within("momentum", given.momentum, 0, kInfinity);
+  require_within("max_norm", given.max_norm, 0, kInfinity);
+  if (given.accumulation < 1) {
+    throw ArgumentError(str("'accumulation' is ", given.accumulation, ", expected 1 or more"));
+  }
+}
+
 // The step and its numbers, by the name of the optimizer.
 void set_optimizer(const ortrain_options& given, OptimizerOptions& options) {
   const std::string name = given.optimizer == nullptr ? "adamw" : given.optimizer;
@@ -115,6 +137,7 @@ struct Prepared {
 };
 
 Prepared prepare(const char* path, const ortrain_options& given) {
+  require_numbers(given);
   LoadOptions load{.initializers = LoadOptions::Initializers::weights};
   if (given.trained != nullptr) {
     load.initializers = LoadOptions::Initializers::parameters;
@@ -148,6 +171,8 @@ std::vector<InputTensor> inputs_from(const ortrain_tensor* tensors, size_t count
     if (!dtype) {
       throw DTypeError(str("input ", i, " has the element type ", static_cast<int>(tensor.dtype)));
     }
+    constexpr size_t kMostAxes = 64;
+    if (tensor.rank > kMostAxes) throw ShapeError(str("input ", i, " has ", tensor.rank, " axes"));
     require(tensor.dims != nullptr || tensor.rank == 0, "dims");
     TensorSpec spec{*dtype, Dims(tensor.dims, tensor.dims + tensor.rank)};
     int64_t elements = 1;
@@ -426,7 +451,7 @@ ortrain_status ortrain_get_learning_rate(const ortrain_trainer* trainer, double*
 ortrain_status ortrain_set_learning_rate(ortrain_trainer* trainer, double rate) {
   return guarded([&] {
     require(trainer != nullptr, "trainer");
-    if (!(rate >= 0)) throw ArgumentError(str("'rate' is ", rate, ", expected 0 or more"));
+    require_within("rate", rate, 0, std::numeric_limits<double>::infinity());
     trainer->state->learning_rate = rate;
   });
 }
@@ -438,7 +463,7 @@ ortrain_status ortrain_register_linear_lr_scheduler(ortrain_trainer* trainer, in
     if (warmup < 0 || total < 1 || warmup > total) {
       throw ArgumentError(str("'warmup' is ", warmup, " and 'total' ", total));
     }
-    if (!(rate >= 0)) throw ArgumentError(str("'rate' is ", rate, ", expected 0 or more"));
+    require_within("rate", rate, 0, std::numeric_limits<double>::infinity());
     trainer->warmup = warmup;
     trainer->total = total;
     trainer->initial_rate = rate;

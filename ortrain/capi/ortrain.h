@@ -67,7 +67,8 @@ typedef struct ortrain_tensor {
 typedef struct ortrain_trainer ortrain_trainer;
 typedef struct ortrain_outputs ortrain_outputs;
 
-/* How to train an ONNX model. ortrain_default_options() fills it; change what differs. */
+/* How to train an ONNX model. ortrain_default_options() fills it; change what differs. Numbers are
+ * finite and not negative, betas below 1. */
 typedef struct ortrain_options {
   const char* loss; /* "cross_entropy", "mse", "l1", "bce_with_logits"; NULL: the model has it */
   const char* loss_output;    /* output that goes into the loss, or is it; NULL: the only one */

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
 #include "ortrain/ir/onnx_io.h"
 #include "ortrain/ir/text.h"
@@ -213,6 +214,43 @@ TEST_F(CInterface, RepeatsRunsFromASeed) {
   EXPECT_EQ(losses(1), std::pair(first, second));
   EXPECT_NE(first, second);
   EXPECT_NE(losses(2).first, first);
+}
+
+TEST_F(CInterface, RefusesNumbersThatTrainNothing) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::pair<const char*, double ortrain_options::*> numbers[] = {
+      {"learning_rate", &ortrain_options::learning_rate},
+      {"weight_decay", &ortrain_options::weight_decay},
+      {"beta1", &ortrain_options::beta1},
+      {"beta2", &ortrain_options::beta2},
+      {"epsilon", &ortrain_options::epsilon},
+      {"momentum", &ortrain_options::momentum},
+      {"max_norm", &ortrain_options::max_norm}};
+  ortrain_trainer* trainer = nullptr;
+  for (const auto& [name, number] : numbers) {
+    for (const double value : {kNan, kInfinity, -1.0}) {
+      if (value == -1.0 && number == &ortrain_options::epsilon) continue;  // the optimizer's own
+      Options wrong = options;
+      wrong.*number = value;
+      EXPECT_EQ(ortrain_create_from_onnx(model.c_str(), &wrong, &trainer),
+                ORTRAIN_INVALID_ARGUMENT);
+      EXPECT_THAT(ortrain_last_error(), HasSubstr(std::string("'") + name + "' is "));
+    }
+  }
+  Options wrong = options;
+  wrong.accumulation = 0;
+  EXPECT_EQ(ortrain_create_from_onnx(model.c_str(), &wrong, &trainer), ORTRAIN_INVALID_ARGUMENT);
+  EXPECT_EQ(trainer, nullptr);
+  Trainer made = Trainer::from_onnx(model, options);
+  for (const double rate : {kNan, kInfinity, -1.0}) {
+    EXPECT_THROW(made.set_learning_rate(rate), Error);
+    EXPECT_THROW(made.register_linear_lr_scheduler(1, 2, rate), Error);
+  }
+  const ortrain_tensor wild{ORTRAIN_FLOAT32, SIZE_MAX, nullptr, x.data()};
+  ASSERT_EQ(ortrain_create_from_onnx(model.c_str(), &options, &trainer), ORTRAIN_OK);
+  EXPECT_EQ(ortrain_train_step(trainer, &wild, 1, nullptr), ORTRAIN_INVALID_SHAPE);
+  ortrain_destroy(trainer);
 }
 
 TEST_F(CInterface, RefusesWithAStatusAndAMessage) {

@@ -108,10 +108,14 @@ std::vector<ValueId> build(Graph& graph, const OpDef& def, const Node& node,
   return with_context(Graph::context(node), [&] {
     ExpandContext context(graph, def, node);
     std::vector<ValueId> made = form(context);
+    const size_t results = made.size();
+    const bool variadic = !def.outputs.empty() && def.outputs.back().arity == Arity::variadic;
     made.resize(node.outputs.size(), kNoValue);
     for (size_t i = 0; i < made.size(); ++i) {
       if (!context.wants_output(i)) {
         made[i] = kNoValue;
+      } else if (i >= results && variadic) {
+        throw InvalidModelError(str("has ", made.size(), " outputs, of its inputs come ", results));
       } else if (made[i] == kNoValue) {
         throw InternalError(str("expansion left output ", i, " without a value"));
       }

@@ -8,6 +8,7 @@
 #include "ortrain/ir/graph_assembler.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
+#include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
 
 namespace ortrain {
@@ -120,6 +121,20 @@ TEST(OpRegistry, keeps_composites_and_earlier_meanings_apart) {
   both.name = "Both";
   both.infer = infer_same_as_input;
   EXPECT_NO_THROW(registry.add(both)) << "it may stand in graphs that are made for files";
+}
+
+TEST(Expand, optimizers_have_as_many_results_as_their_tensors_give) {
+  const auto adam = [](const char* inputs, const char* outputs) {
+    return parse_graph(
+        str("graph (float32 r, int64 t, float32[2] x, float32[2] g, float32[2] v, float32[2] h) => "
+            "(a) {",
+            outputs, " = ai.onnx.preview.training::Adam (r, t", inputs, ") }"));
+  };
+  adam(", x, g, v, h", "a, b, c");
+  adam(", x, g, v, h", "a");
+  EXPECT_THROW(adam(", x, g, v, h", "a, b, c, d"), InvalidModelError);
+  EXPECT_THROW(adam(", x, g, v", "a"), InvalidModelError);
+  EXPECT_THROW(adam("", "a"), InvalidModelError);
 }
 
 }  // namespace

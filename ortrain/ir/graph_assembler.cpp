@@ -7,13 +7,22 @@
 #include <utility>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/printable.h"
 #include "ortrain/ir/expand_context.h"
+#include "ortrain/ir/verifier.h"
 
 namespace ortrain {
 namespace {
 
 // What a small file may become.
 constexpr size_t kMostExpanded = size_t{1} << 17;
+
+void check_name(const char* of, std::string_view name) {
+  const std::string shown = printable(name, Breaks::escaped);
+  if (shown == name) return;
+  throw InvalidModelError(
+      str("the name of ", of, " has characters that cannot be shown: '", shown, "'"));
+}
 
 }  // namespace
 
@@ -137,6 +146,24 @@ void GraphAssembler::add_node(NamedNode named, const OpDef* meaning) {
     value.known = std::move(outputs[i].known);
   }
   graph_.add_node(std::move(node));
+}
+
+Graph GraphAssembler::finish() {
+  check_name("the graph", graph_.name);
+  for (ValueId id = 0; id < static_cast<ValueId>(graph_.num_values()); ++id) {
+    check_name("a value", graph_.value(id).name);
+  }
+  for (const GraphInput& input : graph_.inputs()) {
+    check_name("an input's target", input.target);
+    check_name("an extent", shape_str(graph_.value(input.value).shape));
+  }
+  for (const GraphOutput& output : graph_.outputs()) {
+    check_name("an output", output.name);
+    check_name("an output's target", output.target);
+  }
+  for (const NodeId id : graph_.order()) check_name("a node", graph_.node(id).name);
+  verify(graph_, *registry_);
+  return std::move(graph_);
 }
 
 }  // namespace ortrain

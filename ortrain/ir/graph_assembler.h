@@ -47,7 +47,9 @@ class GraphAssembler {
   void add_alias(const std::string& name, ValueId value);
   // kNoValue when no value has this name yet.
   ValueId find(const std::string& name) const;
-  Graph finish() { return std::move(graph_); }
+  // Throws InvalidModelError where the graph breaks a rule of `verify`, or a name cannot be shown as
+  // it is: what comes out of a file must not steer terminals, or put lines of its own into logs.
+  Graph finish();
 
  private:
   void expand(const OpDef& def, Node node, const std::vector<std::string>& outputs);

@@ -85,6 +85,12 @@ std::vector<double> widen(const onnx::wire::RepeatedField<float>& values) {
   return std::vector<double>(values.begin(), values.end());
 }
 
+// ONNX allows any bytes; what our operators take is text.
+std::string text_of(const std::string& bytes) {
+  if (!is_utf8(bytes)) throw UnsupportedError("bytes that are no UTF-8 text");
+  return bytes;
+}
+
 Attribute read_attribute(Proto& proto, const std::string& exact, ExternalData& external) {
   if (!proto.ref_attr_name().empty()) {
     throw UnsupportedError("a reference to an attribute of a function");
@@ -98,15 +104,18 @@ Attribute read_attribute(Proto& proto, const std::string& exact, ExternalData& e
       return digits ? digits->front() : value;
     }
     case Proto::STRING:
-      return proto.s();
+      return text_of(proto.s());
     case Proto::INTS:
       return std::vector<int64_t>(proto.ints().begin(), proto.ints().end());
     case Proto::FLOATS: {
       std::vector<double> values = widen(proto.floats());
       return exact_values(exact, values).value_or(std::move(values));
     }
-    case Proto::STRINGS:
-      return std::vector<std::string>(proto.strings().begin(), proto.strings().end());
+    case Proto::STRINGS: {
+      std::vector<std::string> texts;
+      for (const std::string& bytes : proto.strings()) texts.push_back(text_of(bytes));
+      return texts;
+    }
     case Proto::TENSOR:
       if (!proto.has_t()) throw InvalidModelError("it is a tensor, and has none");
       return tensor_from_onnx(*proto.mutable_t(), external);

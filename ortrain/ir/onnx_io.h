@@ -39,7 +39,7 @@ struct LoadOptions {
   // Follow symbolic links to external data, as caches of downloaded models need.
   bool allow_links = false;
   // Bytes that a model may take in memory before it is refused, without its external data.
-  // 0: four times its size and 64 MiB.
+  // 0: 32 times its size and 64 MiB.
   uint64_t memory_limit = 0;
 };
 

@@ -29,6 +29,8 @@ namespace metadata = onnx_metadata;
 constexpr int64_t kMinIrVersion = 3;
 constexpr int64_t kMaxIrVersion = 14;
 constexpr int64_t kOrtrainOpset = 1;
+// Nodes take some thirty times their bytes.
+constexpr uint64_t kMemoryFactor = 32;
 constexpr uint64_t kMemorySlack = uint64_t{64} << 20;
 
 using Metadata = onnx::wire::RepeatedMessage<onnx::StringStringEntryProto>;
@@ -90,6 +92,11 @@ class ModelLoader {
         subgraphs_(assembler_, external_, [this](onnx::NodeProto& node) { load_node(node); }) {}
 
   OnnxModel load() {
+    return as_invalid_model([&] { return load_checked(); });
+  }
+
+ private:
+  OnnxModel load_checked() {
     check_model();
     const bool unnamed = !metadata_value(proto_.metadata_props(), metadata::kUnnamed).empty();
     if (!unnamed) assembler_.graph().name = proto_.name();
@@ -103,7 +110,6 @@ class ModelLoader {
     return {assembler_.finish(), std::move(values_)};
   }
 
- private:
   void check_model() {
     const int64_t version = model_.ir_version();
     if (version <= 0) throw InvalidModelError("the model has no IR version");
@@ -274,7 +280,7 @@ class ModelLoader {
         if (opset == opsets_.end())
           throw InvalidModelError("no opset of the domain '' is imported");
         for (const std::string& input : proto.input()) find_input(input);
-        as_invalid_model([&] { subgraphs_.load(proto, opset->second); });
+        subgraphs_.load(proto, opset->second);
       });
       return;
     }
@@ -313,7 +319,7 @@ class ModelLoader {
     } else if (node.domain.empty() && node.op == "Constant") {
       with_context(frame, [&] { load_constant(std::move(node)); });
     } else {
-      as_invalid_model([&] { assembler_.add_node(std::move(node), meaning); });
+      assembler_.add_node(std::move(node), meaning);
     }
   }
 
@@ -324,7 +330,10 @@ class ModelLoader {
       throw InvalidModelError(str("no opset of the domain '", node.domain, "' is imported"));
     }
     if (node.domain.empty() && node.op == "Constant") return nullptr;
-    return &assembler_.registry().at(node.domain, node.op, opset->second);
+    const OpDef& def = assembler_.registry().at(node.domain, node.op, opset->second);
+    if (!def.in_files)
+      throw UnsupportedError("it runs functions of a process, which no file names");
+    return &def;
   }
 
   // Names of the file become those of the graph, which may have others.
@@ -490,7 +499,7 @@ onnx::ModelProto parse_model(std::span<const std::byte> bytes, const LoadOptions
   const std::optional<uint64_t> needed = onnx_memory(bytes);
   if (!needed) throw InvalidModelError("the bytes are no ONNX model");
   const uint64_t limit =
-      options.memory_limit > 0 ? options.memory_limit : 4 * bytes.size() + kMemorySlack;
+      options.memory_limit > 0 ? options.memory_limit : kMemoryFactor * bytes.size() + kMemorySlack;
   if (*needed + bytes.size() > limit) {
     throw UnsupportedError(str("the model has ", bytes.size(), " bytes and would take ",
                                *needed + bytes.size(), " in memory, the limit is ", limit,

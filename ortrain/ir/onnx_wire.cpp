@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "ortrain/base/error.h"
+
 // Fixed-width values are little-endian on the wire and are copied as they are.
 static_assert(std::endian::native == std::endian::little);
 
@@ -127,6 +129,14 @@ bool Reader::scalar(uint32_t wire, std::string& value) {
   if (wire != kBytes || !nested(body)) return false;
   value.assign(reinterpret_cast<const char*>(body.at_), static_cast<size_t>(body.end_ - body.at_));
   return true;
+}
+
+bool Reader::text(uint32_t wire, std::string& value) {
+  constexpr size_t kMostShown = 64;
+  if (!scalar(wire, value)) return false;
+  if (is_utf8(value)) return true;
+  throw InvalidModelError(
+      str("a name or text of the model is no UTF-8: '", value.substr(0, kMostShown), "'"));
 }
 
 size_t varint_size(uint64_t value) {

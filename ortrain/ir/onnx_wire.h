@@ -137,7 +137,8 @@ class OptionalMessage {
 
 const std::string& empty_string();
 
-// Reads one message. Every function returns false on malformed input and never reads past the end.
+// Reads one message. Every function returns false on malformed input and never reads past the
+// end.
 class Reader {
  public:
   Reader(const void* data, size_t size, int depth)
@@ -154,6 +155,14 @@ class Reader {
   bool scalar(uint32_t wire, float& value);
   bool scalar(uint32_t wire, double& value);
   bool scalar(uint32_t wire, std::string& value);
+  // A string of ONNX, not bytes: throws InvalidModelError where it is no UTF-8.
+  bool text(uint32_t wire, std::string& value);
+  bool text(uint32_t wire, std::optional<std::string>& value) {
+    return text(wire, value.emplace());
+  }
+  bool text(uint32_t wire, RepeatedField<std::string>& values) {
+    return text(wire, values.emplace_back());
+  }
 
   template <typename T>
   bool scalar(uint32_t wire, std::optional<T>& value) {

@@ -79,6 +79,7 @@ struct OpDef {
   std::function<void(GradContext&)> gradient;
   bool differentiable = true;         // false: no gradient by definition
   bool draws_random_numbers = false;  // never folded, merged or computed at plan time
+  bool in_files = true;               // false: it names what this process alone knows
   // Elementwise operators with one output: appends the formula to an expression program and
   // returns the register of the result. Kernels and fusion derive from it; see expr_builder.h.
   std::function<int32_t(ExprEmitter&)> expression = nullptr;

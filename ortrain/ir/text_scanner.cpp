@@ -8,6 +8,7 @@
 
 #include "ortrain/base/dtype.h"
 #include "ortrain/base/error.h"
+#include "ortrain/base/printable.h"
 
 namespace ortrain {
 namespace {
@@ -43,10 +44,8 @@ bool is_bare_name(std::string_view name) {
 }
 
 std::string quoted_text(std::string_view text) {
-  static constexpr std::string_view kHex = "0123456789abcdef";
   std::string result = "\"";
   for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
     switch (c) {
       case '"':
         result += "\\\"";
@@ -64,16 +63,10 @@ std::string quoted_text(std::string_view text) {
         result += "\\r";
         break;
       default:
-        if (byte >= 0x20 && byte != 0x7f) {
-          result += c;
-        } else {
-          result += "\\x";
-          result += kHex[byte >> 4];
-          result += kHex[byte & 15];
-        }
+        result += c;
     }
   }
-  return result + "\"";
+  return printable(result, Breaks::escaped) + "\"";
 }
 
 std::string name_text(std::string_view name) {
@@ -189,6 +182,7 @@ std::string TextScanner::quoted_string() {
   }
   if (at_ >= text_.size()) fail_at(begin, "this string has no end");
   ++at_;
+  if (!is_utf8(result)) fail_at(begin, "this string is no UTF-8 text");
   return result;
 }
 

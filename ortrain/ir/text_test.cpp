@@ -52,7 +52,7 @@ graph "my model" (float32[b, 2*s + 1] x, float32[4] w [parameter "fc.weight" gra
 backward:
   d = Softmax(dy)
 forward:
-  unused = Identity(d)
+  unused = Identity(y)
 backward:
   dx = Dropout(d, _, bool true)
 }

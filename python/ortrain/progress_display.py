@@ -54,6 +54,9 @@ class StageDisplay:
         self._lock = threading.RLock()
         self._open = 0
         self._status: Any = None
+        from rich.text import Text
+
+        self._as_text = Text  # names of modules are no markup
 
     def __call__(self, name: str, seconds: float, state: progress.State) -> None:
         with self._lock:
@@ -63,7 +66,7 @@ class StageDisplay:
                 self._open += 1
                 # Two displays that move would take each other's lines.
                 if self._open == 1 and _training is None:
-                    self._status = self._console.status(f"Ortrain: {name}")
+                    self._status = self._console.status(self._as_text(f"Ortrain: {name}"))
                     self._status.start()
             else:
                 self._open -= 1
@@ -96,7 +99,7 @@ class TrainingDisplay:
             bars.TextColumn("Ortrain"),
             bars.BarColumn(),
             bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[figures]}"),
+            bars.TextColumn("{task.fields[figures]}", markup=False),
             bars.TimeRemainingColumn(),
         ]
         self._bars = bars.Progress(*columns, console=self.console)

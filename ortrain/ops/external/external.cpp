@@ -119,6 +119,7 @@ void register_external(OpRegistry& registry) {
   def.infer = infer_external;
   def.gradient = external_gradient;
   def.draws_random_numbers = true;  // nobody knows
+  def.in_files = false;
   registry.add(std::move(def));
 
   OpDef grad;
@@ -137,6 +138,7 @@ void register_external(OpRegistry& registry) {
   grad.types = {{"T*", kAllTypes}};
   grad.infer = infer_external_grad;
   grad.draws_random_numbers = true;
+  grad.in_files = false;
   registry.add(std::move(grad));
 }
 

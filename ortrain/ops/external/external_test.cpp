@@ -5,6 +5,7 @@
 #include "ortrain/autodiff/build_backward.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/onnx_io.h"
 #include "ortrain/runtime/external_functions.h"
 #include "ortrain/runtime/kernel_registry.h"
 #include "ortrain/runtime/session.h"
@@ -112,6 +113,11 @@ TEST_F(ExternalNode, ForwardAloneKeepsNothing) {
   EXPECT_EQ(values_of(made[0]), (Values{5, 12, 21, 32}));
   EXPECT_EQ(values_of(made[1]), Values{10});
   EXPECT_EQ(function_->alive, 0);
+}
+
+TEST_F(ExternalNode, NoFileNamesAFunctionOfTheProcess) {
+  const std::string bytes = to_onnx_bytes(graph_of());
+  EXPECT_THROW(load_onnx_bytes(std::as_bytes(std::span(bytes))), UnsupportedError);
 }
 
 TEST_F(ExternalNode, BackwardIsTheFunctionsOwnForAnyLength) {

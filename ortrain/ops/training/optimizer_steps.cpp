@@ -3,7 +3,10 @@
 #include "ortrain/ops/training/optimizer_steps.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <string_view>
+#include <variant>
 
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -15,6 +18,39 @@ void require_scalar(const InferContext& context, size_t i, const char* what) {
   if (context.has_input(i) && context.rank(i) != 0) {
     throw ShapeError(
         str("the ", what, " has shape ", shape_str(context.shape(i)), ", expected a scalar"));
+  }
+}
+
+// Where an optimizer's numbers may lie: [least, end).
+struct NumberRange {
+  std::string_view name;
+  double least;
+  double end;
+};
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr NumberRange kNumberRanges[] = {
+    {"beta1", 0, 1},
+    {"beta2", 0, 1},
+    {"epsilon", 0, kInfinity},
+    {"momentum", 0, kInfinity},
+    {"weight_decay", 0, kInfinity},
+    {"rate_decay", 0, kInfinity},
+    {"max_norm", 0, kInfinity},
+    {"dampening", std::numeric_limits<double>::lowest(), kInfinity}};
+
+// A number that is none, or of the wrong sign, makes all weights NaN in a step.
+void require_numbers(const InferContext& context) {
+  for (const auto& [name, attribute] : context.node().attributes) {
+    const double* number = std::get_if<double>(&attribute);
+    if (number == nullptr) continue;
+    const auto* range = std::ranges::find(kNumberRanges, name, &NumberRange::name);
+    const bool bounded = range != std::end(kNumberRanges);
+    if (bounded && *number >= range->least && *number < range->end) continue;
+    if (!bounded && !std::isnan(*number)) continue;
+    const std::string expected =
+        bounded ? str("at least ", range->least, " and below ", range->end) : "a number";
+    throw InvalidModelError(str("'", name, "' is ", *number, ", expected ", expected));
   }
 }
 
@@ -42,6 +78,7 @@ void require_alike(const InferContext& context, size_t parameter, size_t input, 
 }
 
 void infer_step(InferContext& context) {
+  require_numbers(context);
   require_scalar(context, 0, "learning rate");
   require_scalar(context, 1, "step number");
   require_scalar(context, 2, "factor");
@@ -68,6 +105,7 @@ void infer_step(InferContext& context) {
 Shape norms_shape(const StepLayout& at) { return {Dim(static_cast<int64_t>(at.count)), Dim(2)}; }
 
 void infer_lamb_moments(InferContext& context) {
+  require_numbers(context);
   require_scalar(context, 0, "learning rate");
   require_scalar(context, 1, "step number");
   require_scalar(context, 2, "factor");
@@ -89,6 +127,7 @@ void infer_lamb_moments(InferContext& context) {
 }
 
 void infer_lamb_update(InferContext& context) {
+  require_numbers(context);
   require_scalar(context, 0, "learning rate");
   require_scalar(context, 1, "step number");
   require_scalar(context, 3, "skip flag");
@@ -111,6 +150,7 @@ void infer_lamb_update(InferContext& context) {
 void infer_norm(InferContext& context) { context.set_output(0, DType::f64, {}); }
 
 void infer_clip_factor(InferContext& context) {
+  require_numbers(context);
   require_scalar(context, 0, "norm");
   require_scalar(context, 1, "scale");
   context.set_output(0, DType::f64, {});

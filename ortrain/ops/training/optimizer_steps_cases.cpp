@@ -1,5 +1,9 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <utility>
+
+#include "ortrain/base/error.h"
 #include "ortrain/testing/case.h"
 
 namespace ortrain::testing {
@@ -132,6 +136,18 @@ void register_optimizer_steps(CaseRegistry& cases) {
   refuse("ortrain::AdamStep", "refuses_outputs",
          {number(1), step(1), none, none, tensor, tensor, tensor, tensor}, {},
          "has 2 outputs, needs 3", 2);
+  const double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto& [name, value] :
+       {std::pair{"beta1", 1.0}, {"beta2", -0.1}, {"epsilon", kNan}, {"weight_decay", -1.0}}) {
+    refuse("ortrain::AdamStep", str("refuses_", name),
+           {number(1), step(1), none, none, tensor, tensor, tensor, tensor}, {{name, value}},
+           str("'", name, "' is "), 3);
+  }
+  refuse("ortrain::LambStep", "refuses_ratio_min",
+         {number(1), step(1), none, none, tensor, tensor, tensor, tensor}, {{"ratio_min", kNan}},
+         "'ratio_min' is nan, expected a number", 3);
+  refuse("ortrain::ClipFactor", "refuses_max_norm", {number(3)}, {{"max_norm", -1.0}},
+         "'max_norm' is -1", 2);
   refuse("ortrain::AdamStep", "refuses_mode",
          {number(1), step(1), none, none, tensor, tensor, tensor, tensor},
          {{"decay_mode", std::string("other")}}, "is none of decoupled, after, l2", 3);

@@ -18,7 +18,7 @@ struct Tensors {
 
   size_t count() const {
     const size_t tensors = e.num_inputs() - 2;
-    if (tensors % kinds != 0) {
+    if (tensors == 0 || tensors % kinds != 0) {
       throw InvalidModelError(str("takes ", kinds, " tensors per optimized one, has ", tensors));
     }
     return tensors / kinds;

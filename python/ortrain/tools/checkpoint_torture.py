@@ -282,7 +282,7 @@ def damage(folder: Path, console: Console) -> None:
         other.load_checkpoint(folder)
         if _digest(other) != digests[1] or len(list(folder.iterdir())) != 2:
             raise RuntimeError("a refused save has changed the folder")
-        Console(file=os.fdopen(os.dup(1), "w")).print(table)
+        Console(file=os.fdopen(os.dup(1), "w"), markup=False).print(table)
         os.write(pipe, b"done")
 
     if _wait(*_in_child(work)) != "done":
@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the moments")
     arguments = parser.parse_args(argv)
     random.seed(arguments.seed)
-    console = Console()
+    console = Console(markup=False)
     # Threads of OpenMP do not survive a fork, so this process computes nothing itself.
     folder = Path(tempfile.mkdtemp(prefix="ortrain-torture-"))
     try:

@@ -102,7 +102,7 @@ def artifacts(
             lambda_coef=weight_decay,
             weight_decay_mode=mode.L2_PENALTY if plain else mode.BEFORE_WEIGHT_UPDATE,
         )
-    console = Console()
+    console = Console(markup=False)
     try:
         generate_artifacts(
             model,
@@ -115,7 +115,7 @@ def artifacts(
             max_grad_norm=max_grad_norm,
         )
     except (OrtrainError, ValueError) as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(str(error), style="red", highlight=False)
         raise typer.Exit(1) from error
     console.print(f"wrote training, eval and optimizer models and a checkpoint to {output}")
 

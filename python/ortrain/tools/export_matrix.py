@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ortrain.tools.export_matrix")
     parser.add_argument("--model", action="append", choices=sorted(CASES), help="only these")
     arguments = parser.parse_args(argv)
-    console = Console()
+    console = Console(markup=False)
     if importlib.util.find_spec("onnxruntime") is None:
         console.print("the package onnxruntime is needed: pip install onnxruntime", style="red")
         return 2

@@ -57,7 +57,7 @@ def _selected(op: str, wanted: Callable[[dict[str, Any]], bool]) -> list[int]:
 
 
 def _run(indices: list[int], rows_of: Callable[[int], list[dict[str, Any]]], kernel: str) -> int:
-    console = Console()
+    console = Console(markup=False)
     start = time.perf_counter()
     passed = failed = refused = 0
     worst = 0.0
@@ -123,7 +123,7 @@ def support(op: OpOption = "", device: DeviceOption = "cpu") -> None:
             ", ".join(kernels[full_name(o)]),
             str(o["cases"]),
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     rules = sum(o["gradient"] == "yes" for o in ops)
     missing = [full_name(o) for o in ops if o["gradient"] == "missing"]

@@ -139,7 +139,7 @@ def _print_table(rows: Sequence[Row]) -> None:
             )
         if not row.shapes:
             table.add_row(row.model, "", "", "", "", *tail)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else 120)
     console.print(table)
     for row in rows:
         notes = [row.reason] if row.reason else []

@@ -200,7 +200,7 @@ def _show(tables: Sequence[_Table]) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        console = Console()
+        console = Console(markup=False)
         for heading, (titles, *rows) in tables:
             table = Table(title=heading, title_justify="left")
             for number, title in enumerate(titles):

@@ -361,3 +361,6 @@ def test_command_line(model: tuple[Net, Path], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--train", "w"])
     assert done.exit_code == 1
     assert '"w"' in done.output
+    done = CliRunner().invoke(app, [*arguments, "--train", "[/red] [bold]w"])
+    assert done.exit_code == 1
+    assert "[/red] [bold]w" in done.output
