@@ -127,13 +127,11 @@ def _run_sample(op: Any, sample: Any) -> tuple[Outcome, str]:
             return Outcome.random, "PyTorch does not differentiate this sample"
         if _difference(again, expected, None):
             return Outcome.random, ""
-        engine = Engine(call)
         try:
-            actual = _evaluate(lambda *tensors: engine.run(tensors, {}), call.tensors, 0)
+            engine, actual = _evaluate_on_engine(call)
             if _makes_views_alone(engine) and not _difference(actual, expected, call):
                 call.copies = True
-                engine = Engine(call)
-                actual = _evaluate(lambda *tensors: engine.run(tensors, {}), call.tensors, 0)
+                engine, actual = _evaluate_on_engine(call)
         except Exception as error:  # whatever it is, PyTorch does not raise it
             return Outcome.failed, f"{type(error).__name__}: {_line(error)} ({_shapes(call)})"
         difference = _difference(actual, expected, call)
@@ -145,6 +143,11 @@ def _run_sample(op: Any, sample: Any) -> tuple[Outcome, str]:
         if record.escaped_nodes:
             return Outcome.escaped, str(record.escapes[0])
     return Outcome.native, ""
+
+
+def _evaluate_on_engine(call: _Call) -> tuple[Engine, Any]:
+    engine = Engine(call)
+    return engine, _evaluate(lambda *tensors: engine.run(tensors, {}), call.tensors, 0)
 
 
 def _makes_views_alone(engine: Engine) -> bool:

@@ -70,6 +70,8 @@ Dim max(const Dim& a, const Dim& b);
 using Shape = std::vector<Dim>;
 // A concrete shape.
 using Dims = std::vector<int64_t>;
+// Axes that a tensor from outside may have.
+inline constexpr size_t kMaxRank = 64;
 
 std::string shape_str(const Shape& shape);
 std::string dims_str(const Dims& dims);

@@ -3,14 +3,15 @@
 #include "ortrain/capi/ortrain.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/base/error.h"
 #include "ortrain/base/log.h"
+#include "ortrain/base/optimizer_numbers.h"
 #include "ortrain/ir/onnx_io.h"
 #include "ortrain/ir/roles.h"
 #include "ortrain/training/artifacts.h"
@@ -87,22 +88,19 @@ ortrain_status guarded(const Fn& fn) {
   }
 }
 
-// [least, end); what is not a number lies nowhere.
-void require_within(const char* name, double value, double least, double end) {
-  if (value >= least && value < end) return;
-  throw ArgumentError(
-      str("'", name, "' is ", value, ", expected at least ", least, " and below ", end));
+void require_number(const char* name, double value) {
+  const std::string reason = out_of_range(name, value);
+  if (!reason.empty()) throw ArgumentError(reason);
 }
 
 void require_numbers(const ortrain_options& given) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  require_within("learning_rate", given.learning_rate, 0, kInfinity);
-  require_within("weight_decay", given.weight_decay, 0, kInfinity);
-  require_within("beta1", given.beta1, 0, 1);
-  require_within("beta2", given.beta2, 0, 1);
-  require_within("epsilon", given.epsilon, -kInfinity, kInfinity);
-  require_within("momentum", given.momentum, 0, kInfinity);
-  require_within("max_norm", given.max_norm, 0, kInfinity);
+  require_number("learning_rate", given.learning_rate);
+  require_number("weight_decay", given.weight_decay);
+  require_number("beta1", given.beta1);
+  require_number("beta2", given.beta2);
+  if (!(given.epsilon < 0)) require_number("epsilon", given.epsilon);
+  require_number("momentum", given.momentum);
+  require_number("max_norm", given.max_norm);
   if (given.accumulation < 1) {
     throw ArgumentError(str("'accumulation' is ", given.accumulation, ", expected 1 or more"));
   }
@@ -171,16 +169,10 @@ std::vector<InputTensor> inputs_from(const ortrain_tensor* tensors, size_t count
     if (!dtype) {
       throw DTypeError(str("input ", i, " has the element type ", static_cast<int>(tensor.dtype)));
     }
-    constexpr size_t kMostAxes = 64;
-    if (tensor.rank > kMostAxes) throw ShapeError(str("input ", i, " has ", tensor.rank, " axes"));
+    if (tensor.rank > kMaxRank) throw ShapeError(str("input ", i, " has ", tensor.rank, " axes"));
     require(tensor.dims != nullptr || tensor.rank == 0, "dims");
     TensorSpec spec{*dtype, Dims(tensor.dims, tensor.dims + tensor.rank)};
-    int64_t elements = 1;
-    for (int64_t extent : spec.dims) {
-      if (extent < 0 || __builtin_mul_overflow(elements, std::max<int64_t>(extent, 1), &elements)) {
-        throw ShapeError(str("input ", i, " has the shape ", dims_str(spec.dims)));
-      }
-    }
+    with_context(str("input ", i, ": "), [&] { check_extents(spec.dims, size_of(*dtype)); });
     require(tensor.data != nullptr || spec.bytes() == 0, "data");
     inputs.push_back({std::move(spec), tensor.data});
   }
@@ -451,7 +443,7 @@ ortrain_status ortrain_get_learning_rate(const ortrain_trainer* trainer, double*
 ortrain_status ortrain_set_learning_rate(ortrain_trainer* trainer, double rate) {
   return guarded([&] {
     require(trainer != nullptr, "trainer");
-    require_within("rate", rate, 0, std::numeric_limits<double>::infinity());
+    require_number("rate", rate);
     trainer->state->learning_rate = rate;
   });
 }
@@ -463,7 +455,7 @@ ortrain_status ortrain_register_linear_lr_scheduler(ortrain_trainer* trainer, in
     if (warmup < 0 || total < 1 || warmup > total) {
       throw ArgumentError(str("'warmup' is ", warmup, " and 'total' ", total));
     }
-    require_within("rate", rate, 0, std::numeric_limits<double>::infinity());
+    require_number("rate", rate);
     trainer->warmup = warmup;
     trainer->total = total;
     trainer->initial_rate = rate;

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/printable.h"
 #include "ortrain/ir/onnx_metadata.h"
 #include "ortrain/ir/onnx_tensor.h"
 #include "ortrain/ir/text_scanner.h"

@@ -16,8 +16,6 @@ static_assert(std::endian::native == std::endian::little);
 namespace ortrain {
 namespace {
 
-constexpr size_t kMaxRank = 64;
-
 void check_bools(const void* data, size_t count) {
   const auto* bytes = static_cast<const unsigned char*>(data);
   if (std::any_of(bytes, bytes + count, [](unsigned char byte) { return byte > 1; })) {
@@ -121,12 +119,8 @@ Dims dims_of(const onnx::TensorProto& tensor) {
 // Throws when the product leaves int64.
 uint64_t bytes_of(DType dtype, const Dims& dims) {
   int64_t bytes = 0;
-  try {
-    if (!__builtin_mul_overflow(num_elements(dims), static_cast<int64_t>(size_of(dtype)), &bytes)) {
-      return static_cast<uint64_t>(bytes);
-    }
-  } catch (const ShapeError& error) {
-    throw InvalidModelError(error.what());
+  if (!__builtin_mul_overflow(num_elements(dims), static_cast<int64_t>(size_of(dtype)), &bytes)) {
+    return static_cast<uint64_t>(bytes);
   }
   throw InvalidModelError(str("a tensor of shape ", dims_str(dims), " is too large"));
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/printable.h"
 
 // Fixed-width values are little-endian on the wire and are copied as they are.
 static_assert(std::endian::native == std::endian::little);

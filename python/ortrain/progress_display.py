@@ -54,9 +54,6 @@ class StageDisplay:
         self._lock = threading.RLock()
         self._open = 0
         self._status: Any = None
-        from rich.text import Text
-
-        self._as_text = Text  # names of modules are no markup
 
     def __call__(self, name: str, seconds: float, state: progress.State) -> None:
         with self._lock:
@@ -66,7 +63,10 @@ class StageDisplay:
                 self._open += 1
                 # Two displays that move would take each other's lines.
                 if self._open == 1 and _training is None:
-                    self._status = self._console.status(self._as_text(f"Ortrain: {name}"))
+                    from rich.text import Text
+
+                    # A name may look like markup.
+                    self._status = self._console.status(Text(f"Ortrain: {name}"))
                     self._status.start()
             else:
                 self._open -= 1

@@ -201,8 +201,6 @@ struct PadGradient {
   }
 };
 
-constexpr size_t kMaxRank = 64;
-
 template <typename T>
 KernelFn pad_grad_of(NodeSpec& spec, const Dims& front, const std::string& mode) {
   PadGradient<T> gradient{spec.output(0).dims, strides_of(spec.input(0).dims), {}};

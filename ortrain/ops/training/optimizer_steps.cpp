@@ -3,11 +3,10 @@
 #include "ortrain/ops/training/optimizer_steps.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <string_view>
 #include <variant>
 
+#include "ortrain/base/optimizer_numbers.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
 
@@ -21,36 +20,12 @@ void require_scalar(const InferContext& context, size_t i, const char* what) {
   }
 }
 
-// Where an optimizer's numbers may lie: [least, end).
-struct NumberRange {
-  std::string_view name;
-  double least;
-  double end;
-};
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr NumberRange kNumberRanges[] = {
-    {"beta1", 0, 1},
-    {"beta2", 0, 1},
-    {"epsilon", 0, kInfinity},
-    {"momentum", 0, kInfinity},
-    {"weight_decay", 0, kInfinity},
-    {"rate_decay", 0, kInfinity},
-    {"max_norm", 0, kInfinity},
-    {"dampening", std::numeric_limits<double>::lowest(), kInfinity}};
-
 // A number that is none, or of the wrong sign, makes all weights NaN in a step.
 void require_numbers(const InferContext& context) {
   for (const auto& [name, attribute] : context.node().attributes) {
     const double* number = std::get_if<double>(&attribute);
-    if (number == nullptr) continue;
-    const auto* range = std::ranges::find(kNumberRanges, name, &NumberRange::name);
-    const bool bounded = range != std::end(kNumberRanges);
-    if (bounded && *number >= range->least && *number < range->end) continue;
-    if (!bounded && !std::isnan(*number)) continue;
-    const std::string expected =
-        bounded ? str("at least ", range->least, " and below ", range->end) : "a number";
-    throw InvalidModelError(str("'", name, "' is ", *number, ", expected ", expected));
+    const std::string reason = number == nullptr ? "" : out_of_range(name, *number);
+    if (!reason.empty()) throw InvalidModelError(reason);
   }
 }
 
