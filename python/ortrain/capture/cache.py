@@ -230,10 +230,6 @@ def _check_head(head: Head) -> None:
     """
     if not isinstance(head["compared"], str):
         raise NotStorableError("the digest of what is compared is no text")
-    for path, attribute, name, value in head["assignments"]:
-        texts = all(isinstance(text, str) for text in (path, attribute, name))
-        if not texts or not isinstance(value, (type(None), bool, int, float, str)):
-            raise NotStorableError("an assignment is none")
 
 
 def _attributes(module: nn.Module) -> Attributes:
@@ -282,8 +278,10 @@ def _check_assignments(module: nn.Module, assignments: list[Assignment]) -> None
     layers = dict(module.named_modules())
     for path, attribute, name, value in assignments:
         owner: Any = layers.get(path)
-        if attribute and owner is not None:
-            owner = vars(owner).get("config") if attribute == "config" else None
+        if attribute == "config":
+            owner = getattr(owner, "__dict__", {}).get("config")
+        elif attribute != "":
+            owner = None
         fits = hasattr(owner, "__dict__") and isinstance(name, str) and type(value) in _PLAIN
         if fits:
             of_class = getattr(type(owner), name, None)

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import json
+import logging
 import math
 import os
 import string
@@ -42,8 +43,14 @@ FACTOR = contextvars.ContextVar("factor", default=1.0)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of the test's own; sources may be edited while the tests run."""
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Path]:
+    """A cache of the test's own; sources may be edited while the tests run.
+
+    A failure shows why graphs were not kept or not used.
+    """
+    caplog.set_level(logging.DEBUG, "ortrain")
     monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
     yield tmp_path / "cache"
@@ -334,7 +341,9 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
 def run(module: nn.Module) -> tuple[torch.Tensor, list[bool]]:
     ours = ORTModule(module)
     result = ours(torch.ones(2, 2))
-    return result, [record.from_disk for record in ours.report().captures]
+    records = ours.report().captures
+    logging.getLogger("ortrain.cache").debug("captures: %s", records)
+    return result, [record.from_disk for record in records]
 
 
 @pytest.mark.filterwarnings("ignore")
