@@ -120,7 +120,7 @@ class Fingerprint(ValueDigest):
         home = sys.modules.get(cls.__module__)
         if cls.__module__ == "builtins" or home is None:
             return
-        file = getattr(home, "__file__", None)
+        file = _file_of(home)
         resolved = attribute_of(home, cls.__qualname__) is cls
         if file is not None and is_installed(file):
             if not resolved and not cls.__flags__ & (1 << 8):
@@ -232,7 +232,7 @@ class Fingerprint(ValueDigest):
     def _installed_globals(self, name: str) -> None:
         """Add what the names of an installed module stand for: they may have been replaced."""
         module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
+        file = None if module is None else _file_of(module)
         if module is None or file is None or not is_installed(file):
             return
         self.token("globals", name)
@@ -245,6 +245,14 @@ class Fingerprint(ValueDigest):
                 self.token(key, getattr(value, "__module__", None), value.__qualname__)
             elif type(value) in _PLAIN and not (key.startswith("__") or _is_random(value)):
                 self.token(key, value)
+
+
+def _file_of(module: types.ModuleType) -> str | None:
+    """Return a module's file. Which modules have none, being parts of the interpreter, depends on its build."""
+    file = getattr(module, "__file__", None)
+    if file is None and module.__name__ in sys.builtin_module_names:
+        return f"<frozen {module.__name__}>"
+    return file
 
 
 def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
