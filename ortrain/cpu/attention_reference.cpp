@@ -123,7 +123,7 @@ template <class T, class Lse>
 void backward(const AttentionBackward& g) {
   const AttentionForward& a = g.forward;
   const AttentionShape& s = a.shape;
-  const int64_t group = s.heads / s.kv_heads;
+  const int64_t group = s.heads / std::max<int64_t>(s.kv_heads, 1);
   Lse* dmask = static_cast<Lse*>(g.dmask);
   if (dmask != nullptr) std::fill(dmask, dmask + g.mask_size, Lse{0});
 

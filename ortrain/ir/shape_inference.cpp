@@ -111,7 +111,9 @@ std::optional<std::vector<int64_t>> value_ints(const Graph& graph, ValueId id) {
   const Value& value = graph.value(id);
   if (value.constant.defined()) return value.constant.to_int64s();
   if (value.known && is_constant(*value.known)) return to_dims(*value.known);
-  return std::nullopt;
+  // As InferContext::known.
+  const bool is_empty = is_integer(value.dtype) && value.shape.size() == 1 && value.shape[0].is(0);
+  return is_empty ? std::optional(std::vector<int64_t>()) : std::nullopt;
 }
 
 ValueId extents_at(GraphBuilder& builder, ValueId a, const std::vector<int64_t>& axes) {

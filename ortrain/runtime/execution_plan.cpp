@@ -16,6 +16,7 @@
 #include "ortrain/plan/memory_planner.h"
 #include "ortrain/plan/resolve_shapes.h"
 #include "ortrain/runtime/node_cost.h"
+#include "ortrain/runtime/node_limits.h"
 
 namespace ortrain {
 namespace {
@@ -61,7 +62,7 @@ class PlanMaker {
     find_updated_inputs();
     choose_kernels_and_fold();
     drop_unneeded();
-    check_memory();
+    check_sizes();
     number_steps();
     assign_buffers();
     assign_outputs();
@@ -195,14 +196,6 @@ class PlanMaker {
     return true;
   }
 
-  static ByteCount bytes_of_outputs(const NodeSpec& spec) {
-    ByteCount bytes;
-    for (size_t i = 0; i < spec.num_outputs(); ++i) {
-      if (spec.has_output(i)) bytes += bytes_of<char>(spec.output(i).bytes());
-    }
-    return bytes;
-  }
-
   void choose_kernels_and_fold() {
     for (NodeId id : graph_.order()) {
       const Node& node = graph_.node(id);
@@ -266,8 +259,10 @@ class PlanMaker {
     return message;
   }
 
-  // False where the kernel wants more memory than a result may have: it is left to the runs.
+  // False where the kernel wants more memory than a result may have, or might take long: it is left
+  // to the runs.
   bool evaluate(Work& work) {
+    if (has_long_empty_axes(*work.spec)) return false;
     const Node& node = graph_.node(work.node);
     KernelFn run;
     if (!work.view_offsets) {
@@ -305,20 +300,9 @@ class PlanMaker {
     return true;
   }
 
-  // No result has elements, so that no kernel needs to care. What is given integers may have to
-  // refuse them, as indices; what runs outside of the engine may do more than give results.
-  static bool has_nothing_to_do(const Work& work) {
-    if (work.kernel->waits) return false;
-    const NodeSpec& spec = *work.spec;
-    for (size_t i = 0; i < spec.num_outputs(); ++i) {
-      if (spec.has_output(i) && spec.output(i).numel() > 0) return false;
-    }
-    for (size_t i = 0; i < spec.num_inputs(); ++i) {
-      if (spec.has_input(i) && !is_float(spec.input(i).dtype) && spec.input(i).numel() > 0) {
-        return false;
-      }
-    }
-    return true;
+  // What runs outside of the engine may do more than give results.
+  static bool is_left_out(const Work& work) {
+    return !work.kernel->waits && has_nothing_to_do(*work.spec);
   }
 
   // Folding can leave nodes that only fed folded ones.
@@ -339,19 +323,14 @@ class PlanMaker {
   }
 
   // Of nodes that cannot run kernels are not made.
-  void check_memory() const {
+  void check_sizes() const {
     const uint64_t limit = options_.memory_limit > 0     ? options_.memory_limit
                            : kernels_.device().is_host() ? machine_memory()
                                                          : static_cast<uint64_t>(kMostBytes);
     for (const Work& work : work_) {
-      const NodeSpec& spec = *work.spec;
-      ByteCount bytes = bytes_of_outputs(spec);
-      for (size_t i = 0; i < spec.num_inputs(); ++i) {
-        if (spec.has_input(i)) bytes += bytes_of<char>(spec.input(i).bytes());
-      }
-      if (work.view_offsets || bytes.value() <= limit) continue;
-      throw OutOfMemoryError(str(spec.context(), "its inputs and results take ", bytes.value(),
-                                 " bytes, ", limit, " may be taken"));
+      if (work.view_offsets) continue;
+      check_memory(*work.spec, limit);
+      if (!work.kernel->waits && !has_nothing_to_do(*work.spec)) check_empty_axes(*work.spec);
     }
   }
 
@@ -600,7 +579,7 @@ class PlanMaker {
     for (size_t w = 0; w < work_.size(); ++w) {
       Work& work = work_[w];
       if (work.view_offsets) continue;
-      if (has_nothing_to_do(work)) {
+      if (is_left_out(work)) {
         made[w].run = [](const KernelArgs&) {};
         continue;
       }

@@ -70,9 +70,8 @@ TEST(LargeExtents, NodesBeyondTheMemoryAreRefusedBeforeTheirKernelsAreMade) {
       "  y = AveragePool<kernel_shape = [2], pads = [1, 0]>(x)\n}");
   EXPECT_THROW(make_execution_plan(graph, {{1, 1, int64_t{1} << 43}}, cpu_kernels()),
                OutOfMemoryError);
-  EXPECT_THROW(
-      make_execution_plan(graph, {{1, 1, 1000}}, cpu_kernels(), {.memory_limit = 4000}),
-      OutOfMemoryError);
+  EXPECT_THROW(make_execution_plan(graph, {{1, 1, 1000}}, cpu_kernels(), {.memory_limit = 4000}),
+               OutOfMemoryError);
   EXPECT_NO_THROW(
       make_execution_plan(graph, {{1, 1, 1000}}, cpu_kernels(), {.memory_limit = 8000}));
 }
@@ -92,6 +91,17 @@ TEST_P(WithoutElements, LongAxesCostNothing) {
 INSTANTIATE_TEST_SUITE_P(Operators, WithoutElements,
                          testing::Values("Softmax(x)", "LogSoftmax(x)", "Relu(x)", "Gelu(x)",
                                          "Add(x, x)", "Transpose(x)", "Concat<axis = 1>(x, x)"));
+
+TEST(LargeExtents, NothingGoesAlongLongAxesWithoutElements) {
+  const int64_t far = int64_t{1} << 40;
+  const std::string sum = "graph g (float32[n, 3, m] x) => (y) {\n  y = ReduceSum(x)\n}";
+  EXPECT_THROW(run(sum, {{far, 3, 0}}), UnsupportedError);
+  EXPECT_NO_THROW(run(sum, {{1 << 20, 3, 0}}));
+  EXPECT_THROW(run("graph g () => (y) {\n  const x = float32[1099511627776, 0] {}\n"
+                   "  y = ReduceSum(x)\n}",
+                   {}),
+               UnsupportedError);
+}
 
 TEST(LargeExtents, AShapeOfLengthZeroThatArrivesAtRunTimeIsAScalars) {
   const std::string text =
