@@ -12,6 +12,7 @@
 #   make conformance  PyTorch's database of operators against the engine (CONFORMANCE="cumsum --samples 9")
 #   make hf-contract  the Hugging Face trainer against transformers' own, two versions of it
 #   make asan     C++ tests, quick Python tests, 100 000 bad inputs under AddressSanitizer and UBSan
+#   make tsan     C++ tests of several threads under ThreadSanitizer (TSAN="--filter 'Threads*'")
 #   make fuzz     readers, plans, kernels and extensions under libFuzzer (SECONDS=, RUNS=, FUZZ=onnx,text)
 #   make capi-demo  train digits from C and C++, without Python in the process
 #   make checkpoint-torture   kills processes while they save, damages what they saved
@@ -55,7 +56,7 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan wheel-gpu nvcc check-cuda check-hip gpu-all \
+  checkpoint-torture distributed soak asan tsan wheel-gpu nvcc check-cuda check-hip gpu-all \
   format lock clean
 
 ifeq ($(SETUP),no)
@@ -153,13 +154,18 @@ asan: setup
 	cmake --build --preset sanitize -j $(JOBS)
 	$(PY) tools/run_sanitizers.py --jobs $(JOBS) $(ASAN)
 
-# The newest clang that is installed; libFuzzer comes with it.
-FUZZ_CXX ?= $(firstword $(foreach v,++-22 ++-19 ++-16 ++-15 ++,$(shell command -v clang$(v))))
+# The newest clang that is installed: libFuzzer comes with it, and what tells ThreadSanitizer of OpenMP.
+CLANG_CXX ?= $(firstword $(foreach v,++-22 ++-19 ++-16 ++-15 ++,$(shell command -v clang$(v))))
 
 fuzz: setup
-	cmake --preset fuzz $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX))
+	cmake --preset fuzz $(if $(CLANG_CXX),-DCMAKE_CXX_COMPILER=$(CLANG_CXX))
 	cmake --build --preset fuzz -j $(JOBS)
-	$(PY) tools/run_fuzz.py --seconds $(or $(SECONDS),60) --runs $(or $(RUNS),-1) $(if $(FUZZ),--targets $(FUZZ))
+	$(PY) tools/run_fuzz.py --jobs $(JOBS) --seconds $(or $(SECONDS),60) --runs $(or $(RUNS),-1) $(if $(FUZZ),--targets $(FUZZ))
+
+tsan: setup
+	cmake --preset tsan $(if $(CLANG_CXX),-DCMAKE_CXX_COMPILER=$(CLANG_CXX))
+	cmake --build --preset tsan -j $(JOBS)
+	$(PY) tools/run_thread_sanitizer.py --jobs $(JOBS) $(TSAN)
 
 capi-demo: build
 	cmake --install build --component capi --prefix build/capi/prefix >/dev/null

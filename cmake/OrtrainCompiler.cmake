@@ -53,7 +53,7 @@ if(ORTRAIN_SANITIZE)
   endif()
 endif()
 
-if(ORTRAIN_FUZZ)
+if(ORTRAIN_FUZZ OR ORTRAIN_SANITIZE MATCHES "thread")
   # One set of instructions above the baseline: kernels would take most of the build otherwise.
   add_compile_definitions("HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3|HWY_AVX3_DL)")
 endif()

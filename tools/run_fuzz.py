@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Run the fuzz targets one after another; print a table, and end with status 1 on a finding.
+"""Run the fuzz targets, several at a time; print a table, and end with status 1 on a finding.
 
 Needs ``cmake --preset fuzz`` and its build, which ``make fuzz`` makes. Inputs that reach code of
 their own stay in ``build-fuzz/corpus/<target>`` for the next run; an input that shows a mistake lies
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from run_tests import ROOT
 
@@ -43,6 +44,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         "ASAN_OPTIONS": "allocator_may_return_null=1:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",  # threads that wait for tiny kernels take most of the time
     }
 
 
@@ -57,7 +59,7 @@ def run_target(name: str, seconds: float, runs: int) -> Outcome:
         runs_left = runs - outcome.executions if runs > 0 else -1
         if left <= 0 or runs_left == 0:
             break
-        before = set(FINDINGS.iterdir())
+        before = set(FINDINGS.glob(f"{name}-*"))
         command = [
             str(BUILD / f"ortrain_fuzz_{name}"),
             *map(str, [corpus, *seeds]),
@@ -79,7 +81,7 @@ def run_target(name: str, seconds: float, runs: int) -> Outcome:
         if done.returncode == 0:
             break
         outcome.findings += 1
-        kept = sorted(str(path) for path in set(FINDINGS.iterdir()) - before)
+        kept = sorted(str(path) for path in set(FINDINGS.glob(f"{name}-*")) - before)
         print(f"{name}: finding {outcome.findings}: {' '.join(kept) or 'an input seen before'}")
         print("\n".join(text.splitlines()[-60:]), flush=True)
         if not count:
@@ -107,6 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of each target")
     parser.add_argument("--runs", type=int, default=-1, help="at most, of each target; -1: any")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at a time")
     parser.add_argument("--targets", default="", help="comma-separated; all without it")
     options = parser.parse_args()
     every = (*TARGETS, GRAPH_CACHE)
@@ -117,12 +120,14 @@ def main() -> int:
         )
     FINDINGS.mkdir(parents=True, exist_ok=True)
     subprocess.run([str(BUILD / "ortrain_fuzz_seeds"), str(BUILD / "seeds")], check=True)
-    outcomes = {}
-    for name in wanted:
+
+    def outcome_of(name: str) -> Outcome:
         if name == GRAPH_CACHE:
-            outcomes[name] = run_graph_cache(options.seconds, options.runs)
-        else:
-            outcomes[name] = run_target(name, options.seconds, options.runs)
+            return run_graph_cache(options.seconds, options.runs)
+        return run_target(name, options.seconds, options.runs)
+
+    with ThreadPoolExecutor(max_workers=options.jobs) as threads:
+        outcomes = dict(zip(wanted, threads.map(outcome_of, wanted), strict=True))
     print(f"{'target':<12} {'executions':>12} {'findings':>9}")
     for name, outcome in outcomes.items():
         executions = f"{outcome.executions:,}" if outcome.ran else "not run"

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <thread>
 #include <vector>
 
-// Bugs on purpose: tools/run_sanitizers.py runs these and expects that each ends the process.
+// Bugs on purpose: tools/run_sanitizers.py and tools/run_thread_sanitizer.py run these and expect
+// reports.
 namespace ortrain {
 namespace {
 
@@ -18,6 +20,14 @@ TEST(Sanitizer, DISABLED_ReadsPastTheEnd) {
 TEST(Sanitizer, DISABLED_OverflowsAnInt) {
   volatile int most = std::numeric_limits<int>::max();
   EXPECT_LT(most + 1, 0);
+}
+
+TEST(Sanitizer, DISABLED_RacesForAnInt) {
+  int value = 0;
+  std::thread other([&] { ++value; });
+  ++value;
+  other.join();
+  EXPECT_EQ(value, 2);
 }
 
 }  // namespace
