@@ -166,10 +166,12 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name, before.closing)
-                if what := read.outside_reads():
+                what, where = read.outside_reads()
+                if what:
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
                     raise kind(
-                        f"its forward reads {what}, which a graph would do only once", module=name
+                        f"its forward reads {what} in {where}, which a graph would do only once",
+                        module=name,
                     )
                 if handler := read.goes_on_after_errors():
                     raise HandledErrorError(

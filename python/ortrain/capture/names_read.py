@@ -144,8 +144,8 @@ class NamesRead:
                 monitoring.register_callback(tool, event, None)
             monitoring.free_tool_id(tool)
 
-    def outside_reads(self) -> str:
-        """Return what code has read, PyTorch's and Python's aside, that no guard compares; "" for nothing."""
+    def outside_reads(self) -> tuple[str, str]:
+        """Return what code has read, PyTorch's and Python's aside, that no guard compares, and where; "" for nothing."""
         for code, variables in self._codes.items():
             if not _is_users(code) or code.co_name in _IMPORTS or _PROGRESS in code.co_filename:
                 continue
@@ -153,8 +153,9 @@ class NamesRead:
                 continue
             what = outside_read(code, variables)
             if what and not (what in OF_INSTALLED_PACKAGES and is_installed(code.co_filename)):
-                return what
-        return ""
+                name = getattr(code, "co_qualname", code.co_name)
+                return what, f"{name} ({code.co_filename}:{code.co_firstlineno})"
+        return "", ""
 
     def goes_on_after_errors(self) -> str:
         """Return the user's function that has handled an error of the trace, or may have; "" for none.
