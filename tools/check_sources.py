@@ -4,7 +4,8 @@
 
 Not allowed: unpickling, unsafe torch.load, eval and exec, compiler flags that tie the build to one
 machine or change arithmetic, printing from the library, catch-all handlers that hide an error,
-products inside of what checks them, notes to self, file names that say nothing.
+products inside of what checks them, extents cast to fewer bits (narrow_checked in
+ortrain/base/narrow.h), notes to self, file names that say nothing.
 """
 
 import re
@@ -36,6 +37,13 @@ RULES = [
         "a product of extents that nobody checks",
         r"^ortrain/.*(?<!_test)\.(h|cpp|cu|cuh)$",
         r"(bytes_of<[^(]*>|ByteCount::of|count_elements|scratch<[^(]*>)\([^;]*[\w)] \* [\w(]",
+    ),
+    (
+        "an extent in fewer bits that nobody checks",
+        r"^ortrain/(cpu|gpu|onednn|ops)/.*(?<!_test)\.(h|cpp|cu|cuh)$",
+        r"static_cast<(int|int32_t|unsigned|uint32_t)>\([^;]*?"
+        r"(\bconstant\(\)|\bnumel\(\)|num_elements\(|\bdims\[|\bextents?\[|"
+        r"(\.|->)(count|index|divisor)\))",
     ),
     ("a bare getenv", r"^ortrain/(?!base/).*\.(h|cpp)$", r"\bgetenv\("),
 ]

@@ -3,6 +3,8 @@
 #include "ortrain/cpu/gemm.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <limits>
 
 #include "ortrain/cpu/gemm_packed.h"
 #include "ortrain/cpu/onednn.h"
@@ -16,15 +18,20 @@ namespace {
 constexpr int64_t kHalfRows = 512;
 constexpr int64_t kHalfCols = 2048;
 
+// May be more than int64 has.
+double multiplications(int64_t m, int64_t n, int64_t k) {
+  return static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+}
+
 // Runs product(i) for each product of a batch: one per thread where there are enough of them or
 // each is too small to share.
 template <class Product>
-void run_batch(int64_t count, int64_t work, Product product) {
-  constexpr int64_t kSharedWork = 2'000'000;
+void run_batch(int64_t count, double work, Product product) {
+  constexpr double kSharedWork = 2e6;
   const int64_t threads = thread_count();
   if (threads > 1 && (count >= 2 * threads || (work < kSharedWork && count >= 2))) {
-    constexpr int64_t kGrainWork = 100'000;
-    const int64_t grain = std::max<int64_t>(1, kGrainWork / std::max<int64_t>(work, 1));
+    constexpr double kGrainWork = 1e5;
+    const auto grain = static_cast<int64_t>(std::max(1.0, kGrainWork / std::max(work, 1.0)));
     parallel_for(count, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) product(i);
     });
@@ -46,10 +53,19 @@ void run_onednn(OrtrainOnednnType type, bool trans_a, bool trans_b, int64_t m, i
   check_onednn(onednn()->gemm(&arguments), "gemm");
 }
 
+// oneDNN 3.2 keeps extents, and bytes from row to row, in int.
+bool fits_onednn(size_t size, std::initializer_list<int64_t> extents) {
+  const int64_t most = std::numeric_limits<int32_t>::max() / static_cast<int64_t>(size);
+  return std::ranges::all_of(extents, [&](int64_t extent) { return extent <= most; });
+}
+
 }  // namespace
 
 GemmBackend gemm_backend_for(Storage storage, int64_t m, int64_t n, int64_t k) {
   if (storage == Storage::kF64) return GemmBackend::kPacked;
+  if (!fits_onednn(storage == Storage::kF32 ? sizeof(float) : sizeof(uint16_t), {m, n, k})) {
+    return GemmBackend::kPacked;
+  }
   if (storage != Storage::kF32) {
     // Without instructions for the type, widening while packing wins over the library.
     if (onednn() == nullptr || (onednn()->gemm_types >> onednn_type(storage) & 1u) == 0) {
@@ -59,15 +75,16 @@ GemmBackend gemm_backend_for(Storage storage, int64_t m, int64_t n, int64_t k) {
 
   // Measured on Zen 4 (AVX-512) against oneDNN 3.2: the library leads by 5 to 20 percent, except
   // where a call costs more than the product, and for few columns, which it packs.
-  constexpr int64_t kSmall = 32 * 32 * 32;
-  if (m * n * k <= kSmall || n <= 4) return GemmBackend::kPacked;
+  constexpr double kSmall = 32 * 32 * 32;
+  if (multiplications(m, n, k) <= kSmall || n <= 4) return GemmBackend::kPacked;
   return onednn() != nullptr ? GemmBackend::kOnednn : GemmBackend::kPacked;
 }
 
 void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc,
           const float* bias) {
-  if (gemm_backend_for(Storage::kF32, m, n, k) == GemmBackend::kOnednn) {
+  if (gemm_backend_for(Storage::kF32, m, n, k) == GemmBackend::kOnednn &&
+      fits_onednn(sizeof(float), {lda, ldb, ldc})) {
     run_onednn(kOrtrainF32, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, bias);
     return;
   }
@@ -86,7 +103,7 @@ void gemm(Storage storage, bool trans_a, bool trans_b, int64_t m, int64_t n, int
           const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb, float beta, uint16_t* c,
           int64_t ldc, const uint16_t* bias) {
   if (gemm_backend_for(storage, m, n, k) == GemmBackend::kOnednn &&
-      (bias == nullptr || alpha == 1.0f)) {
+      fits_onednn(sizeof(uint16_t), {lda, ldb, ldc}) && (bias == nullptr || alpha == 1.0f)) {
     run_onednn(onednn_type(storage), trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc,
                bias);
     return;
@@ -124,7 +141,7 @@ void gemm(Storage storage, bool trans_a, bool trans_b, int64_t m, int64_t n, int
 void gemm_batched(const GemmBatch& batch, bool trans_a, bool trans_b, int64_t m, int64_t n,
                   int64_t k, float alpha, const float* a, int64_t lda, const float* b, int64_t ldb,
                   float beta, float* c, int64_t ldc) {
-  run_batch(batch.count, m * n * k, [&](int64_t i) {
+  run_batch(batch.count, multiplications(m, n, k), [&](int64_t i) {
     gemm(trans_a, trans_b, m, n, k, alpha, a + batch.a_offsets[i], lda, b + batch.b_offsets[i], ldb,
          beta, c + batch.c_offsets[i], ldc);
   });
@@ -133,7 +150,7 @@ void gemm_batched(const GemmBatch& batch, bool trans_a, bool trans_b, int64_t m,
 void gemm_batched(const GemmBatch& batch, bool trans_a, bool trans_b, int64_t m, int64_t n,
                   int64_t k, double alpha, const double* a, int64_t lda, const double* b,
                   int64_t ldb, double beta, double* c, int64_t ldc) {
-  run_batch(batch.count, m * n * k, [&](int64_t i) {
+  run_batch(batch.count, multiplications(m, n, k), [&](int64_t i) {
     gemm(trans_a, trans_b, m, n, k, alpha, a + batch.a_offsets[i], lda, b + batch.b_offsets[i], ldb,
          beta, c + batch.c_offsets[i], ldc);
   });
@@ -142,7 +159,7 @@ void gemm_batched(const GemmBatch& batch, bool trans_a, bool trans_b, int64_t m,
 void gemm_batched(Storage storage, const GemmBatch& batch, bool trans_a, bool trans_b, int64_t m,
                   int64_t n, int64_t k, float alpha, const uint16_t* a, int64_t lda,
                   const uint16_t* b, int64_t ldb, float beta, uint16_t* c, int64_t ldc) {
-  run_batch(batch.count, m * n * k, [&](int64_t i) {
+  run_batch(batch.count, multiplications(m, n, k), [&](int64_t i) {
     gemm(storage, trans_a, trans_b, m, n, k, alpha, a + batch.a_offsets[i], lda,
          b + batch.b_offsets[i], ldb, beta, c + batch.c_offsets[i], ldc);
   });

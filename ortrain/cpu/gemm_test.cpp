@@ -155,6 +155,17 @@ TEST(Gemm, ChosenBackend) {
   expect_all_right<Chosen, double>();
 }
 
+// The library counts bytes in int; products of extents may be more than int64 has.
+TEST(Gemm, BackendOfHugeMatrices) {
+  constexpr int64_t kFloats = int64_t{1} << 29, kCube = int64_t{1} << 21;
+  EXPECT_EQ(gemm_backend_for(Storage::kF32, kFloats, 64, 64), GemmBackend::kPacked);
+  EXPECT_EQ(gemm_backend_for(Storage::kF32, 64, kFloats, 64), GemmBackend::kPacked);
+  EXPECT_EQ(gemm_backend_for(Storage::kF32, 64, 64, kFloats), GemmBackend::kPacked);
+  EXPECT_EQ(gemm_backend_for(Storage::kBF16, 2 * kFloats, 64, 64), GemmBackend::kPacked);
+  EXPECT_EQ(gemm_backend_for(Storage::kF32, kCube, kCube, kCube),
+            gemm_backend_for(Storage::kF32, 1024, 1024, 1024));
+}
+
 TEST(Gemm, Onednn) {
   if (onednn() == nullptr) GTEST_SKIP() << onednn_missing_reason();
   for (int mode = 0; mode < 4; ++mode) {

@@ -110,7 +110,7 @@ ExprProgram all_operations(DType storage) {
       } else {
         results = {b.emit(op, {x, y}), b.emit(op, {x, row}), b.emit(op, {two, y})};
       }
-    } else if (info.typing == ExprTyping::reduction) {
+    } else if (info.typing == ExprTyping::reduction && (op != ExprOp::row_mean || is_float(type))) {
       results = {b.emit(op, {x})};
     } else if (op == ExprOp::cast) {
       for (const DType to : {DType::f32, DType::f64, DType::i32, DType::i64, DType::boolean}) {
@@ -219,6 +219,9 @@ TEST(TileProgram, SaysWhyNot) {
   const ExprProgram program =
       ExprProgram::parse("expr 1\n%0 = input uint8\n%1 = neg uint8 %0\noutput %1 uint8\n");
   EXPECT_THAT(TileProgram::why_not(program).value_or(""), testing::HasSubstr("uint8"));
+  const ExprProgram mean =
+      ExprProgram::parse("expr 1\n%0 = input int32\n%1 = row_mean int32 %0\noutput %1 int32\n");
+  EXPECT_THAT(TileProgram::why_not(mean).value_or(""), testing::HasSubstr("row_mean"));
 }
 
 }  // namespace

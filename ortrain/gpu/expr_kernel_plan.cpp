@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/narrow.h"
 
 namespace ortrain::gpu {
 namespace {
@@ -19,7 +20,7 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // For Divider in expr_block_device.h.
 std::pair<uint64_t, uint64_t> pack_divisor(int64_t divisor, bool wide) {
   if (wide) return {static_cast<uint64_t>(divisor), 0};
-  const auto d = static_cast<uint32_t>(std::max<int64_t>(divisor, 1));
+  const auto d = narrow_checked<uint32_t>(std::max<int64_t>(divisor, 1));
   const int shift = d == 1 ? 0 : 32 - std::countl_zero(d - 1);
   const uint64_t magic = (((uint64_t{1} << shift) - d) << 32) / d + 1;
   return {uint64_t{d} | magic << 32, static_cast<uint64_t>(shift)};
@@ -32,6 +33,7 @@ std::optional<std::string> ExprKernelPlan::why_not(const ExprProgram& program,
   const auto count = std::ranges::count_if(program.code, [](const ExprInstruction& i) {
     return i.op != ExprOp::input && i.op != ExprOp::constant;
   });
+  if (auto why = averages_integers(program)) return why;
   if (static_cast<size_t>(count) > kMostInstructions) {
     return str("the program has ", count, " instructions, more than ", kMostInstructions);
   }
@@ -60,7 +62,9 @@ ExprKernelPlan::ExprKernelPlan(ExprProgram program, const std::vector<Dims>& inp
     const bool per_row = schedule_.extents[i] == ExprExtent::per_row;
     dense_.push_back(per_row ? rows_ && like(dense_rows) : like(dense));
   }
-  int64_t largest = num_elements(axes_.extents);
+  // Rows without elements still are counted.
+  int64_t largest = std::max(num_elements(axes_.extents), axes_.rows());
+  for (const int64_t extent : axes_.extents) largest = std::max(largest, extent);
   for (const Dims& input : inputs) largest = std::max(largest, num_elements(input));
   shape_.wide = largest >= kNarrowLimit;
   choose_shape(vectors);

@@ -184,6 +184,17 @@ TEST(InterpretedProgram, SaysWhyNot) {
               ::testing::HasSubstr("131 operands"));
 }
 
+TEST(ExprSource, HasNoMeanOfIntegers) {
+  for (const char* type : {"int8", "int32", "int64"}) {
+    const ExprProgram program = ExprProgram::parse(
+        str("expr 1\n%0 = input ", type, "\n%1 = row_mean ", type, " %0\noutput %1 ", type, "\n"));
+    const std::vector<Dims> dims{{2, 4}};
+    EXPECT_THAT(ExprKernelPlan::why_not(program, dims).value_or(""), ::testing::HasSubstr(type));
+    EXPECT_THAT(InterpretedProgram::why_not(program, dims).value_or(""),
+                ::testing::HasSubstr(type));
+  }
+}
+
 const char* const kDivision =
     "expr 1\n%0 = input int32\n%1 = input int32\n%2 = floor_div int32 %0 %1\noutput %2 int32\n";
 

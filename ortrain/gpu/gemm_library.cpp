@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ortrain/base/error.h"
+#include "ortrain/base/narrow.h"
 #include "ortrain/gpu/cublaslt.h"
 #include "ortrain/gpu/gemm_kernel.h"
 #include "ortrain/gpu/gpu_device.h"
@@ -101,7 +102,7 @@ class Product {
                                   static_cast<uint64_t>(columns), ld));
       layouts_.push_back(layout);
       if (own.count > 1) {
-        const auto count = static_cast<int32_t>(own.count);
+        const auto count = narrow_checked<int32_t>(own.count);
         expect(f.MatrixLayoutSetAttribute(layout, kBatchCount, &count, sizeof(count)));
         expect(f.MatrixLayoutSetAttribute(layout, kBatchStride, &stride, sizeof(stride)));
       }
@@ -282,6 +283,12 @@ std::optional<GemmKernel> library_gemm(const GemmProblem& p, std::string& why) {
   if (p.k == 0) {
     why = "an empty inner extent";
     return std::nullopt;
+  }
+  for (const BatchAxis& axis : p.batch) {
+    if (!fits<int32_t>(axis.count)) {
+      why = str("a batch of ", axis.count, "; it counts in 32 bits");
+      return std::nullopt;
+    }
   }
   const bool has_addend = p.beta != 0.0;
   const bool of_rows = p.bias == BiasAlong::rows;

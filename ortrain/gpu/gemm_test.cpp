@@ -370,6 +370,14 @@ TEST_F(GemmByLibrary, TilesTakeWhatItRefuses) {
   check_gemm({.m = 4, .n = 6, .k = 8}, "cublaslt", 1);
 }
 
+TEST_F(GemmByLibrary, TilesTakeBatchesThatItCannotCount) {
+  const auto algorithm = [](int64_t count) {
+    return Gemm({.m = 4, .n = 6, .k = 8, .batch = {{count, 32, 48, 0, 24}}}).algorithm();
+  };
+  EXPECT_EQ(algorithm(2), "cublaslt");
+  EXPECT_EQ(algorithm((int64_t{1} << 32) + 2), "tiled");  // 2 in 32 bits
+}
+
 TEST(Cublaslt, SaysWhyItIsNotThere) {
   std::string why;
   set_cublaslt_path("/nowhere/libcublasLt.so.13");

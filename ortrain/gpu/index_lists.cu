@@ -158,12 +158,12 @@ __global__ void __launch_bounds__(kThreads)
     C mine[kVector];
     for (int k = 0; k < kVector; ++k) mine[k] = C{0};
 #pragma unroll 4
-    for (int32_t i = begin + group; i < end; i += team.groups) {
+    for (int64_t i = int64_t{begin} + group; i < end; i += team.groups) {
       const Vector<T, kVector> values =
           load_vector<kVector>(from + lists.positions[i] * shape.inner);
       for (int k = 0; k < kVector; ++k) {
         const C value = static_cast<C>(values[k]);
-        mine[k] = i < begin + team.groups ? value : combine(reduction, mine[k], value);
+        mine[k] = i - begin < team.groups ? value : combine(reduction, mine[k], value);
       }
     }
     for (int k = 0; k < kVector; ++k) shared[k * kThreads + threadIdx.x] = mine[k];
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
   if (begin != end) {
     for (int k = 0; k < kVector; ++k) {
       C total = shared[k * kThreads + threadIdx.x];
-      for (int g = 1; g < team.groups && begin + g < end; ++g) {
+      for (int g = 1; g < team.groups && g < end - begin; ++g) {
         total = combine(reduction, total, shared[k * kThreads + threadIdx.x + g * team.columns]);
       }
       result[k] = static_cast<T>(

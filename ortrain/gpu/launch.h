@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "ortrain/base/error.h"
@@ -24,9 +25,11 @@ struct LaunchShape {
   unsigned blocks_z = 1;
 };
 
+inline bool has_blocks(int64_t blocks) { return blocks >= 0 && blocks < int64_t{1} << 31; }
+
 // As many blocks, which a launch can have: throws UnsupportedError from 2^31 on.
 inline unsigned block_count(int64_t blocks) {
-  if (blocks < 0 || blocks >= int64_t{1} << 31) {
+  if (!has_blocks(blocks)) {
     throw UnsupportedError(str("a launch of ", blocks, " blocks; there can be 2^31 - 1"));
   }
   return static_cast<unsigned>(blocks);
@@ -41,9 +44,16 @@ inline constexpr size_t kSharedBytesOfAll = size_t{48} << 10;
 // asked for before: another thread may be about to launch. Throws DeviceError.
 void give_shared_memory(const void* kernel, size_t bytes);
 
+// Whether an argument of a launch has more bits than the kernel's parameter.
+template <class Parameter, class Arg>
+inline constexpr bool kLosesBits =
+    std::is_integral_v<Parameter> && std::is_integral_v<Arg> && sizeof(Parameter) < sizeof(Arg);
+
 // Puts kernel(args...) onto the stream. Nothing to do for no blocks. Throws DeviceError.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* stream, Args&&... args) {
+  static_assert((!kLosesBits<Parameters, std::remove_cvref_t<Args>> && ...),
+                "narrow_checked, or a wider parameter");
   if (shape.blocks == 0 || shape.blocks_y == 0 || shape.blocks_z == 0) return;
 #if defined(__HIPCC__)
   // The launch's own result: the last error of the thread may be somebody else's.

@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "ortrain/base/dim.h"
 #include "ortrain/gpu/window_copy.h"
 
@@ -75,7 +77,11 @@ WindowCopy::WindowCopy(size_t element_size, std::vector<WindowAxis> axes, Outsid
       outside_(outside),
       in_offset_(in_offset),
       word_(static_cast<int>(element_size)) {
-  for (const WindowAxis& axis : axes) {
+  for (WindowAxis axis : axes) {
+    if (outside == Outside::value && axis.step == 1) {
+      // A window that lies far off shows as little as one beside the output.
+      axis.start = std::clamp(axis.start, -axis.in_extent, axis.out_extent);
+    }
     elements_ *= axis.out_extent;
     if (axis.out_extent == 1 && axis.is_whole()) continue;
     if (!axes_.empty() && merges(axes_.back(), axis, outside)) {

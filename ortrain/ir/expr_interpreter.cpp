@@ -225,7 +225,7 @@ T reduce_row(ExprOp op, const T* x, int64_t n) {
   } else {
     T sum{0};
     for (int64_t i = 0; i < n; ++i) sum = expr::add(sum, x[i]);
-    return op == ExprOp::row_mean ? expr::div(sum, static_cast<T>(n)) : sum;
+    return sum;
   }
 }
 
@@ -407,6 +407,12 @@ struct ExprInterpreter::Piece {
 ExprInterpreter::ExprInterpreter(ExprProgram program, std::vector<Dims> inputs)
     : program_(std::move(program)) {
   program_.validate();
+  for (const ExprInstruction& instruction : program_.code) {
+    if (instruction.op == ExprOp::row_mean && !is_float(instruction.dtype)) {
+      throw UnsupportedError(
+          str("the mean of a row of ", name_of(instruction.dtype), ", whose sum needs more bits"));
+    }
+  }
   extents_ = program_.extents();
   std::vector<Shape> shapes;
   for (const Dims& input : inputs) shapes.push_back(to_shape(input));

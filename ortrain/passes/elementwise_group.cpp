@@ -39,6 +39,8 @@ const char* why_no_row_reduction(const Graph& graph, const Node& node, const OpD
   const Value& input = graph.value(node.inputs[0]);
   if (attrs.int_("keepdims") == 0) return "drops the axis that it reduces";
   if (input.dtype == DType::boolean) return "reduces booleans";
+  // The mean's sum has more bits than a register of the integers.
+  if (node.op == "ReduceMean" && !is_float(input.dtype)) return "averages integers";
   // One row would keep one thread busy, a very long one leaves the caches. A last extent of 1
   // leaves nothing to reduce, and no difference between rows and elements.
   if (input.shape.size() < 2) return "reduces a single row";

@@ -275,6 +275,7 @@ void ReduceRows(const void* x, void* y, int64_t rows, int64_t columns) {
   }
 }
 
+// No mean: its sum needs more bits than T has.
 template <class T, ExprOp kOp>
 void ReduceIntegerRows(const void* x, void* y, int64_t rows, int64_t columns) {
   const T* in = static_cast<const T*>(x);
@@ -292,12 +293,12 @@ void ReduceIntegerRows(const void* x, void* y, int64_t rows, int64_t columns) {
         result = expr::add(result, in[c]);
       }
     }
-    out[row] = kOp == ExprOp::row_mean ? expr::div(result, static_cast<T>(columns)) : result;
+    out[row] = result;
   }
 }
 
 RowFn FindReduction(ExprOp op, DType type) {
-  const auto of = [op](auto sum, auto mean, auto max, auto min) -> RowFn {
+  const auto of = [op](RowFn sum, RowFn mean, RowFn max, RowFn min) -> RowFn {
     switch (op) {
       case ExprOp::row_sum:
         return sum;
@@ -320,11 +321,11 @@ RowFn FindReduction(ExprOp op, DType type) {
       return of(ReduceRows<double, row_sum>, ReduceRows<double, row_mean>,
                 ReduceRows<double, row_max>, ReduceRows<double, row_min>);
     case DType::i32:
-      return of(ReduceIntegerRows<int32_t, row_sum>, ReduceIntegerRows<int32_t, row_mean>,
-                ReduceIntegerRows<int32_t, row_max>, ReduceIntegerRows<int32_t, row_min>);
+      return of(ReduceIntegerRows<int32_t, row_sum>, nullptr, ReduceIntegerRows<int32_t, row_max>,
+                ReduceIntegerRows<int32_t, row_min>);
     case DType::i64:
-      return of(ReduceIntegerRows<int64_t, row_sum>, ReduceIntegerRows<int64_t, row_mean>,
-                ReduceIntegerRows<int64_t, row_max>, ReduceIntegerRows<int64_t, row_min>);
+      return of(ReduceIntegerRows<int64_t, row_sum>, nullptr, ReduceIntegerRows<int64_t, row_max>,
+                ReduceIntegerRows<int64_t, row_min>);
     default:
       return nullptr;
   }

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include "ortrain/base/narrow.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/ops/attention/attention_cudnn.h"
 #include "ortrain/ops/attention/attention_kernels.h"
@@ -9,20 +10,47 @@
 namespace ortrain::gpu {
 namespace {
 
-// Inputs q, k, v begin at `first`; mask, seed and offsets stand at `mask` and behind it.
+// Inputs q, k, v begin at `first`.
+ops::AttentionExtents extents_of(const NodeSpec& spec, size_t first) {
+  return {spec.attrs(), to_shape(spec.input(first).dims), to_shape(spec.input(first + 1).dims),
+          to_shape(spec.input(first + 2).dims)};
+}
+
+// Why no kernel takes the node: elements of a head are counted in int, and every tile of rows is a
+// block, for each part of the heads' width.
+std::optional<std::string> too_large(const NodeSpec& spec, size_t first, size_t mask) {
+  constexpr int64_t kMostWidth = int64_t{1} << 20;
+  // The fewest rows of a tile of any kernel, and the columns of wide heads.
+  constexpr int64_t kFewestRows = 32, kColumns = 256;
+  const ops::AttentionExtents e = extents_of(spec, first);
+  const int64_t head = e.head_dim.constant(), value = e.value_dim.constant();
+  if (std::max(head, value) > kMostWidth) return str("heads are wider than ", kMostWidth);
+  const int64_t sequences = spec.has_input(mask + 2) ? spec.input(mask + 2).numel() : 1;
+  const auto has_grid = [&](const Dim& heads, const Dim& rows) {
+    const int64_t tiles = rows.constant() / kFewestRows + sequences;
+    return static_cast<double>(e.batch.constant()) * static_cast<double>(heads.constant()) *
+               static_cast<double>(tiles) *
+               static_cast<double>(head / kColumns + value / kColumns + 2) <
+           0x1p31;
+  };
+  if (!has_grid(e.heads, e.queries) || !has_grid(e.kv_heads, e.keys)) {
+    return "more tiles than a launch has blocks";
+  }
+  return std::nullopt;
+}
+
+// Mask, seed and offsets stand at `mask` and behind it.
 AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
   const AttributeReader attrs = spec.attrs();
-  const ops::AttentionExtents e(attrs, to_shape(spec.input(first).dims),
-                                to_shape(spec.input(first + 1).dims),
-                                to_shape(spec.input(first + 2).dims));
+  const ops::AttentionExtents e = extents_of(spec, first);
   AttentionProblem p = {};
   p.batch = e.batch.constant();
   p.heads = e.heads.constant();
   p.kv_heads = e.kv_heads.constant();
   p.queries = e.queries.constant();
   p.keys = e.keys.constant();
-  p.head_dim = static_cast<int>(e.head_dim.constant());
-  p.value_dim = static_cast<int>(e.value_dim.constant());
+  p.head_dim = narrow_checked<int>(e.head_dim.constant());
+  p.value_dim = narrow_checked<int>(e.value_dim.constant());
   p.scale = ops::attention_scale(attrs, p.head_dim);
   p.causal = attrs.int_("is_causal") != 0;
   const double dropout = attrs.float_("dropout");
@@ -153,18 +181,27 @@ KernelFn make_backward(NodeSpec& spec) {
   };
 }
 
+std::optional<std::string> forward_too_large(const NodeSpec& spec) { return too_large(spec, 0, 3); }
+std::optional<std::string> backward_too_large(const NodeSpec& spec) {
+  return too_large(spec, 1, 6);
+}
+
 std::optional<std::string> forward_too_wide(const NodeSpec& spec) {
+  if (auto why = forward_too_large(spec)) return why;
   return too_wide(problem_of(spec, 0, 3), kMostForwardWidth);
 }
 std::optional<std::string> backward_too_wide(const NodeSpec& spec) {
+  if (auto why = backward_too_large(spec)) return why;
   return too_wide(problem_of(spec, 1, 6), most_backward_width());
 }
 
 std::optional<std::string> forward_not_by_cudnn(const NodeSpec& spec) {
+  if (auto why = forward_too_large(spec)) return why;
   return attention_cudnn_refuses(problem_of(spec, 0, 3), spec.input(0).dtype, false,
                                  spec.has_output(1), compute_capability(current_device()));
 }
 std::optional<std::string> backward_not_by_cudnn(const NodeSpec& spec) {
+  if (auto why = backward_too_large(spec)) return why;
   if (!spec.has_output(0) || !spec.has_output(1) || !spec.has_output(2)) {
     return "it makes all three gradients";
   }
@@ -187,24 +224,27 @@ KernelFn make_backward_by_cudnn(NodeSpec& spec) {
 
 void register_attention(KernelRegistry& registry) {
   constexpr DTypeSet kHalfTypes{DType::f16, DType::bf16};
-  registry.add("ortrain::Attention", {{.name = "cudnn",
-                                       .types = kHalfTypes,
-                                       .why_not = forward_not_by_cudnn,
-                                       .make = make_forward_by_cudnn},
-                                      {.name = "fragments",
-                                       .types = kHalfTypes,
-                                       .why_not = forward_too_wide,
-                                       .make = make_forward<Way::fragments>},
-                                      {.name = "tiles", .make = make_forward<Way::tiles>}});
-  registry.add("ortrain::AttentionGrad", {{.name = "cudnn",
-                                           .types = kHalfTypes,
-                                           .why_not = backward_not_by_cudnn,
-                                           .make = make_backward_by_cudnn},
-                                          {.name = "fragments",
-                                           .types = kHalfTypes,
-                                           .why_not = backward_too_wide,
-                                           .make = make_backward<Way::fragments>},
-                                          {.name = "tiles", .make = make_backward<Way::tiles>}});
+  registry.add("ortrain::Attention",
+               {{.name = "cudnn",
+                 .types = kHalfTypes,
+                 .why_not = forward_not_by_cudnn,
+                 .make = make_forward_by_cudnn},
+                {.name = "fragments",
+                 .types = kHalfTypes,
+                 .why_not = forward_too_wide,
+                 .make = make_forward<Way::fragments>},
+                {.name = "tiles", .why_not = forward_too_large, .make = make_forward<Way::tiles>}});
+  registry.add(
+      "ortrain::AttentionGrad",
+      {{.name = "cudnn",
+        .types = kHalfTypes,
+        .why_not = backward_not_by_cudnn,
+        .make = make_backward_by_cudnn},
+       {.name = "fragments",
+        .types = kHalfTypes,
+        .why_not = backward_too_wide,
+        .make = make_backward<Way::fragments>},
+       {.name = "tiles", .why_not = backward_too_large, .make = make_backward<Way::tiles>}});
 }
 
 }  // namespace ortrain::gpu

@@ -284,16 +284,26 @@ KernelFn make_backward(NodeSpec& spec) {
   });
 }
 
+template <size_t kInput>
+std::optional<std::string> why_not(const NodeSpec& spec) {
+  return too_many_units(units_of(spec.input(kInput).dims));
+}
+
 }  // namespace
 
 void register_batch_norm(KernelRegistry& registry) {
-  registry.add("ortrain::BatchNormTraining", {{.name = "units", .make = make_forward<false>}});
-  registry.add("BatchNormalization", {{.name = "units", .make = make_forward<true>}});
+  registry.add("ortrain::BatchNormTraining",
+               {{.name = "units", .why_not = why_not<0>, .make = make_forward<false>}});
+  registry.add("BatchNormalization",
+               {{.name = "units", .why_not = why_not<0>, .make = make_forward<true>}});
   // All of dy is summed before dx, which may lie where dy is, is written.
-  registry.add("ortrain::BatchNormGrad",
-               {{.name = "units", .make = make_backward<false>, .inplace = {{0, 0}}}});
-  registry.add("ortrain::BatchNormInferenceGrad",
-               {{.name = "units", .make = make_backward<true>, .inplace = {{0, 0}}}});
+  registry.add("ortrain::BatchNormGrad", {{.name = "units",
+                                           .why_not = why_not<1>,
+                                           .make = make_backward<false>,
+                                           .inplace = {{0, 0}}}});
+  registry.add(
+      "ortrain::BatchNormInferenceGrad",
+      {{.name = "units", .why_not = why_not<1>, .make = make_backward<true>, .inplace = {{0, 0}}}});
 }
 
 }  // namespace ortrain::gpu

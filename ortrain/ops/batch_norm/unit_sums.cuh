@@ -3,6 +3,8 @@
 #pragma once
 
 #include <limits>
+#include <optional>
+#include <string>
 
 #include "ortrain/gpu/row_forms.h"
 
@@ -165,6 +167,13 @@ __global__ void unit_sums_of_columns(Sums sums, Units u, UnitPlan p,
   }
   const auto state = merge_warps(sums.close(own), typename Sums::Join());
   if (warp() == 0 && column < columns) partial[part * columns + column] = state;
+}
+
+// Why a launch cannot have the blocks that units, and short runs of them, take.
+inline std::optional<std::string> too_many_units(const Units& u) {
+  const int64_t sums = u.size < UnitPlan::kShortRun ? u.units * u.size / kWarpSize + 1 : u.units;
+  if (has_blocks(std::max(sums, u.units / 4 + 1))) return std::nullopt;
+  return str(u.units, " units of ", u.size, " elements");
 }
 
 template <class Sums, class T>

@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "ortrain/base/narrow.h"
 #include "ortrain/cpu/onednn.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/ops/conv/conv_kernels.h"
@@ -62,6 +64,23 @@ bool is_better_as_product(const ConvNode& node) {
   return node.direction == Direction::kForward && p.groups == 1 && plane >= kSmallestPlane;
 }
 
+// oneDNN 3.2 keeps extents, and offsets into an image or the weight, in int.
+bool fits_int(const ConvProblem& p) {
+  const auto fits_all = [](std::initializer_list<int64_t> numbers) {
+    return std::ranges::all_of(numbers, fits<int32_t>);
+  };
+  if (!fits_all({p.batch, p.in_channels, p.out_channels})) return false;
+  for (const WindowAxis& axis : p.axes) {
+    if (!fits_all({axis.in, axis.out, axis.kernel, axis.stride, axis.dilation, axis.pad_begin,
+                   axis.pad_end})) {
+      return false;
+    }
+  }
+  constexpr int64_t kSize = sizeof(float);
+  return fits_all({p.in_channels * p.in_size() * kSize, p.out_channels * p.out_size() * kSize,
+                   p.w_numel() * kSize});
+}
+
 void add_bias(float* out, int64_t batch, int64_t channels, int64_t size, const float* bias) {
   parallel_for(batch * channels, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)),
                [&](int64_t begin, int64_t end) {
@@ -77,12 +96,13 @@ void add_bias(float* out, int64_t batch, int64_t channels, int64_t size, const f
 
 std::optional<std::string> conv_onednn_refuses(const ConvNode& node) {
   const ConvProblem& p = node.problem;
-  if (onednn() == nullptr) return onednn_missing_reason();
   if (p.x_numel() == 0 || p.y_numel() == 0 || p.w_numel() == 0) return "an empty tensor";
   for (const WindowAxis& axis : p.axes) {
     if (axis.pad_begin < 0 || axis.pad_end < 0) return "negative padding";
   }
+  if (!fits_int(p)) return "an image or a weight of 2^31 bytes or more";
   if (is_better_as_product(node)) return "a pointwise convolution of large planes";
+  if (onednn() == nullptr) return onednn_missing_reason();
   std::string why;
   if (!OnednnConv::make(onednn_description(node), &why)) return why;
   return std::nullopt;

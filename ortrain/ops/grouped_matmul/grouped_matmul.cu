@@ -175,6 +175,26 @@ bool takes_large_tiles(int64_t down, int64_t across, int64_t groups) {
              multiprocessors(current_device());
 }
 
+// Each tile is a block; none is smaller than that.
+constexpr int64_t kSmallTile = 64;
+
+std::optional<std::string> too_many_tiles(int64_t down, int64_t across) {
+  const int64_t tiles = down * ((across + kSmallTile - 1) / kSmallTile);
+  if (has_blocks(tiles)) return std::nullopt;
+  return str(tiles, " tiles");
+}
+
+std::optional<std::string> why_no_forward(const NodeSpec& spec) {
+  const Groups groups = groups_of(spec);
+  return too_many_tiles(groups.rows / kSmallTile + std::min(groups.count + 1, groups.rows),
+                        spec.output(0).dims[1]);
+}
+
+std::optional<std::string> why_no_weight_grad(const NodeSpec& spec) {
+  return too_many_tiles((spec.input(0).dims[1] + kSmallTile - 1) / kSmallTile,
+                        spec.input(1).dims[1]);
+}
+
 template <class T, bool kLarge>
 KernelFn forward_sized(const NodeSpec& spec) {
   return spec.attrs().int_("trans_w") != 0
@@ -212,8 +232,10 @@ KernelFn make_weight_grad(NodeSpec& spec) {
 }  // namespace
 
 void register_grouped_matmul(KernelRegistry& registry) {
-  registry.add("ortrain::GroupedMatMul", {{.name = "tiles", .make = make_forward}});
-  registry.add("ortrain::GroupedMatMulWeightGrad", {{.name = "tiles", .make = make_weight_grad}});
+  registry.add("ortrain::GroupedMatMul",
+               {{.name = "tiles", .why_not = why_no_forward, .make = make_forward}});
+  registry.add("ortrain::GroupedMatMulWeightGrad",
+               {{.name = "tiles", .why_not = why_no_weight_grad, .make = make_weight_grad}});
 }
 
 }  // namespace ortrain::gpu

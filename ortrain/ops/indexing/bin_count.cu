@@ -54,16 +54,17 @@ __global__ void __launch_bounds__(kThreads)
     low = block_reduce(low, ranges[0], Min());
     high = block_reduce(high, ranges[1], Max());
   }
-  if (low - low != 0 || high - high != 0) {  // not finite
+  if (low == high) {
+    low -= C{1};
+    high += C{1};
+  }
+  const C width = high - low, scale = static_cast<C>(bins.count);
+  if (width - width != 0) {  // not finite
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       faults.report(FaultKind::range, 0, 0, std::bit_cast<int64_t>(static_cast<double>(low)),
                     std::bit_cast<int64_t>(static_cast<double>(high)));
     }
     return;
-  }
-  if (low == high) {
-    low -= C{1};
-    high += C{1};
   }
   uint32_t* mine = dynamic_shared<uint32_t>();
   const bool shared = bins.count <= kMostShared;
@@ -74,8 +75,11 @@ __global__ void __launch_bounds__(kThreads)
   for_each_item(bins.n, [&](int64_t i) {
     const C value = static_cast<C>(x[i]);
     if (!(value >= low && value <= high)) return;
-    int64_t bin = static_cast<int64_t>((value - low) * static_cast<C>(bins.count) / (high - low));
-    if (bin > bins.count - 1) bin = bins.count - 1;
+    // 1e20 and 1 more are the same: without a width all are in the first bin.
+    C place = width > C{0} ? (value - low) * scale / width : C{0};
+    if (place - place != 0) place = (value - low) / width * scale;  // the product is not finite
+    const bool inside = static_cast<double>(place) < static_cast<double>(bins.count - 1);
+    const int64_t bin = inside ? static_cast<int64_t>(place) : bins.count - 1;
     if (shared) {
       atomic_add(mine + bin, 1u);
     } else {

@@ -173,18 +173,33 @@ KernelFn make_backward(NodeSpec& spec) {
   });
 }
 
+template <size_t kInput, bool kInstance>
+std::optional<std::string> why_not(const NodeSpec& spec) {
+  const Groups g(spec, kInput, kInstance);
+  if (auto why = too_many_units(g.rows())) return why;
+  return too_many_units(g.maps());
+}
+
 }  // namespace
 
 void register_group_norm(KernelRegistry& registry) {
-  registry.add("GroupNormalization",
-               {{.name = "units", .make = make_forward<false>, .inplace = {{0, 0}}}});
-  registry.add("InstanceNormalization",
-               {{.name = "units", .make = make_forward<true>, .inplace = {{0, 0}}}});
+  registry.add("GroupNormalization", {{.name = "units",
+                                       .why_not = why_not<0, false>,
+                                       .make = make_forward<false>,
+                                       .inplace = {{0, 0}}}});
+  registry.add("InstanceNormalization", {{.name = "units",
+                                          .why_not = why_not<0, true>,
+                                          .make = make_forward<true>,
+                                          .inplace = {{0, 0}}}});
   // All sums are made before dx, which may lie where dy or x is, is written.
-  registry.add("ortrain::GroupNormalizationGrad",
-               {{.name = "units", .make = make_backward<false>, .inplace = {{0, 0}, {1, 0}}}});
-  registry.add("ortrain::InstanceNormGrad",
-               {{.name = "units", .make = make_backward<true>, .inplace = {{0, 0}, {1, 0}}}});
+  registry.add("ortrain::GroupNormalizationGrad", {{.name = "units",
+                                                    .why_not = why_not<1, false>,
+                                                    .make = make_backward<false>,
+                                                    .inplace = {{0, 0}, {1, 0}}}});
+  registry.add("ortrain::InstanceNormGrad", {{.name = "units",
+                                              .why_not = why_not<1, true>,
+                                              .make = make_backward<true>,
+                                              .inplace = {{0, 0}, {1, 0}}}});
 }
 
 }  // namespace ortrain::gpu

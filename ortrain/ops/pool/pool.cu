@@ -88,10 +88,11 @@ struct Pool {
       }
     }
   }
-  ORTRAIN_DEVICE int64_t divisor(int64_t at) const {
-    return axes[2].count(at % axes[2].out, count_pads) *
-           axes[1].count(at / axes[2].out % axes[1].out, count_pads) *
-           axes[0].count(at / axes[2].out / axes[1].out, count_pads);
+  // Counts of padding may multiply to more than int64 has.
+  ORTRAIN_DEVICE double divisor(int64_t at) const {
+    return static_cast<double>(axes[2].count(at % axes[2].out, count_pads)) *
+           static_cast<double>(axes[1].count(at / axes[2].out % axes[1].out, count_pads)) *
+           static_cast<double>(axes[0].count(at / axes[2].out / axes[1].out, count_pads));
   }
   // body(window of the plane) for each that holds element `at`, in order.
   template <class Body>
@@ -287,8 +288,25 @@ Kernel max_grad_kernel(Windows kind) {
           }};
 }
 
+// Windows that share an axis out multiply their number by its extent.
+std::optional<std::string> why_no_average(Windows kind, const NodeSpec& spec, const TensorSpec& x) {
+  constexpr int64_t kMost = int64_t{1} << 62;
+  if (kind != Windows::adaptive) return std::nullopt;
+  const Pool pool = pool_of(spec, x, kind, true);
+  for (const PoolAxis& axis : pool.axes.values) {
+    if (axis.out > 0 && axis.in > kMost / axis.out) {
+      return str(axis.out, " windows of ", axis.in, " elements");
+    }
+  }
+  return std::nullopt;
+}
+
 Kernel average_kernel(Windows kind) {
-  return {.name = "gather", .make = [kind](NodeSpec& spec) {
+  return {
+      .name = "gather",
+      .why_not = [kind](const NodeSpec& spec) { return why_no_average(kind, spec, spec.input(0)); },
+      .make =
+          [kind](NodeSpec& spec) {
             const Pool pool = pool_of(spec, spec.input(0), kind, true);
             return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
               using T = typename decltype(tag)::type;
@@ -301,16 +319,20 @@ Kernel average_kernel(Windows kind) {
 }
 
 Kernel average_grad_kernel(Windows kind) {
-  return {.name = "gather", .make = [kind](NodeSpec& spec) {
-            const Pool pool = pool_of(spec, spec.output(0), kind, true);
-            return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
-              using T = typename decltype(tag)::type;
-              return [pool](const KernelArgs& args) {
-                launch(average_pool_grad<T>, items(pool.planes * pool.in_size(), 256, 1 << 20),
-                       args.stream, pool, args.input<T>(0), args.output<T>(0));
-              };
-            });
-          }};
+  return {.name = "gather",
+          .why_not =
+              [kind](const NodeSpec& spec) { return why_no_average(kind, spec, spec.output(0)); },
+          .make =
+              [kind](NodeSpec& spec) {
+                const Pool pool = pool_of(spec, spec.output(0), kind, true);
+                return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+                  using T = typename decltype(tag)::type;
+                  return [pool](const KernelArgs& args) {
+                    launch(average_pool_grad<T>, items(pool.planes * pool.in_size(), 256, 1 << 20),
+                           args.stream, pool, args.input<T>(0), args.output<T>(0));
+                  };
+                });
+              }};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/base/narrow.h"
 #include "ortrain/gpu/strided_copy.h"
 #include "ortrain/ir/tensor_data.h"
 #include "ortrain/ops/resize/resampling.h"
@@ -16,9 +17,9 @@ namespace {
 struct KernelPass {
   Divider inner, out;
   int64_t in = 0, count = 0;
-  double outside = 0;  // for elements without taps
-  const int32_t* begin = nullptr;
-  const int32_t* indices = nullptr;
+  double outside = 0;              // for elements without taps
+  const int32_t* begin = nullptr;  // there are few taps, the axis may be long
+  const int64_t* indices = nullptr;
   const double* weights = nullptr;
 };
 
@@ -55,10 +56,14 @@ struct PlacedPasses {
 PlacedPasses place(const ops::Resampling& work, Device& device) {
   std::vector<TensorData> tables;
   for (const ops::Pass& pass : work.passes) {
-    std::vector<int32_t> begin(pass.axis.begin.begin(), pass.axis.begin.end()), indices;
+    std::vector<int32_t> begin;
+    std::vector<int64_t> indices;
     std::vector<double> weights;
+    for (const size_t first : pass.axis.begin) {
+      begin.push_back(narrow_checked<int32_t>(static_cast<int64_t>(first)));
+    }
     for (const ops::ResizeTap& tap : pass.axis.taps) {
-      indices.push_back(static_cast<int32_t>(tap.index));
+      indices.push_back(tap.index);
       weights.push_back(tap.weight);
     }
     const auto add = [&](DType dtype, const auto& values) {
@@ -66,7 +71,7 @@ PlacedPasses place(const ops::Resampling& work, Device& device) {
           TensorData::from_values(dtype, {static_cast<int64_t>(values.size())}, values));
     };
     add(DType::i32, begin);
-    add(DType::i32, indices);
+    add(DType::i64, indices);
     add(DType::f64, weights);
   }
   const PlacedConstants placed = place_constants(device, tables);
@@ -79,7 +84,7 @@ PlacedPasses place(const ops::Resampling& work, Device& device) {
     result.passes.push_back({Divider(pass.inner), Divider(pass.axis.out), pass.axis.in,
                              pass.outer * pass.axis.out * pass.inner, work.outside,
                              static_cast<const int32_t*>(placed.addresses[3 * i]),
-                             static_cast<const int32_t*>(placed.addresses[3 * i + 1]),
+                             static_cast<const int64_t*>(placed.addresses[3 * i + 1]),
                              static_cast<const double*>(placed.addresses[3 * i + 2])});
   }
   return result;

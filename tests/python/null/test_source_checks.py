@@ -149,6 +149,8 @@ def test_sizes_catch_a_long_file(tmp_path):
         ("ortrain/ir/a.h", 'getenv("HOME")', "getenv"),
         ("ortrain/ir/a.h", "f(bytes_of<T>(rows * columns));", "nobody checks"),
         ("ortrain/ir/a.h", "f(ByteCount::of(size, rows(), columns * 2));", "nobody checks"),
+        ("ortrain/gpu/a.h", "n = static_cast<int>(e.head_dim.constant());", "fewer bits"),
+        ("ortrain/ops/pool/a.h", "f(static_cast<int32_t>(tap.index));", "fewer bits"),
         ("ortrain/ir/shape_utils.h", "", "says nothing"),
     ],
 )
