@@ -11,7 +11,25 @@
 
 namespace ortrain {
 
-Dim Dim::symbol(std::string name) { return from_terms({{Monomial{std::move(name)}, 1}}); }
+namespace {
+
+// Graphs of real models stay far below; a file could ask for expressions without end, and for
+// many of them.
+constexpr size_t kMaxTerms = 512;
+constexpr size_t kMaxDegree = 64;
+constexpr size_t kMaxSymbolLength = 4096;
+constexpr size_t kMaxWeight = size_t{1} << 16;
+
+[[noreturn]] void throw_overflow() { throw ShapeError("an extent is too large for 64 bits"); }
+
+[[noreturn]] void throw_complicated() { throw ShapeError("an extent is too complicated"); }
+
+}  // namespace
+
+Dim Dim::symbol(std::string name) {
+  if (name.size() > kMaxSymbolLength) throw_complicated();
+  return from_terms({{Monomial{std::move(name)}, 1}});
+}
 
 Dim Dim::from_terms(Terms terms) {
   std::erase_if(terms, [](const auto& term) { return term.second == 0; });
@@ -19,7 +37,19 @@ Dim Dim::from_terms(Terms terms) {
   if (terms.size() == 1 && terms.begin()->first.empty()) return Dim(terms.begin()->second);
   Dim result;
   result.terms_ = std::make_shared<const Terms>(std::move(terms));
+  if (result.weight() > kMaxWeight) throw_complicated();
   return result;
+}
+
+size_t Dim::weight() const {
+  if (is_constant()) return 0;
+  constexpr size_t kOfTerm = 64, kOfSymbol = sizeof(std::string);
+  size_t weight = 0;
+  for (const auto& [monomial, coefficient] : *terms_) {
+    weight += kOfTerm;
+    for (const std::string& symbol : monomial) weight += kOfSymbol + symbol.size();
+  }
+  return weight;
 }
 
 Dim::Terms Dim::terms() const {
@@ -42,15 +72,6 @@ std::set<std::string> Dim::symbols() const {
 }
 
 namespace {
-
-[[noreturn]] void throw_overflow() { throw ShapeError("an extent is too large for 64 bits"); }
-
-// Graphs of real models stay far below; a file could ask for expressions without end.
-constexpr size_t kMaxTerms = 512;
-constexpr size_t kMaxDegree = 64;
-constexpr size_t kMaxSymbolLength = 4096;
-
-[[noreturn]] void throw_complicated() { throw ShapeError("an extent is too complicated"); }
 
 int64_t add_checked(int64_t a, int64_t b) {
   int64_t sum = 0;
@@ -124,9 +145,7 @@ int64_t floor_div_constants(int64_t a, int64_t b) {
 }
 
 Dim opaque(std::string_view function, const Dim& a, const Dim& b) {
-  std::string text = str(function, "(", a.str(), ", ", b.str(), ")");
-  if (text.size() > kMaxSymbolLength) throw_complicated();
-  return Dim::symbol(std::move(text));
+  return Dim::symbol(str(function, "(", a.str(), ", ", b.str(), ")"));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace ortrain {
 // One extent of a shape: an integer, or a polynomial with integer coefficients over named symbols
 // ("2*s0*s1 + 3"). What is no polynomial (a floor division, a maximum) becomes one opaque symbol
 // whose name is its text, so equal expressions still compare equal. Arithmetic that leaves int64
-// throws ShapeError.
+// throws ShapeError, and so does an expression of more than 64 kilobytes.
 class Dim {
  public:
   Dim() = default;
@@ -33,6 +33,8 @@ class Dim {
   std::string str() const;
   // The symbols it depends on; an opaque part is one symbol.
   std::set<std::string> symbols() const;
+  // About how many bytes it takes beside itself; those of an integer are 0.
+  size_t weight() const;
 
   // Puts integers for symbols; nullopt if a symbol (or an opaque part) is not bound.
   std::optional<int64_t> evaluate(const std::map<std::string, int64_t>& bindings) const;
@@ -48,8 +50,8 @@ class Dim {
   friend Dim max(const Dim& a, const Dim& b);
 
  private:
-  using Monomial = std::vector<std::string>;      // sorted symbols; empty = the constant term
-  using Terms = std::map<Monomial, int64_t>;      // no zero coefficients
+  using Monomial = std::vector<std::string>;  // sorted symbols; empty = the constant term
+  using Terms = std::map<Monomial, int64_t>;  // no zero coefficients
   static Dim from_terms(Terms terms);
   Terms terms() const;
 
@@ -83,7 +85,8 @@ Shape to_shape(const Dims& dims);
 // All extents must be constant.
 Dims to_dims(const Shape& shape);
 
-// NumPy broadcasting of one pair of extents / of two shapes; throws ShapeError when they cannot fit.
+// NumPy broadcasting of one pair of extents / of two shapes; throws ShapeError when they cannot
+// fit.
 Dim broadcast(const Dim& a, const Dim& b);
 Shape broadcast(const Shape& a, const Shape& b);
 Dims broadcast(const Dims& a, const Dims& b);

@@ -84,6 +84,24 @@ TEST(dim, expressions_are_bounded) {
       ShapeError);
 }
 
+TEST(dim, takes_64_kilobytes_at_most) {
+  EXPECT_EQ(Dim(INT64_MAX).weight(), 0u);
+  EXPECT_GT((kA * kB + kA).weight(), kA.weight());
+  const auto sum_of = [](int terms, size_t length) {
+    Dim sum(0);
+    for (int i = 0; i < terms; ++i) {
+      sum = sum + Dim::symbol(std::string(length, 's') + std::to_string(i));
+    }
+    return sum;
+  };
+  EXPECT_LE(sum_of(500, 4).weight(), 65536u);
+  EXPECT_LE(sum_of(20, 1000).weight(), 65536u);
+  EXPECT_THROW(sum_of(20, 4000), ShapeError);
+  EXPECT_THROW(sum_of(600, 4), ShapeError);
+  EXPECT_THROW(Dim::symbol(std::string(10000, 's')), ShapeError);
+  EXPECT_THROW(Dim::parse(std::string(10000, '?')), ShapeError);
+}
+
 TEST(dim, the_lesser_of_two_integers_needs_no_difference) {
   EXPECT_EQ(min(Dim(INT64_MAX), Dim(-1)), Dim(-1));
   EXPECT_EQ(min(Dim(INT64_MIN), Dim(1)), Dim(INT64_MIN));

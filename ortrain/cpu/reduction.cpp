@@ -82,6 +82,18 @@ A identity_of(ReduceKind kind) {
   }
 }
 
+// Logarithms of nothing and roots of sums that wrapped have no integer value.
+template <typename A>
+A saturated(double value) {
+  if constexpr (std::is_integral_v<A>) {
+    using Limits = std::numeric_limits<A>;
+    if (value != value) return 0;
+    if (value <= static_cast<double>(Limits::lowest())) return Limits::lowest();
+    if (value >= std::ldexp(1.0, Limits::digits)) return Limits::max();
+  }
+  return static_cast<A>(value);
+}
+
 template <typename T, typename A>
 T finished(ReduceFinish finish, A value, int64_t count) {
   switch (finish) {
@@ -91,10 +103,10 @@ T finished(ReduceFinish finish, A value, int64_t count) {
       value = static_cast<A>(value / static_cast<A>(count));
       break;
     case ReduceFinish::sqrt:
-      value = static_cast<A>(std::sqrt(static_cast<double>(value)));
+      value = saturated<A>(std::sqrt(static_cast<double>(value)));
       break;
     case ReduceFinish::log:
-      value = static_cast<A>(std::log(static_cast<double>(value)));
+      value = saturated<A>(std::log(static_cast<double>(value)));
       break;
   }
   if constexpr (sizeof(T) == 2 && std::is_floating_point_v<A>) {

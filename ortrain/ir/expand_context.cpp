@@ -61,6 +61,12 @@ std::optional<std::vector<int64_t>> known_integers(const Value& value) {
   return std::nullopt;
 }
 
+void ExpandContext::check_listed(int64_t count, const char* what) {
+  if (count <= kMostListed) return;
+  throw UnsupportedError(str("a form that is written out for each of ", count, " ", what,
+                             "; up to ", kMostListed, " are supported"));
+}
+
 ValueId ExpandContext::slice(ValueId a, int64_t axis, int64_t begin, int64_t end) {
   return op("Slice", {a, int64s({begin}), int64s({end}), int64s({axis})});
 }

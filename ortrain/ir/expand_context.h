@@ -34,6 +34,10 @@ class ExpandContext : public GraphBuilder {
   // Contents of an integer or boolean input that must be known now, row-major.
   std::vector<int64_t> known_ints(size_t index) const;
 
+  // Throws UnsupportedError naming `what` where a form would be written out for each of more than
+  // 1024: a file of a few bytes may declare any extent.
+  static void check_listed(int64_t count, const char* what);
+
   // --- what many operators need
   ValueId slice(ValueId a, int64_t axis, int64_t begin, int64_t end);  // `end` as in ONNX Slice
   ValueId concat(std::vector<ValueId> parts, int64_t axis);            // one part: itself

@@ -37,6 +37,11 @@ DType ExprBuilder::type(ExprReg reg) const {
 }
 
 ExprReg ExprBuilder::append(ExprInstruction instruction) {
+  // Each is compared with all before; a node may list any number of inputs.
+  if (code_.size() >= ExprProgram::kMaxInstructions) {
+    throw InvalidModelError(
+        str("more than ", ExprProgram::kMaxInstructions, " instructions for one expression"));
+  }
   if (instruction.op != ExprOp::input) {
     for (size_t i = 0; i < code_.size(); ++i) {
       if (same_instruction(code_[i], instruction)) return static_cast<ExprReg>(i);

@@ -12,7 +12,7 @@ namespace ortrain {
 namespace {
 
 // Bounds that keep hostile files from asking for absurd amounts of scratch memory.
-constexpr size_t kMaxInstructions = 4096;
+constexpr size_t kMaxInstructions = ExprProgram::kMaxInstructions;
 constexpr size_t kMaxOutputs = 256;
 
 using enum ExprTyping;

@@ -140,6 +140,8 @@ enum class ExprExtent : uint8_t { scalar, per_row, full };
 // 16-bit floats are widened to float32 when loaded and rounded when stored; in between nothing is
 // rounded unless to_bf16 or to_f16 says so.
 struct ExprProgram {
+  static constexpr size_t kMaxInstructions = 4096;
+
   std::vector<ExprInstruction> code;
   std::vector<ExprOutput> outputs;
 

@@ -16,6 +16,15 @@
 namespace ortrain {
 namespace {
 
+TEST(ExprProgram, BuilderRefusesProgramsWithoutEnd) {
+  ExprBuilder b;
+  EXPECT_THROW(
+      {
+        for (int64_t i = 0; i < 5000; ++i) b.int_constant(DType::i64, i);
+      },
+      InvalidModelError);
+}
+
 TEST(ExprProgram, TextComesBack) {
   ExprBuilder b;
   const ExprReg x = b.input(DType::bf16);
@@ -107,6 +116,21 @@ TEST(ExprProgram, RefusesMutatedText) {
       const ExprProgram program = ExprProgram::parse(mutated);
       EXPECT_NO_THROW(program.validate());
     } catch (const InvalidModelError&) {
+    }
+  }
+}
+
+TEST(ExprInterpreter, RefusesMeansOfIntegers) {
+  for (const char* type : {"int32", "int64", "float32"}) {
+    const auto make = [&] {
+      return ExprInterpreter(ExprProgram::parse(str("expr 1\n%0 = input ", type, "\n%1 = row_mean ",
+                                                    type, " %0\noutput %1 ", type, "\n")),
+                             {{2, 4}});
+    };
+    if (std::string(type) == "float32") {
+      EXPECT_NO_THROW(make());
+    } else {
+      EXPECT_THROW(make(), UnsupportedError) << type;
     }
   }
 }

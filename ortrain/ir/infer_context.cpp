@@ -10,8 +10,44 @@
 namespace ortrain {
 namespace {
 
-// Contents longer than this are no shape arithmetic any more.
-constexpr size_t kMaxKnown = 64;
+// Bytes of the expressions in a value's shape, beyond which it is refused, and in its contents,
+// beyond which they are unknown.
+constexpr size_t kMaxShapeWeight = size_t{1} << 17;
+constexpr size_t kMaxContentsWeight = size_t{1} << 15;
+
+size_t weight_of(const std::vector<Dim>& dims) {
+  size_t weight = 0;
+  for (const Dim& dim : dims) weight += dim.weight();
+  return weight;
+}
+
+bool holds(DType dtype, const Dim& element) {
+  // Extents fit into 32 bits, or no tensor of that shape could be made.
+  if (!element.is_constant()) return dtype == DType::i32 || dtype == DType::i64;
+  const int64_t value = element.constant();
+  if (dtype == DType::boolean) return value == 0 || value == 1;
+  if (!is_integer(dtype)) return false;
+  const bool is_signed = is_signed_integer(dtype);
+  const int bits = static_cast<int>(8 * size_of(dtype)) - (is_signed ? 1 : 0);
+  if (value < 0 && !is_signed) return false;
+  return bits >= 63 || (value < int64_t{1} << bits && value >= -(int64_t{1} << bits));
+}
+
+// Whoever reads contents relies on one for each element. What leaves the type wraps when it runs.
+bool are_contents_of(const InferredValue& value, const std::vector<Dim>& contents) {
+  const Shape& shape = value.shape;
+  const bool counts_fit =
+      shape.empty() ? contents.size() == 1
+                    : shape.size() == 1 && shape[0].is(static_cast<int64_t>(contents.size()));
+  return counts_fit && contents.size() <= kMaxKnown && weight_of(contents) <= kMaxContentsWeight &&
+         std::ranges::all_of(contents, [&](const Dim& x) { return holds(value.dtype, x); });
+}
+
+void drop_wrong_contents(std::vector<InferredValue>& values) {
+  for (InferredValue& value : values) {
+    if (value.known && !are_contents_of(value, *value.known)) value.known.reset();
+  }
+}
 
 bool dtype_fits(const OpDef& def, const std::string& type, DType dtype,
                 std::map<std::string, DType>& bound, std::string& expected) {
@@ -85,7 +121,9 @@ void check_attributes(const OpDef& def, const Node& node) {
 }  // namespace
 
 InferContext::InferContext(const OpDef& def, const Node& node, std::vector<InferredValue> inputs)
-    : def_(&def), node_(&node), inputs_(std::move(inputs)), outputs_(node.outputs.size()) {}
+    : def_(&def), node_(&node), inputs_(std::move(inputs)), outputs_(node.outputs.size()) {
+  drop_wrong_contents(inputs_);
+}
 
 bool InferContext::has_input(size_t index) const {
   return index < inputs_.size() && inputs_[index].dtype != DType::undefined;
@@ -138,8 +176,7 @@ void InferContext::set_output(size_t index, DType dtype, Shape shape) {
 }
 
 void InferContext::set_known(size_t index, std::vector<Dim> known) {
-  if (index >= outputs_.size() || known.size() > kMaxKnown) return;
-  outputs_[index].known = std::move(known);
+  if (index < outputs_.size()) outputs_[index].known = std::move(known);
 }
 
 Dim InferContext::unknown_extent(size_t output, size_t axis) const {
@@ -177,8 +214,13 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
         }
       }
       check_extents(context.outputs()[i].shape, size_of(context.outputs()[i].dtype));
+      if (weight_of(context.outputs()[i].shape) > kMaxShapeWeight) {
+        throw ShapeError(str("the shape of output ", i, " is too complicated"));
+      }
     }
-    return context.outputs();
+    std::vector<InferredValue> outputs = context.outputs();
+    drop_wrong_contents(outputs);
+    return outputs;
   });
 }
 

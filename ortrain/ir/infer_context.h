@@ -21,6 +21,9 @@ struct InferredValue {
   TensorData constant;
 };
 
+// Contents longer than this are no shape arithmetic any more.
+inline constexpr size_t kMaxKnown = 64;
+
 // The view of one node that an OpDef::infer gets. Errors thrown inside get the node's frame added.
 class InferContext {
  public:
@@ -48,7 +51,8 @@ class InferContext {
   size_t num_outputs() const { return outputs_.size(); }
   bool wants_output(size_t index) const;
   void set_output(size_t index, DType dtype, Shape shape);
-  // For integer outputs of rank 0 or 1.
+  // For integer outputs of rank 0 or 1. infer_node() drops contents of another number than the
+  // output has elements, and such that its type does not hold.
   void set_known(size_t index, std::vector<Dim> known);
   // A fresh symbol for an extent that only the data tell, e.g. "<name of output>.d<axis>".
   Dim unknown_extent(size_t output, size_t axis) const;

@@ -10,8 +10,9 @@
 namespace ortrain {
 namespace {
 
-// Longer expressions are taken as one symbol.
+// Longer expressions are taken as one symbol, and so are longer names, which are cut.
 constexpr size_t kMaxExpression = 1024;
+constexpr size_t kMaxName = 256;
 
 bool is_symbol_char(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '/';
@@ -24,7 +25,7 @@ bool is_factor(const std::string& symbol) {
   const bool number = std::all_of(symbol.begin(), symbol.begin() + static_cast<std::ptrdiff_t>(at),
                                   [](unsigned char c) { return std::isdigit(c); });
   if (at == 0 || number) return false;
-  if (at == symbol.size()) return true;
+  if (at == symbol.size()) return at <= kMaxName;
   int open = 0;
   for (; at < symbol.size(); ++at) {
     if (symbol[at] == '(') ++open;
@@ -56,8 +57,12 @@ ExtentReader::ExtentReader(const onnx::GraphProto& graph) {
 }
 
 std::string ExtentReader::unused(std::string wanted) {
-  while (!taken_.insert(wanted).second) wanted += "_";
-  return wanted;
+  if (wanted.size() > kMaxName) wanted.resize(kMaxName);
+  std::string name = wanted;
+  for (int& count = counts_[wanted]; !taken_.insert(name).second;) {
+    name = str(wanted, "_", ++count);
+  }
+  return name;
 }
 
 std::string ExtentReader::symbol_for(const std::string& text) {

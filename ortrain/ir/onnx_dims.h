@@ -28,6 +28,7 @@ class ExtentReader {
 
   std::set<std::string> taken_;
   std::map<std::string, std::string> symbols_;  // by text
+  std::map<std::string, int> counts_;           // of made-up names, by what they begin with
 };
 
 }  // namespace ortrain

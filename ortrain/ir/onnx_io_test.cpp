@@ -368,6 +368,9 @@ TEST(onnx_io, extents_of_foreign_models) {
   EXPECT_EQ(load_extent("?").str(), "__x3f");
   EXPECT_EQ(load_extent("(a + b)*(a + b)").symbols().size(), 1u);
   EXPECT_EQ(load_extent("max(a, b)").str(), "max(a, b)");
+  EXPECT_EQ(load_extent(std::string(5000, 'a')).str().size(), 201u);
+  EXPECT_LE(load_extent(std::string(5000, ' ')).str().size(), 256u);
+  EXPECT_LE(load_extent(std::string(500, 'a') + "*b").str().size(), 256u);
   shape->mutable_dim(0)->clear_value();
   const Graph graph = load_proto(model).graph;
   EXPECT_EQ(graph.value(graph.inputs()[0].value).shape[0].str(), "x.d0");

@@ -21,6 +21,21 @@ size_t checked_bytes(DType dtype, const Dims& dims) {
   return static_cast<size_t>(num_elements(dims)) * size_of(dtype);
 }
 
+// Beyond the floats, where the language leaves it open: the nearest, as IEEE 754 has it.
+template <typename C>
+C narrowed(double value) {
+  if constexpr (std::is_same_v<C, float>) {
+    constexpr double kMost = std::numeric_limits<float>::max();
+    constexpr double kRoundsToInfinity = 0x1.ffffffp127;
+    if (std::isfinite(value) && std::abs(value) > kMost) {
+      const double size =
+          std::abs(value) < kRoundsToInfinity ? kMost : std::numeric_limits<double>::infinity();
+      return static_cast<float>(std::copysign(size, value));
+    }
+  }
+  return static_cast<C>(value);
+}
+
 }  // namespace
 
 TensorData::TensorData(DType dtype, Dims dims, const void* data, std::shared_ptr<const void> owner)
@@ -58,7 +73,7 @@ TensorData TensorData::scalar(DType dtype, double value) {
         throw DTypeError(str(value, " is no ", name_of(dtype)));
       }
     }
-    *static_cast<T*>(destination) = static_cast<T>(static_cast<ComputeType<T>>(value));
+    *static_cast<T*>(destination) = static_cast<T>(narrowed<ComputeType<T>>(value));
   });
   return result;
 }

@@ -57,6 +57,16 @@ class Parser {
     return value;
   }
 
+  // Puts the place in front of errors; only there it is worked out, by counting lines.
+  template <typename Body>
+  void at(size_t position, const Body& body) {
+    try {
+      body();
+    } catch (const Error&) {
+      rethrow_with_context(scanner_.place(position));
+    }
+  }
+
   size_t here() {
     scanner_.peek();
     return scanner_.position();
@@ -86,8 +96,7 @@ class Parser {
       input.requires_grad = scanner_.accept_word("grad");
       scanner_.expect("]");
     }
-    with_context(scanner_.place(begin),
-                 [&] { assembler_.add_input(std::move(input), name, dtype, std::move(shape)); });
+    at(begin, [&] { assembler_.add_input(std::move(input), name, dtype, std::move(shape)); });
   }
 
   void parse_output() {
@@ -111,8 +120,7 @@ class Parser {
       const std::string name = scanner_.name();
       scanner_.expect("=");
       TensorData tensor = parse_tensor(scanner_);
-      with_context(scanner_.place(begin),
-                   [&] { assembler_.add_constant(std::move(tensor), name); });
+      at(begin, [&] { assembler_.add_constant(std::move(tensor), name); });
       return;
     }
     parse_node();
@@ -144,7 +152,7 @@ class Parser {
     parse_list(")", [&] { node.inputs.push_back(parse_operand()); });
     if (scanner_.accept("@")) node.name = scanner_.name();
     if (scanner_.accept("~")) node.checkpoint = parse_checkpoint();
-    with_context(scanner_.place(begin), [&] { assembler_.add_node(std::move(node)); });
+    at(begin, [&] { assembler_.add_node(std::move(node)); });
   }
 
   int parse_checkpoint() {

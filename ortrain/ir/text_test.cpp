@@ -253,6 +253,14 @@ TEST(text, errors_of_syntax_have_a_place) {
   EXPECT_THAT(message_of<InvalidModelError>("graph \"a"), HasSubstr("no end"));
 }
 
+TEST(text, extents_are_not_endless) {
+  const std::string end(10000, 'n');
+  EXPECT_THAT(message_of<InvalidModelError>("graph (float32[" + end + "] x) => () { }"),
+              StartsWith("1:16: "));
+  EXPECT_THAT(message_of<InvalidModelError>("graph (float32[\"" + end + "\"] x) => () { }"),
+              StartsWith("1:16: "));
+}
+
 TEST(text, errors_of_inference_keep_their_type_and_name_the_node) {
   EXPECT_THAT(message_of<ShapeError>(
                   "graph (float32[2] x, float32[3] w) => (y) {\n\n  y = Add(x, w) @fc/Add\n}"),

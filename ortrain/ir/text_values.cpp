@@ -388,18 +388,24 @@ DType parse_dtype(TextScanner& scanner) {
 
 bool at_tensor(TextScanner& scanner) { return dtype_from_name(scanner.peek_word()).has_value(); }
 
+// Of an extent; what graphs print is shorter.
+constexpr size_t kMaxExtent = 8192;
+
 Shape parse_shape(TextScanner& scanner) {
   Shape shape;
   if (!scanner.accept("[")) return shape;
   while (!scanner.accept("]")) {
     if (!shape.empty()) scanner.expect(",");
-    if (scanner.peek() == '"') {
-      shape.push_back(Dim::symbol(scanner.quoted_string()));
-      continue;
-    }
+    const bool quoted = scanner.peek() == '"';
     const size_t begin = scanner.position();
     try {
-      shape.push_back(Dim::parse(scanner.extent()));
+      if (quoted) {
+        shape.push_back(Dim::symbol(scanner.quoted_string()));
+        continue;
+      }
+      const std::string_view text = scanner.extent();
+      if (text.size() > kMaxExtent) throw ShapeError("an extent is too long");
+      shape.push_back(Dim::parse(text));
     } catch (const ShapeError& error) {
       scanner.fail_at(begin, error.what());
     }

@@ -92,28 +92,40 @@ class Fusion {
   // Whether nobody but the three products, one of each, reads the gradient of the logits, as it is
   // or with the rows in more dimensions.
   bool find_readers(ValueId dlogits, Readers& found) const {
-    if (visible_.count(dlogits) != 0) return false;
-    const Shape& shape = graph_.value(dlogits).shape;
-    for (NodeId user : users_[static_cast<size_t>(dlogits)]) {
-      const Node& node = graph_.node(user);
-      NodeId* place = nullptr;
-      if (node.op == "Reshape" && node.inputs[0] == dlogits &&
-          graph_.value(node.outputs[0]).shape.back() == shape.back()) {
-        if (!find_readers(node.outputs[0], found)) return false;
-        continue;
+    std::vector<ValueId> open{dlogits};  // a file may hold any number of reshapes in a row
+    while (!open.empty()) {
+      const ValueId read = open.back();
+      open.pop_back();
+      if (visible_.count(read) != 0) return false;
+      const Shape& shape = graph_.value(read).shape;
+      for (NodeId user : users_[static_cast<size_t>(read)]) {
+        const Node& node = graph_.node(user);
+        if (keeps_columns(node, read)) {
+          open.push_back(node.outputs[0]);
+          continue;
+        }
+        NodeId* place = nullptr;
+        if (node.op == "LinearInputGrad" && node.inputs[0] == read && node.inputs.size() == 2) {
+          place = &found.input_grad;
+        } else if (node.op == "LinearWeightGrad" && node.inputs[0] == read &&
+                   node.inputs[1] != read) {
+          place = &found.weight_grad;
+        } else if (sums_rows(node, shape.size())) {
+          place = &found.bias_grad;
+        }
+        if (place == nullptr || *place != kNoNode) return false;
+        *place = user;
       }
-      if (node.op == "LinearInputGrad" && node.inputs[0] == dlogits && node.inputs.size() == 2) {
-        place = &found.input_grad;
-      } else if (node.op == "LinearWeightGrad" && node.inputs[0] == dlogits &&
-                 node.inputs[1] != dlogits) {
-        place = &found.weight_grad;
-      } else if (sums_rows(node, shape.size())) {
-        place = &found.bias_grad;
-      }
-      if (place == nullptr || *place != kNoNode) return false;
-      *place = user;
     }
     return true;
+  }
+
+  // Whether the node reshapes the rows of `value` only.
+  bool keeps_columns(const Node& node, ValueId value) const {
+    if (node.op != "Reshape" || node.inputs[0] != value) return false;
+    const Shape& from = graph_.value(value).shape;
+    const Shape& to = graph_.value(node.outputs[0]).shape;
+    return !from.empty() && !to.empty() && to.back() == from.back();
   }
 
   // ReduceSum over all axes but the last.

@@ -77,5 +77,16 @@ TEST(FuseClassifierLoss, LeavesGradientsThatOthersRead) {
   EXPECT_FALSE(fuse(frozen)) << "nothing to share";
 }
 
+TEST(FuseClassifierLoss, LooksThroughAnyNumberOfReshapes) {
+  constexpr int kMany = 100000;
+  std::string chain = "  const flat = int64[2] {-1, 9}\n  r0 = Reshape (d, flat)\n";
+  for (int i = 1; i < kMany; ++i) {
+    chain += "  r" + std::to_string(i) + " = Reshape (r" + std::to_string(i - 1) + ", flat)\n";
+  }
+  chain += "  d2 = Reshape (r" + std::to_string(kMany - 1) + ", flat)\n";
+  Graph graph = parse_graph(classifier(chain));
+  EXPECT_TRUE(fuse_classifier_loss().run(graph));
+}
+
 }  // namespace
 }  // namespace ortrain

@@ -117,6 +117,22 @@ TEST(FuseElementwise, JoinsRmsNorm) {
   expect_equal(graph, fused, {{0, 5, 24}, {24}});
 }
 
+// [2^30] * 4 has the mean 2^30, its sum is 0 in 32 bits.
+TEST(FuseElementwise, LeavesMeansOfIntegers) {
+  for (const DType type : {DType::i32, DType::i64}) {
+    for (const char* op : {"ReduceMean", "ReduceSum"}) {
+      Graph graph;
+      GraphBuilder g(graph);
+      const ValueId x = add_input(graph, "x", batch_shape(), type);
+      const ValueId reduced = g.op(op, {g.add(x, x), g.int64s({-1})});
+      add_output(graph, g.add(x, reduced));
+      fuse(graph);
+      const std::vector<std::string> ops = ops_of(graph);
+      EXPECT_EQ(std::ranges::count(ops, op) > 0, std::string(op) == "ReduceMean");
+    }
+  }
+}
+
 TEST(FuseElementwise, KeepsWhatOthersRead) {
   Graph graph;
   GraphBuilder g(graph);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/flops.h"
@@ -58,9 +59,16 @@ void check_options(const InferContext& context, const AttentionExtents& extents,
   }
 }
 
+// Kernels count scores and their sums, which heads without columns make any number of.
+void check_sizes(const AttentionExtents& extents) {
+  check_extents(extents.scores(), 1);
+  check_extents(extents.logsumexp(), sizeof(double));
+}
+
 void infer_attention(InferContext& context) {
   const AttentionExtents extents(context.attrs(), context.shape(0), context.shape(1),
                                  context.shape(2));
+  check_sizes(extents);
   check_options(context, extents, 3);
   context.set_output(0, context.dtype(0), extents.output());
   context.set_output(1, logsumexp_type(context.dtype(0)), extents.logsumexp());
@@ -97,6 +105,7 @@ void attention_gradient(GradContext& g) {
 void infer_attention_grad(InferContext& context) {
   const AttentionExtents extents(context.attrs(), context.shape(1), context.shape(2),
                                  context.shape(3));
+  check_sizes(extents);
   check_options(context, extents, 6);
   for (const size_t i : {0, 4}) check_input_shape(context, i, extents.output());
   check_input_shape(context, 5, extents.logsumexp());
@@ -137,9 +146,9 @@ std::vector<ValueId> attention_form(ExpandContext& e) {
   const int64_t q_heads =
       packed ? e.attrs().int_("q_num_heads") : e.known_extent(e.input(0), 1, "number of heads");
   const int64_t given = e.attrs().int_("kv_num_heads");
-  const int64_t kv_heads = !packed      ? e.known_extent(e.input(1), 1, "number of heads")
-                           : given != 0 ? given
-                                        : q_heads;
+  const int64_t kv_heads = !packed     ? e.known_extent(e.input(1), 1, "number of heads")
+                           : given > 0 ? given
+                                       : q_heads;
   const auto by_head = [&](size_t i, int64_t heads) {
     if (!packed) return e.input(i);
     return e.transpose(

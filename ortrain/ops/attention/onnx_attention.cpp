@@ -195,7 +195,13 @@ class OnnxAttention {
     if (seen != kNoValue) scores = e_.where(seen, scores, minus_infinity());
     if (shown == Stage::masked) scores_output = scores;
     if (const auto precision = e_.attrs().optional_int("softmax_precision")) {
-      scores = e_.cast(scores, static_cast<DType>(*precision));
+      const std::optional<DType> wanted = *precision >= 0 && *precision <= 255
+                                              ? dtype_from_onnx(static_cast<int>(*precision))
+                                              : std::nullopt;
+      if (!wanted || !is_float(*wanted)) {
+        throw InvalidModelError(str("softmax_precision is ", *precision, ", no type of floats"));
+      }
+      scores = e_.cast(scores, *wanted);
     }
     ValueId weights = softmax(scores, seen);
     weights = e_.cast(weights, type);

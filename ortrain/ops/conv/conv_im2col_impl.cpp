@@ -22,8 +22,10 @@ constexpr int64_t kColumnElements = int64_t{1} << 18;
 
 // Rows of the output, over depth and height, that one band covers.
 int64_t band_rows(const ConvProblem& p) {
-  const int64_t row = std::max<int64_t>(1, p.group_in() * p.kernel_size() * p.axes[2].out);
-  return std::clamp<int64_t>(kColumnElements / row, 1, p.axes[0].out * p.axes[1].out);
+  // One after the other: the elements of a row of long windows may leave int64.
+  const int64_t height = std::max<int64_t>(1, p.group_in() * p.kernel_size());
+  const int64_t width = std::max<int64_t>(1, p.axes[2].out);
+  return std::clamp<int64_t>(kColumnElements / height / width, 1, p.axes[0].out * p.axes[1].out);
 }
 
 // The windows are single elements in the order of the input: x is its own column matrix.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ops/conv/conv_problem.h"
 
@@ -86,6 +87,9 @@ TransposedWindows transposed_windows(const AttributeReader& attrs, const Shape& 
     // Every input position adds `stride`; without padding the output has this extent.
     const Dim full = Dim(stride) * (x[i + 2] - Dim(1)) + Dim(extra[i] + windows.span(i));
     Dim out = full - Dim(windows.pads[i] + windows.pads[i + rank]);
+    if (wanted && (*wanted)[i] > kMostBytes) {
+      throw ShapeError(str("output_shape asks for an extent of ", (*wanted)[i]));
+    }
     if (wanted || same) {
       out = wanted ? Dim((*wanted)[i]) : x[i + 2] * Dim(stride);
       const Dim surplus = full - out;

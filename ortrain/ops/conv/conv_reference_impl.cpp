@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <utility>
 
 #include "ortrain/base/dtype_dispatch.h"
@@ -107,6 +108,10 @@ void ref_input(const ConvProblem& p, const T* dy, const T* w, const T* bias, T* 
       const T* weights = w + (first * p.group_in() + c % p.group_in()) * p.kernel_size();
       const double shift = bias ? static_cast<double>(bias[c]) : 0.0;
       T* out = dx + plane * p.in_size();
+      if (p.w_numel() == 0) {  // without elements its kernel may be of any extent
+        std::fill_n(out, p.in_size(), rounded<T>(shift));
+        continue;
+      }
       for (int64_t id = 0; id < p.axes[0].in; ++id) {
         for (int64_t ih = 0; ih < p.axes[1].in; ++ih) {
           for (int64_t iw = 0; iw < p.axes[2].in; ++iw) {

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "ortrain/autodiff/build_backward.h"
 #include "ortrain/cpu/onednn.h"
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/ops/conv/conv_kernels.h"
 #include "ortrain/testing/harness.h"
 
 namespace ortrain {
@@ -45,6 +47,23 @@ TEST(Conv, KeepsSymbolsInShapes) {
             "[n, 8, 2*h, 2*w]");
 }
 
+TEST(Conv, AWeightWithoutElementsCostsNoTime) {
+  constexpr int64_t kHalf = int64_t{1} << 29;
+  const testing::OpCase op_case{.op = "ortrain::ConvInputGrad",
+                                .name = "empty_weight",
+                                .inputs = {testing::CaseInput::normal({1, 0, 6}),
+                                           testing::CaseInput::normal({0, 1, 2 * kHalf - 1}),
+                                           testing::CaseInput::int64s({1, 1, 4})},
+                                .attributes = {{"pads", Ints{kHalf, kHalf}}}};
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<TensorData> dx =
+      testing::run_kernel(op_case, testing::make_inputs(op_case, DType::f32), "", cpu_kernels());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 1.0);
+  const float* values = dx[0].data_as<float>();
+  EXPECT_EQ(std::vector<float>(values, values + 4), std::vector<float>(4, 0.0f));
+}
+
 TEST(Conv, DifferentiatesSymbolicShapes) {
   for (const char* op : {"Conv", "ConvTranspose"}) {
     ConvGraph g(op, {kBatch, 4, kHeight, kWidth}, {4, 4, 3, 3},
@@ -78,6 +97,26 @@ TEST(ConvTranspose, RefusesGradientOfOutputShapeWithSymbols) {
               {{"output_shape", Ints{9, 9}}, {"strides", Ints{2, 2}}});
   EXPECT_EQ(g.shape(), "[n, 3, 9, 9]");
   EXPECT_THROW(build_backward(g.graph, {.output_indices = {0}}), UnsupportedError);
+}
+
+TEST(Conv, LibraryGetsNoImageOf2GiB) {
+  const auto refusal = [](int64_t width, int64_t channels, int64_t kernel) {
+    cpu::ConvNode node{.direction = cpu::Direction::kForward};
+    ops::ConvProblem& p = node.problem;
+    p.batch = 1;
+    p.in_channels = p.out_channels = channels;
+    p.spatial_rank = 1;
+    p.axes.resize(3);
+    p.axes[2] = {.in = width, .out = width - kernel + 1, .kernel = kernel};
+    return cpu::conv_onednn_refuses(node).value_or("");
+  };
+  constexpr int64_t kFloats = int64_t{1} << 29;
+  for (const std::string& why :
+       {refusal(kFloats, 1, 3), refusal(kFloats / 4, 4, 3), refusal(kFloats, 1, kFloats),
+        refusal((int64_t{1} << 32) + 9, 1, 3), refusal(64, 1 << 14, 3)}) {
+    EXPECT_NE(why.find("2^31 bytes"), std::string::npos) << why;
+  }
+  EXPECT_EQ(refusal(64, 4, 3).find("2^31 bytes"), std::string::npos);
 }
 
 TEST(Conv, LibraryTakesOrdinaryShapes) {

@@ -86,6 +86,8 @@ std::optional<Dim> floor_div_contents(Operands x) {
 // Towards zero: equal to the floor where both are known not to be negative.
 std::optional<Dim> div_contents(Operands x) {
   if (x[1].is(0)) return std::nullopt;
+  // What the smallest integer gives is none of 64 bits.
+  if (x[1].is(-1)) return Dim(0) - x[0];
   if (x[0].is_constant() && x[1].is_constant()) return Dim(x[0].constant() / x[1].constant());
   if (!provably_nonnegative(x[0]) || !provably_nonnegative(x[1])) return std::nullopt;
   return floor_div(x[0], x[1]);

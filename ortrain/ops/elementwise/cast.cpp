@@ -6,22 +6,10 @@
 namespace ortrain::ops {
 namespace {
 
-// The value of a known integer in type `to`; nullopt if it does not fit or is open.
+// The value of a known integer in type `to`, which may not hold it; nullopt if it is open.
 std::optional<Dim> cast_contents(const Dim& x, DType to) {
-  if (to == DType::i64) return x;
-  if (!x.is_constant()) {
-    // Extents fit into 32 bits, or no tensor of that shape could be made.
-    return to == DType::i32 ? std::optional(x) : std::nullopt;
-  }
-  const int64_t value = x.constant();
-  if (to == DType::boolean) return Dim(value == 0 ? 0 : 1);
-  const bool is_signed = is_signed_integer(to);
-  const int bits = static_cast<int>(8 * size_of(to)) - (is_signed ? 1 : 0);
-  if (value < 0 && !is_signed) return std::nullopt;
-  if (bits < 63 && (value >= int64_t{1} << bits || value < -(int64_t{1} << bits))) {
-    return std::nullopt;
-  }
-  return x;
+  if (to != DType::boolean) return x;
+  return x.is_constant() ? std::optional(Dim(x.is(0) ? 0 : 1)) : std::nullopt;
 }
 
 void infer_cast(InferContext& context) {

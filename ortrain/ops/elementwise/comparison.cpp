@@ -11,17 +11,21 @@ using Operands = std::span<const Dim>;
 
 std::optional<Dim> equal_contents(Operands x) {
   if (x[0] == x[1]) return Dim(1);
-  const Dim difference = x[0] - x[1];
-  if (difference.is_constant()) return Dim(0);
+  // The difference of two integers may be none.
+  if (x[0].is_constant() && x[1].is_constant()) return Dim(0);
   // -1 stands for "any" in shapes; no extent is negative.
   for (const auto& [one, other] : {std::pair(x[0], x[1]), std::pair(x[1], x[0])}) {
     if (one.is_constant() && one.constant() < 0 && provably_nonnegative(other)) return Dim(0);
   }
+  if ((x[0] - x[1]).is_constant()) return Dim(0);
   return std::nullopt;
 }
 
 // Decides a < b (or a <= b) when the difference is a constant.
 std::optional<Dim> less_contents(const Dim& a, const Dim& b, bool or_equal) {
+  if (a.is_constant() && b.is_constant()) {
+    return Dim(a.constant() < b.constant() || (or_equal && a == b) ? 1 : 0);
+  }
   const Dim difference = a - b;
   if (!difference.is_constant()) return std::nullopt;
   const int64_t value = difference.constant();

@@ -42,7 +42,7 @@ void zero_gradient(GradContext& g);
 
 // Computes the known contents of output 0 element by element from those of all inputs, broadcast
 // to the output, when they are all known and the output is an integer or boolean tensor of rank
-// 0 or 1. `element` returns nullopt when symbols leave the result open.
+// 0 or 1. `element` returns nullopt when symbols leave the result open, and may overflow.
 void infer_contents(InferContext& context,
                     const std::function<std::optional<Dim>(std::span<const Dim>)>& element);
 

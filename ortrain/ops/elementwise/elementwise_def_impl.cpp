@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "ortrain/base/error.h"
 #include "ortrain/ops/elementwise/elementwise_def.h"
 
 namespace ortrain::ops {
@@ -88,9 +89,13 @@ void infer_contents(InferContext& context,
       const std::vector<Dim>& contents = *context.known(i);
       operands.push_back(contents[contents.size() == 1 ? 0 : at]);
     }
-    std::optional<Dim> value = element(operands);
-    if (!value) return;
-    result.push_back(std::move(*value));
+    try {
+      std::optional<Dim> value = element(operands);
+      if (!value) return;
+      result.push_back(std::move(*value));
+    } catch (const ShapeError&) {
+      return;  // beyond 64 bits, where kernels wrap
+    }
   }
   context.set_known(0, std::move(result));
 }

@@ -56,7 +56,9 @@ void embedding_grad_gradient(GradContext& g) {
   if (g.needs_grad(3)) g.set_input_grad(3, dw);
   if (!g.needs_grad(0)) return;
   ValueId rows = g.own("Embedding", {dw, g.input(1)});
-  if (const int64_t padding = g.attrs().int_("padding_idx"); padding >= 0) {
+  // No index of 32 bits is above their range.
+  const int64_t most = g.dtype(g.input(1)) == DType::i32 ? INT32_MAX : INT64_MAX;
+  if (const int64_t padding = g.attrs().int_("padding_idx"); padding >= 0 && padding <= most) {
     const ValueId row = g.constant(TensorData::int_scalar(g.dtype(g.input(1)), padding));
     ValueId is_padding = g.op("Equal", {g.input(1), row});
     for (int64_t i = g.rank(g.input(1)); i < g.rank(rows); ++i) {

@@ -74,6 +74,7 @@ std::vector<ValueId> grouped_matmul_form(ExpandContext& e) {
   const ValueId ends = e.cast(e.input(2), DType::i64);
   const ValueId rows = e.positions(x, 0), nothing = e.scalar(e.dtype(x), 0.0);
   const int64_t groups = e.known_extent(w, 0, "groups");
+  e.check_listed(groups, "groups");
   const ValueId width = e.extent_of(w, e.attrs().int_("trans_w") != 0 ? 1 : 2);
   ValueId sum = kNoValue;
   for (int64_t g = 0; g < groups; ++g) {

@@ -35,9 +35,10 @@ std::vector<ValueId> bin_count_form(ExpandContext& e) {
   const ValueId bin = e.unary("Floor", e.mul(share, static_cast<double>(bins)));
   const ValueId last = e.scalar(type, static_cast<double>(bins - 1));
   const ValueId index = e.op("Min", {bin, last});
-  std::vector<int64_t> numbers;
-  for (int64_t i = 0; i < bins; ++i) numbers.push_back(i);
-  const ValueId columns = e.constant(TensorData::from_ints(type, {1, bins}, numbers));
+  const auto number = [&](int64_t n) { return e.constant(TensorData::int_scalar(DType::i64, n)); };
+  // When it runs: a file of a few bytes may ask for any number of bins.
+  const ValueId numbers = e.op("Range", {number(0), number(bins), number(1)});
+  const ValueId columns = e.unsqueeze(e.cast(numbers, type), {0});
   const ValueId hit =
       e.op("And", {e.op("Equal", {e.unsqueeze(index, {1}), columns}), e.unsqueeze(inside, {1})});
   return {e.reduce_sum(e.cast(hit, type), {0}, false)};

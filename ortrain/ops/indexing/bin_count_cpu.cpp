@@ -40,6 +40,13 @@ KernelFn bin_count_of(NodeSpec& spec) {
       low -= C{1};
       high += C{1};
     }
+    const C width = high - low;
+    if (!std::isfinite(width)) {
+      throw IndexError(
+          str(context, "the width of the range [", low, ", ", high, "] is not finite"));
+    }
+    const C scale = static_cast<C>(bins);
+    const double last = static_cast<double>(bins - 1);
     int64_t* counts = static_cast<int64_t*>(args.workspace);
     parallel_blocks(kBlocks, [&](int64_t block) {
       int64_t* mine = counts + block * bins;
@@ -48,9 +55,10 @@ KernelFn bin_count_of(NodeSpec& spec) {
       for (int64_t i = n * block / kBlocks; i < end; ++i) {
         const C value = static_cast<C>(x[i]);
         if (!(value >= low && value <= high)) continue;
-        const int64_t bin =
-            static_cast<int64_t>((value - low) * static_cast<C>(bins) / (high - low));
-        ++mine[std::min(bin, bins - 1)];
+        // 1e20 and 1 more are the same: without a width all are in the first bin.
+        C bin = width > C{0} ? (value - low) * scale / width : C{0};
+        if (!std::isfinite(bin)) bin = (value - low) / width * scale;
+        ++mine[static_cast<int64_t>(std::clamp(static_cast<double>(bin), 0.0, last))];
       }
     });
     T* out = args.output<T>(0);

@@ -120,8 +120,13 @@ std::vector<ValueId> cross_entropy_form(ExpandContext& e) {
   if (e.has_input(2)) {
     throw UnsupportedError("label_smoothing with weights has no form in standard operators");
   }
-  const ValueId kept = e.op(
-      "Not", {e.op("Equal", {labels, e.scalar(e.dtype(labels), static_cast<double>(ignored))})});
+  // Beyond 32 bits there is no label of that type to ignore.
+  const bool can_stand =
+      e.dtype(labels) != DType::i32 || (ignored >= INT32_MIN && ignored <= INT32_MAX);
+  const ValueId kept = can_stand
+                           ? e.op("Not", {e.op("Equal", {labels, e.constant(TensorData::int_scalar(
+                                                                     e.dtype(labels), ignored))})})
+                           : e.op("Equal", {labels, labels});
   const ValueId log_softmax = e.op("LogSoftmax", {logits}, {{"axis", int64_t{1}}});
   const ValueId spread = e.neg(e.reduce("ReduceMean", log_softmax, {1}, false));
   const ValueId both = e.add(e.mul(loss("none"), 1.0 - smoothing), e.mul(spread, smoothing));

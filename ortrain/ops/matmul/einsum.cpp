@@ -98,13 +98,17 @@ class Einsum {
     }
     result_ = result_of(equation, operands);
     for (Operand& operand : operands) take_diagonals(operand);
+    // What is needed behind each operand, every label once: there may be many operands.
+    std::vector<Labels> later(operands.size(), result_);
+    for (size_t i = operands.size() - 1; i > 0; --i) {
+      later[i - 1] = later[i];
+      for (int label : operands[i].labels) {
+        if (!has(later[i - 1], label)) later[i - 1].push_back(label);
+      }
+    }
     Operand product = operands[0];
     for (size_t i = 1; i < operands.size(); ++i) {
-      Labels later = result_;
-      for (size_t k = i + 1; k < operands.size(); ++k) {
-        later.insert(later.end(), operands[k].labels.begin(), operands[k].labels.end());
-      }
-      product = multiply(std::move(product), std::move(operands[i]), later);
+      product = multiply(std::move(product), std::move(operands[i]), later[i]);
     }
     sum_all_but(product, result_);
     return arranged(product, result_);

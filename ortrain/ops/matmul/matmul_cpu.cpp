@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
@@ -53,7 +54,9 @@ KernelFn make_gemm(NodeSpec& spec) {
 // Sums in double for the float types, in the type itself for integers.
 template <class T>
 void multiply(const Config& config, const T* a, const T* b, T* y) {
-  using Sum = std::conditional_t<std::is_integral_v<T>, T, double>;
+  // Integers wrap, which signed ones must not do.
+  using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                          std::type_identity<double>>::type;
   const ops::MatMulProblem& p = config.problem;
   parallel_for(p.count * p.m, row_grain(p.n * p.k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -69,7 +72,7 @@ void multiply(const Config& config, const T* a, const T* b, T* y) {
                  static_cast<Sum>(right[p.trans_b ? j * p.ldb + q : q * p.ldb + j]);
         }
         if constexpr (std::is_integral_v<T>) {
-          out[j] = sum;
+          out[j] = static_cast<T>(sum);
         } else {
           out[j] = static_cast<T>(static_cast<ComputeType<T>>(config.alpha * sum));
         }

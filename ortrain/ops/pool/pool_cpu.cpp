@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/base/error.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/ops/window/window.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -35,6 +36,16 @@ struct Pool {
   int64_t out_size() const { return axes[0].out() * axes[1].out() * axes[2].out(); }
 };
 
+// The tables of an axis are made while the plan is; longer ones would be gigabytes.
+constexpr int64_t kMostOutputs = int64_t{1} << 26;
+
+void check_outputs(int64_t out) {
+  if (out > kMostOutputs) {
+    throw UnsupportedError(
+        str("pooling to an extent of ", out, "; up to ", kMostOutputs, " are supported"));
+  }
+}
+
 std::span<const int64_t> spatial(const TensorSpec& spec) {
   return std::span<const int64_t>(spec.dims).subspan(2);
 }
@@ -49,6 +60,7 @@ Pool windowed_pool(const AttributeReader& attrs, const TensorSpec& x, bool count
     PoolAxis& to = pool.axes[i];
     to.in = from.in;
     to.step = from.dilation;
+    check_outputs(from.out);
     for (int64_t o = 0; o < from.out; ++o) {
       const int64_t first = from.k_begin(o), last = std::max(first, from.k_end(o));
       to.begin.push_back(from.start(o) + first * from.dilation);
@@ -71,9 +83,12 @@ Pool adaptive_pool(const std::vector<int64_t>& size, const TensorSpec& x) {
     PoolAxis& axis = pool.axes[i];
     const int64_t out = i < skipped ? 1 : size[i - skipped];
     axis.in = i < skipped ? 1 : x.dims[i - skipped + 2];
+    check_outputs(out);
     for (int64_t o = 0; o < out; ++o) {
-      axis.begin.push_back(o * axis.in / out);
-      axis.end.push_back(((o + 1) * axis.in + out - 1) / out);
+      // The number of outputs times an extent may leave int64: whole parts apart from the rest.
+      const int64_t whole = axis.in / out, rest = axis.in % out;
+      axis.begin.push_back(o * whole + o * rest / out);
+      axis.end.push_back((o + 1) * whole + ((o + 1) * rest + out - 1) / out);
       axis.count.push_back(axis.end.back() - axis.begin.back());
     }
   }
@@ -157,12 +172,16 @@ void find_row_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t fi
   std::array<C, kRun> best;
   best.fill(-std::numeric_limits<C>::infinity());
   std::fill_n(places, count, -1);
-  for (int64_t kd = depth.k_begin(d); kd < depth.k_end(d); ++kd) {
+  // The positions that some of these outputs find inside of the input.
+  const int64_t kw_begin = width.k_begin(first + count - 1), kw_end = width.k_end(first);
+  // Of more positions than elements, those in the padding, most are in no window.
+  const int64_t kd_end = kw_end - kw_begin > width.in ? 0 : depth.k_end(d);
+  for (int64_t kd = depth.k_begin(d); kd < kd_end; ++kd) {
     for (int64_t kh = height.k_begin(h); kh < height.k_end(h); ++kh) {
       const int64_t row = ((depth.start(d) + kd * depth.dilation) * height.in + height.start(h) +
                            kh * height.dilation) *
                           width.in;
-      for (int64_t kw = 0; kw < width.kernel; ++kw) {
+      for (int64_t kw = kw_begin; kw < kw_end; ++kw) {
         // Outputs whose element at kw lies inside of the row.
         const int64_t shift = kw * width.dilation - width.pad_begin, room = width.in - shift;
         const int64_t stride = width.stride;
@@ -180,7 +199,7 @@ void find_row_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t fi
       }
     }
   }
-  for (int64_t j = 0; j < count; ++j) {  // nothing above -infinity
+  for (int64_t j = 0; j < count; ++j) {  // nothing above -infinity, or not searched
     if (places[j] < 0) places[j] = static_cast<int32_t>(find_max(pool, x, d, h, first + j));
   }
 }
@@ -254,8 +273,10 @@ void max_pool_grad(const Pool& pool, const T* dy, const T* x, T* dx, ComputeType
   });
 }
 
-int64_t divisor(const Pool& pool, int64_t d, int64_t h, int64_t w) {
-  return pool.axes[0].count[d] * pool.axes[1].count[h] * pool.axes[2].count[w];
+// In double: with padding the product may leave int64.
+double divisor(const Pool& pool, int64_t d, int64_t h, int64_t w) {
+  return static_cast<double>(pool.axes[0].count[d]) * static_cast<double>(pool.axes[1].count[h]) *
+         static_cast<double>(pool.axes[2].count[w]);
 }
 
 template <typename T>
@@ -268,7 +289,7 @@ void average_pool(const Pool& pool, const T* x, T* y) {
       // In double: the one window of a global average can be long.
       double sum = 0;
       for_each_element(pool, d, h, w, [&](int64_t i) { sum += static_cast<double>(in[i]); });
-      out[at] = static_cast<T>(static_cast<C>(sum / static_cast<double>(divisor(pool, d, h, w))));
+      out[at] = static_cast<T>(static_cast<C>(sum / divisor(pool, d, h, w)));
     });
   });
 }
@@ -279,8 +300,7 @@ void average_pool_grad(const Pool& pool, const T* dy, T* dx, ComputeType<T>* sum
   accumulate_planes(pool, dx, sums, [&](int64_t plane, C* out) {
     const T* gradient = dy + plane * pool.out_size();
     for_each_window(pool, [&](int64_t at, int64_t d, int64_t h, int64_t w) {
-      const int64_t count = divisor(pool, d, h, w);
-      const C share = static_cast<C>(gradient[at]) / static_cast<C>(count);
+      const C share = static_cast<C>(gradient[at]) / static_cast<C>(divisor(pool, d, h, w));
       for_each_element(pool, d, h, w, [&](int64_t i) { out[i] += share; });
     });
   });

@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 
+#include "ortrain/base/error.h"
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/runtime/session.h"
 #include "ortrain/testing/harness.h"
 
 namespace ortrain {
@@ -57,6 +60,50 @@ TEST(MaxPool, WindowWithoutElements) {
   const std::vector<TensorData> average =
       run({.op = "AveragePool", .name = "empty", .inputs = {x}, .attributes = attributes});
   EXPECT_EQ(average[0].data_as<float>()[0], 0);
+}
+
+TEST(MaxPool, AKernelOfPaddingCostsNoTime) {
+  constexpr int64_t kHalf = int64_t{1} << 30;
+  const Attributes attributes{{"kernel_shape", Ints{2 * kHalf - 1}},
+                              {"pads", Ints{kHalf, kHalf - 1}}};
+  const CaseInput x = CaseInput::literal(DType::undefined, {1, 1, 2}, {5, 7});
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<TensorData> y =
+      run({.op = "MaxPool", .name = "wide", .inputs = {x}, .attributes = attributes});
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 1.0);
+  const float* values = y[0].data_as<float>();
+  EXPECT_EQ(std::vector<float>(values, values + 3), (std::vector<float>{7, 7, 7}));
+}
+
+TEST(AveragePool, DividesByMorePaddingThanInt64Counts) {
+  constexpr int64_t kHalf = int64_t{1} << 30, kKernel = 2 * kHalf - 1, kEnd = kHalf - 2;
+  const Attributes attributes{{"kernel_shape", Ints{kKernel, kKernel, kKernel}},
+                              {"pads", Ints{kHalf, kHalf, kHalf, kEnd, kEnd, kEnd}},
+                              {"count_include_pad", int64_t{1}}};
+  const double share = 1e28 / std::pow(static_cast<double>(kKernel), 3);
+  const std::vector<TensorData> y =
+      run({.op = "AveragePool",
+           .name = "wide",
+           .inputs = {CaseInput::literal(DType::undefined, {1, 1, 1, 1, 1}, {1e28})},
+           .attributes = attributes});
+  EXPECT_NEAR(y[0].data_as<float>()[0], share, 1e-5);
+  const std::vector<TensorData> dx =
+      run({.op = "ortrain::AveragePoolGrad",
+           .name = "wide",
+           .inputs = {CaseInput::literal(DType::undefined, {1, 1, 1, 1, 1}, {1e28}),
+                      CaseInput::int64s({1, 1, 1, 1, 1})},
+           .attributes = attributes});
+  EXPECT_NEAR(dx[0].data_as<float>()[0], share, 1e-5);
+}
+
+TEST(Pool, TablesOfAnAxisAreBounded) {
+  Graph graph;
+  const ValueId x = graph.add_input({}, "x", DType::f32, {1, 1, Dim::symbol("n")});
+  const ValueId y = GraphBuilder(graph).op("MaxPool", {x}, {{"kernel_shape", Ints{1}}});
+  graph.add_output({.value = y, .name = "y"});
+  auto session = std::make_shared<Session>(std::move(graph), cpu_kernels());
+  EXPECT_THROW(session->plan({{1, 1, int64_t{1} << 27}}), UnsupportedError);
 }
 
 TEST(Pool, KeepsSymbolsInShapes) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/odometer.h"
 #include "ortrain/cpu/reduction.h"
 #include "ortrain/cpu/simd/vector_math.h"
 #include "ortrain/cpu/threads.h"
@@ -47,38 +48,47 @@ std::vector<Kernel> reduce_kernels(ReduceFormula formula) {
 
 // Where the elements that one output reduces lie: runs of a common length and stride.
 struct ReducedRuns {
-  Dims starts = {0};
+  Dims dims, strides;  // of the runs
+  int64_t count = 1;
   int64_t length = 1;
   int64_t stride = 0;
 };
 
 ReducedRuns reduced_runs(const ReductionLayout& layout) {
-  ReducedRuns runs;
-  if (layout.count == 0) return {.starts = {}};
-  for (size_t k = 0; k < layout.reduced_dims.size(); ++k) {
-    if (k + 1 == layout.reduced_dims.size()) {
-      runs.length = layout.reduced_dims[k];
-      runs.stride = layout.reduced_strides[k];
-      break;
-    }
-    Dims next;
-    for (int64_t base : runs.starts) {
-      for (int64_t i = 0; i < layout.reduced_dims[k]; ++i) {
-        next.push_back(base + i * layout.reduced_strides[k]);
-      }
-    }
-    runs.starts = std::move(next);
+  Odometer::check_rank(layout.reduced_dims.size());
+  ReducedRuns runs{.dims = layout.reduced_dims, .strides = layout.reduced_strides};
+  if (layout.count == 0) {
+    runs.count = 0;
+  } else if (!runs.dims.empty()) {
+    runs.length = runs.dims.back();
+    runs.stride = runs.strides.back();
+    runs.count = layout.count / runs.length;
+    runs.dims.pop_back();
+    runs.strides.pop_back();
   }
   return runs;
 }
 
-int64_t output_offset(const ReductionLayout& layout, int64_t output) {
+// Where element `index`, in row-major order, lies.
+int64_t offset_of(const Dims& dims, const Dims& strides, int64_t index) {
   int64_t offset = 0;
-  for (size_t k = layout.kept_dims.size(); k-- > 0;) {
-    offset += output % layout.kept_dims[k] * layout.kept_strides[k];
-    output /= layout.kept_dims[k];
+  for (size_t k = dims.size(); k-- > 0;) {
+    offset += index % dims[k] * strides[k];
+    index /= dims[k];
   }
   return offset;
+}
+
+int64_t output_offset(const ReductionLayout& layout, int64_t output) {
+  return offset_of(layout.kept_dims, layout.kept_strides, output);
+}
+
+// body(offset of the first element) for each run.
+template <typename Body>
+void for_each_run(const ReducedRuns& runs, const Body& body) {
+  if (runs.count == 0) return;
+  Odometer run(runs.dims, runs.strides, 0);
+  for (int64_t r = 0; r < runs.count; ++r, run.next()) body(run.offset());
 }
 
 constexpr int64_t kBuffer = 256;
@@ -92,16 +102,16 @@ double widened(T value) {
 template <typename T>
 double log_sum_exp(const T* x, const ReducedRuns& runs) {
   double most = -std::numeric_limits<double>::infinity();
-  for (int64_t start : runs.starts) {
+  for_each_run(runs, [&](int64_t start) {
     for (int64_t i = 0; i < runs.length; ++i) {
       const double value = widened(x[start + i * runs.stride]);
       if (value > most || value != value) most = value;
     }
-  }
+  });
   if (std::isinf(most) || std::isnan(most)) return most;
   double sum = 0;
   alignas(64) double buffer[kBuffer];
-  for (int64_t start : runs.starts) {
+  for_each_run(runs, [&](int64_t start) {
     for (int64_t begin = 0; begin < runs.length; begin += kBuffer) {
       const int64_t n = std::min(kBuffer, runs.length - begin);
       for (int64_t i = 0; i < n; ++i) {
@@ -110,7 +120,7 @@ double log_sum_exp(const T* x, const ReducedRuns& runs) {
       vector_exp(buffer, buffer, n);
       for (int64_t i = 0; i < n; ++i) sum += buffer[i];
     }
-  }
+  });
   return most + std::log(sum);
 }
 
@@ -161,7 +171,7 @@ KernelFn make_prod_grad(NodeSpec& spec) {
           const T* x = args.input<T>(1) + output_offset(layout, o);
           T* dx = args.output<T>(0) + output_offset(layout, o);
           const auto at = [&runs](int64_t i) {
-            return runs.starts[static_cast<size_t>(i / runs.length)] +
+            return offset_of(runs.dims, runs.strides, i / runs.length) +
                    i % runs.length * runs.stride;
           };
           double product = 1;

@@ -7,6 +7,7 @@
 
 #include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
+#include "ortrain/ir/shape_inference.h"
 #include "ortrain/ops/resize/resize_axes.h"
 
 namespace ortrain::ops {
@@ -157,14 +158,8 @@ bool is_identity(const ResizeAxis& axis) {
 
 std::vector<int64_t> resize_axes(const AttributeReader& attrs, size_t rank) {
   const std::optional<std::vector<int64_t>> given = attrs.optional_ints("axes");
-  std::vector<int64_t> axes;
-  if (!given) {
-    axes.resize(rank);
-    std::iota(axes.begin(), axes.end(), 0);
-    return axes;
-  }
-  for (int64_t axis : *given) axes.push_back(normalize_axis(axis, rank));
-  return axes;
+  if (given) return normalize_axes(*given, rank);
+  return normalize_axes_or_all({}, rank);
 }
 
 Dims resized_by_scales(const Dims& x, const std::vector<int64_t>& axes,
@@ -263,17 +258,22 @@ std::vector<ResizeAxis> resize_tables(const AttributeReader& attrs, const Dims& 
 }
 
 ResizeAxis transposed(const ResizeAxis& axis) {
-  std::vector<std::vector<ResizeTap>> uses(static_cast<size_t>(axis.in));
+  if (axis.in > static_cast<int64_t>(kMostTaps)) {
+    throw UnsupportedError(str("the gradient of axis ", axis.axis, ", resized from ", axis.in,
+                               "; extents up to ", kMostTaps, " are supported"));
+  }
+  ResizeAxis result{axis.axis, axis.out, axis.in, {}, {}};
+  result.begin.assign(static_cast<size_t>(axis.in) + 1, 0);
+  result.taps.resize(axis.taps.size());
+  for (const ResizeTap& tap : axis.taps) ++result.begin[static_cast<size_t>(tap.index) + 1];
+  std::partial_sum(result.begin.begin(), result.begin.end(), result.begin.begin());
+  std::vector<size_t> next = result.begin;
   for (int64_t o = 0; o < axis.out; ++o) {
     for (size_t t = axis.begin[static_cast<size_t>(o)]; t < axis.begin[static_cast<size_t>(o) + 1];
          ++t) {
-      uses[static_cast<size_t>(axis.taps[t].index)].push_back({o, axis.taps[t].weight});
+      const ResizeTap& tap = axis.taps[t];
+      result.taps[next[static_cast<size_t>(tap.index)]++] = {o, tap.weight};
     }
-  }
-  ResizeAxis result{axis.axis, axis.out, axis.in, {0}, {}};
-  for (const std::vector<ResizeTap>& taps : uses) {
-    result.taps.insert(result.taps.end(), taps.begin(), taps.end());
-    result.begin.push_back(result.taps.size());
   }
   return result;
 }

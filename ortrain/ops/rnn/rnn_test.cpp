@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 
 #include "ortrain/autodiff/build_backward.h"
@@ -111,6 +112,33 @@ TEST_P(RecurrentLayers, UnwantedOutputsChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(All, RecurrentLayers,
                          ::testing::Values(Layer{"LSTM", 4, true}, Layer{"GRU", 3, false},
                                            Layer{"RNN", 1, false}));
+
+// The steps would be gone through, one call of a matrix product each.
+TEST(Recurrent, StepsOfAnEmptyBatchCostNoTime) {
+  constexpr int64_t kMany = int64_t{1} << 25;
+  using In = testing::CaseInput;
+  const In sequence = In::normal({kMany, 0, kHidden}), state = In::normal({0, kHidden});
+  const auto gates = [](int64_t n, int64_t width) { return In::normal({n * kHidden, width}); };
+  const In saved = In::normal({kMany, 0, 4 * kHidden}), x = In::normal({kMany, 0, kInput});
+  const std::vector<testing::OpCase> cases{
+      {.op = "ortrain::RNNGrad",
+       .name = "empty_batch",
+       .inputs = {sequence, state, x, state, gates(1, kInput), gates(1, kHidden), sequence}},
+      {.op = "ortrain::GRUGrad",
+       .name = "empty_batch",
+       .inputs = {sequence, state, x, state, gates(3, kInput), gates(3, kHidden), sequence, saved}},
+      {.op = "ortrain::LSTMGrad",
+       .name = "empty_batch",
+       .inputs = {sequence, state, state, x, state, state, gates(4, kInput), gates(4, kHidden),
+                  sequence, saved, sequence}}};
+  for (testing::OpCase op_case : cases) {
+    op_case.outputs = 5;
+    const auto start = std::chrono::steady_clock::now();
+    testing::run_kernel(op_case, testing::make_inputs(op_case, DType::f32), "", cpu_kernels());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(seconds.count(), 1.0) << op_case.op;
+  }
+}
 
 }  // namespace
 }  // namespace ortrain

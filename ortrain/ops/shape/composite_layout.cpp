@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -20,7 +21,7 @@ bool blocks_first(ExpandContext& e) {
   return mode == "DCR";
 }
 
-constexpr int64_t kMostBlock = 1 << 14;  // its square times the channels fits
+constexpr int64_t kMostBlock = 1 << 14;
 
 struct Blocks {
   ValueId x;
@@ -60,6 +61,7 @@ std::vector<ValueId> expand_depth_to_space(ExpandContext& e) {
 std::vector<ValueId> expand_space_to_depth(ExpandContext& e) {
   const Blocks b(e);
   const bool first = blocks_first(e);
+  const int64_t channels = count_elements(b.channels, b.size, b.size);
   for (size_t axis : {2, 3}) {
     const Dim& extent = e.shape(b.x)[axis];
     if (extent.is_constant() && extent.constant() % b.size != 0) {
@@ -74,19 +76,15 @@ std::vector<ValueId> expand_space_to_depth(ExpandContext& e) {
       e.reshape(b.x, e.concat({batch, e.int64s({b.channels}), height, size, width, size}, 0));
   const ValueId moved = e.transpose(split, first ? std::vector<int64_t>{0, 3, 5, 1, 2, 4}
                                                  : std::vector<int64_t>{0, 1, 3, 5, 2, 4});
-  return {e.reshape(moved,
-                    e.concat({batch, e.int64s({b.channels * b.size * b.size}), height, width}, 0))};
+  return {e.reshape(moved, e.concat({batch, e.int64s({channels}), height, width}, 0))};
 }
 
 std::vector<ValueId> expand_center_crop_pad(ExpandContext& e) {
   ValueId x = e.input(0);
   const size_t rank = e.shape(x).size();
-  std::vector<int64_t> axes(rank);
-  std::iota(axes.begin(), axes.end(), 0);
-  if (const auto given = e.attrs().optional_ints("axes")) {
-    axes.clear();
-    for (int64_t axis : *given) axes.push_back(normalize_axis(axis, rank));
-  }
+  const auto given = e.attrs().optional_ints("axes");
+  const std::vector<int64_t> axes =
+      given ? normalize_axes(*given, rank) : normalize_axes_or_all({}, rank);
   const std::vector<int64_t> wanted = e.known_ints(1);
   if (wanted.size() != axes.size()) {
     throw ShapeError(str("'shape' has ", wanted.size(), " entries for ", axes.size(), " axes"));
@@ -125,7 +123,8 @@ std::vector<ValueId> expand_compress(ExpandContext& e) {
 std::vector<ValueId> expand_reverse_sequence(ExpandContext& e) {
   const ValueId x = e.input(0);
   const int64_t batch_axis = e.attrs().int_("batch_axis"), time_axis = e.attrs().int_("time_axis");
-  if (batch_axis + time_axis != 1 || batch_axis * time_axis != 0) {
+  if ((batch_axis != 0 && batch_axis != 1) || (time_axis != 0 && time_axis != 1) ||
+      batch_axis == time_axis) {
     throw InvalidModelError("batch_axis and time_axis must be 0 and 1, or 1 and 0");
   }
   if (e.rank(x) < 2) throw ShapeError(str("the input is ", shape_str(e.shape(x)), ", of rank < 2"));

@@ -34,7 +34,8 @@ void infer_concat(InferContext& context) {
       }
       shape[k] = same_extent(shape[k], part[k]);
     }
-    all_known = all_known && context.known(i).has_value();
+    all_known = all_known && context.known(i).has_value() &&
+                contents.size() + context.known(i)->size() <= kMaxKnown;
     if (all_known) {
       contents.insert(contents.end(), context.known(i)->begin(), context.known(i)->end());
     }
@@ -87,6 +88,7 @@ void infer_split(InferContext& context) {
   if (context.has_input(1)) {
     if (num_outputs) throw InvalidModelError("both input 'split' and 'num_outputs' are given");
     sizes = required_known(context, 1, "split");
+    if (context.rank(1) != 1) throw ShapeError("input 'split' must have rank 1");
     Dim sum(0);
     for (const Dim& size : sizes) {
       if (size.is_constant() && size.constant() < 0) {
@@ -114,9 +116,16 @@ void infer_split(InferContext& context) {
     if (!context.known(0) || !sizes[i].is_constant()) {
       offset = SIZE_MAX;  // later parts start at an unknown place
     } else if (offset != SIZE_MAX && from.size() == 1) {
-      const auto begin = context.known(0)->begin() + static_cast<std::ptrdiff_t>(offset);
+      const std::vector<Dim>& whole = *context.known(0);
+      const auto size = static_cast<size_t>(sizes[i].constant());
+      // Beside a symbolic part the sizes were not added up.
+      if (size > whole.size() - offset) {
+        throw ShapeError(str("the parts ", shape_str(sizes), " are longer than the extent ",
+                             from[axis].str(), " of axis ", axis));
+      }
+      const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(offset);
       context.set_known(i, std::vector<Dim>(begin, begin + sizes[i].constant()));
-      offset += static_cast<size_t>(sizes[i].constant());
+      offset += size;
     }
   }
 }

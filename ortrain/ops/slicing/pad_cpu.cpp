@@ -31,25 +31,21 @@ Dims front_pads(const NodeSpec& spec, size_t rank, size_t pads_input) {
   return front;
 }
 
+enum class PadMode { kReflect, kEdge, kWrap };
+
+PadMode pad_mode(const NodeSpec& spec) {
+  const std::string& mode = spec.attrs().string_("mode");
+  return mode == "edge" ? PadMode::kEdge : mode == "wrap" ? PadMode::kWrap : PadMode::kReflect;
+}
+
 // The element of [0, extent) that place `at` of the axis, which may lie outside, is a copy of.
-int64_t source_of(int64_t at, int64_t extent, const std::string& mode) {
-  if (mode == "edge") return std::clamp<int64_t>(at, 0, extent - 1);
-  if (mode == "wrap") return (at % extent + extent) % extent;
+int64_t source_of(int64_t at, int64_t extent, PadMode mode) {
+  if (mode == PadMode::kEdge) return std::clamp<int64_t>(at, 0, extent - 1);
+  if (mode == PadMode::kWrap) return (at % extent + extent) % extent;
   if (extent == 1) return 0;
   const int64_t period = 2 * (extent - 1);
   const int64_t phase = (at % period + period) % period;
   return phase < extent ? phase : period - phase;
-}
-
-std::vector<Dims> source_maps(const Dims& inner, const Dims& outer, const Dims& front,
-                              const std::string& mode) {
-  std::vector<Dims> maps(outer.size());
-  for (size_t k = 0; k < outer.size(); ++k) {
-    for (int64_t i = 0; i < outer[k]; ++i) {
-      maps[k].push_back(source_of(i - front[k], inner[k], mode));
-    }
-  }
-  return maps;
 }
 
 KernelFn make_pad_constant(NodeSpec& spec) {
@@ -83,28 +79,31 @@ KernelFn make_pad_constant(NodeSpec& spec) {
   };
 }
 
-// Rows of the last axis: the part that lies inside is copied, the rest looked up.
-struct RowMap {
-  Dims last;                 // source of each element of a row
-  Dims rows;                 // source row of each output row, as an element offset
-  int64_t inside_begin = 0;  // last[inside_begin + i] = last[inside_begin] + i on this run
-  int64_t inside_count = 0;
+// Rows of the last axis: the part that lies inside is copied, the rest looked up. Sources are
+// computed when the kernel runs: tables of them would take more memory than small elements do.
+struct PaddedRows {
+  Dims from, to, front, strides;  // strides of `from`
+  PadMode mode;
+  int64_t rows = 1;
+  int64_t inside_begin = 0;  // elements [inside_begin, inside_begin + inside_count) are a copy of
+  int64_t inside_count = 0;  // as many neighbours
+
+  // Where the row lies that row `row` is a copy of.
+  int64_t row_source(int64_t row) const {
+    int64_t offset = 0;
+    for (size_t k = to.size() - 1; k-- > 0;) {
+      offset += source_of(row % to[k] - front[k], from[k], mode) * strides[k];
+      row /= to[k];
+    }
+    return offset;
+  }
+  int64_t source(int64_t i) const { return source_of(i - front.back(), from.back(), mode); }
 };
 
-RowMap row_map(const Dims& from, const Dims& to, const Dims& front, const std::string& mode) {
-  std::vector<Dims> maps = source_maps(from, to, front, mode);
-  const Dims strides = strides_of(from);
-  RowMap result;
-  result.rows = {0};
-  for (size_t k = 0; k + 1 < to.size(); ++k) {
-    Dims next;
-    next.reserve(result.rows.size() * maps[k].size());
-    for (int64_t base : result.rows) {
-      for (int64_t source : maps[k]) next.push_back(base + source * strides[k]);
-    }
-    result.rows = std::move(next);
-  }
-  result.last = std::move(maps.back());
+PaddedRows padded_rows(const Dims& from, const Dims& to, const Dims& front, PadMode mode) {
+  PaddedRows result{
+      .from = from, .to = to, .front = front, .strides = strides_of(from), .mode = mode};
+  result.rows = num_elements(Dims(to.begin(), to.end() - 1));
   result.inside_begin = std::clamp<int64_t>(front.back(), 0, to.back());
   const int64_t inside_end = std::clamp<int64_t>(front.back() + from.back(), 0, to.back());
   result.inside_count = std::max<int64_t>(inside_end - result.inside_begin, 0);
@@ -112,36 +111,35 @@ RowMap row_map(const Dims& from, const Dims& to, const Dims& front, const std::s
 }
 
 template <size_t kSize>
-void pad_row(const std::byte* in, std::byte* out, const RowMap& map, int64_t begin, int64_t end) {
+void pad_row(const std::byte* in, std::byte* out, const PaddedRows& rows, int64_t begin,
+             int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     std::memcpy(out + static_cast<size_t>(i) * kSize,
-                in + static_cast<size_t>(map.last[static_cast<size_t>(i)]) * kSize, kSize);
+                in + static_cast<size_t>(rows.source(i)) * kSize, kSize);
   }
 }
 
 template <size_t kSize>
-KernelFn pad_mapped(NodeSpec& spec, RowMap map) {
-  const int64_t columns = spec.output(0).dims.back();
-  return [columns, map = std::move(map)](const KernelArgs& args) {
+KernelFn pad_mapped(PaddedRows rows) {
+  return [rows = std::move(rows)](const KernelArgs& args) {
     const std::byte* in = args.input<std::byte>(0);
     std::byte* out = args.output<std::byte>(0);
-    parallel_for(static_cast<int64_t>(map.rows.size()), 16384 / std::max<int64_t>(columns, 1) + 1,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t r = begin; r < end; ++r) {
-                     const std::byte* from =
-                         in + static_cast<size_t>(map.rows[static_cast<size_t>(r)]) * kSize;
-                     std::byte* to = out + static_cast<size_t>(r * columns) * kSize;
-                     const int64_t inside_end = map.inside_begin + map.inside_count;
-                     pad_row<kSize>(from, to, map, 0, map.inside_begin);
-                     if (map.inside_count > 0) {
-                       const size_t at = static_cast<size_t>(map.inside_begin);
-                       std::memcpy(to + at * kSize,
-                                   from + static_cast<size_t>(map.last[at]) * kSize,
-                                   static_cast<size_t>(map.inside_count) * kSize);
-                     }
-                     pad_row<kSize>(from, to, map, inside_end, columns);
-                   }
-                 });
+    const int64_t columns = rows.to.back();
+    parallel_for(
+        rows.rows, 16384 / std::max<int64_t>(columns, 1) + 1, [&](int64_t begin, int64_t end) {
+          for (int64_t r = begin; r < end; ++r) {
+            const std::byte* from = in + static_cast<size_t>(rows.row_source(r)) * kSize;
+            std::byte* to = out + static_cast<size_t>(r * columns) * kSize;
+            const int64_t inside_end = rows.inside_begin + rows.inside_count;
+            pad_row<kSize>(from, to, rows, 0, rows.inside_begin);
+            if (rows.inside_count > 0) {
+              std::memcpy(to + static_cast<size_t>(rows.inside_begin) * kSize,
+                          from + static_cast<size_t>(rows.source(rows.inside_begin)) * kSize,
+                          static_cast<size_t>(rows.inside_count) * kSize);
+            }
+            pad_row<kSize>(from, to, rows, inside_end, columns);
+          }
+        });
   };
 }
 
@@ -150,16 +148,16 @@ KernelFn make_pad(NodeSpec& spec) {
   if (mode == "constant" || spec.input(0).rank() == 0) return make_pad_constant(spec);
   if (spec.output(0).numel() == 0) return [](const KernelArgs&) {};
   const Dims front = front_pads(spec, spec.input(0).dims.size(), 1);
-  RowMap map = row_map(spec.input(0).dims, spec.output(0).dims, front, mode);
+  PaddedRows rows = padded_rows(spec.input(0).dims, spec.output(0).dims, front, pad_mode(spec));
   switch (size_of(spec.input(0).dtype)) {
     case 1:
-      return pad_mapped<1>(spec, std::move(map));
+      return pad_mapped<1>(std::move(rows));
     case 2:
-      return pad_mapped<2>(spec, std::move(map));
+      return pad_mapped<2>(std::move(rows));
     case 4:
-      return pad_mapped<4>(spec, std::move(map));
+      return pad_mapped<4>(std::move(rows));
     default:
-      return pad_mapped<8>(spec, std::move(map));
+      return pad_mapped<8>(std::move(rows));
   }
 }
 
@@ -168,15 +166,15 @@ struct Targets {
   std::vector<int64_t> starts;  // extent + 1
   std::vector<int64_t> places;
 
-  explicit Targets(const Dims& sources, int64_t extent)
-      : starts(static_cast<size_t>(extent) + 1, 0), places(sources.size()) {
-    for (int64_t source : sources) ++starts[static_cast<size_t>(source) + 1];
+  Targets(int64_t inner, int64_t outer, int64_t front, PadMode mode)
+      : starts(static_cast<size_t>(inner) + 1, 0), places(static_cast<size_t>(outer)) {
+    const auto source = [&](int64_t i) {
+      return static_cast<size_t>(source_of(i - front, inner, mode));
+    };
+    for (int64_t i = 0; i < outer; ++i) ++starts[source(i) + 1];
     std::partial_sum(starts.begin(), starts.end(), starts.begin());
     std::vector<int64_t> next = starts;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      places[static_cast<size_t>(next[static_cast<size_t>(sources[i])]++)] =
-          static_cast<int64_t>(i);
-    }
+    for (int64_t i = 0; i < outer; ++i) places[static_cast<size_t>(next[source(i)]++)] = i;
   }
 };
 
@@ -201,11 +199,20 @@ struct PadGradient {
   }
 };
 
+// The tables of an axis are made while the plan is; longer ones would be gigabytes.
+constexpr int64_t kMostTargets = int64_t{1} << 26;
+
 template <typename T>
-KernelFn pad_grad_of(NodeSpec& spec, const Dims& front, const std::string& mode) {
+KernelFn pad_grad_of(NodeSpec& spec, const Dims& front) {
   PadGradient<T> gradient{spec.output(0).dims, strides_of(spec.input(0).dims), {}};
-  const std::vector<Dims> maps = source_maps(spec.output(0).dims, spec.input(0).dims, front, mode);
-  for (size_t k = 0; k < maps.size(); ++k) gradient.targets.emplace_back(maps[k], gradient.dims[k]);
+  for (size_t k = 0; k < front.size(); ++k) {
+    const int64_t inner = gradient.dims[k], outer = spec.input(0).dims[k];
+    if (std::max(inner, outer) > kMostTargets) {
+      throw UnsupportedError(str("the gradient of padding from ", inner, " to ", outer,
+                                 "; extents up to ", kMostTargets, " are supported"));
+    }
+    gradient.targets.emplace_back(inner, outer, front[k], pad_mode(spec));
+  }
   return [gradient = std::move(gradient), total = spec.output(0).numel()](const KernelArgs& args) {
     const T* dy = args.input<T>(0);
     T* dx = args.output<T>(0);
@@ -246,7 +253,7 @@ KernelFn make_pad_grad(NodeSpec& spec) {
   }
   const Dims front = front_pads(spec, rank, 2);
   return dispatch_float(spec.input(0).dtype, [&](auto tag) {
-    return pad_grad_of<typename decltype(tag)::type>(spec, front, mode);
+    return pad_grad_of<typename decltype(tag)::type>(spec, front);
   });
 }
 

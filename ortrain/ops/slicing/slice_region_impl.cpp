@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include "ortrain/ops/slicing/slice_region.h"
-
 #include <algorithm>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/error.h"
 #include "ortrain/ir/shape_inference.h"
+#include "ortrain/ops/slicing/slice_region.h"
 
 namespace ortrain::ops {
 namespace {
@@ -31,11 +31,17 @@ AxisSlice slice_constants(int64_t extent, int64_t start, int64_t end, int64_t st
   return result;
 }
 
-// Bounds this large mean "to the end" in every exporter.
-bool is_unbounded(const Dim& bound) {
-  return bound.is_constant() &&
-         (bound.constant() >= INT32_MAX || bound.constant() <= -int64_t{INT32_MAX});
+// What exporters write for "to the end", and what no axis is as long as, becomes the largest or
+// smallest integer.
+Dim without_sentinel(const Dim& bound) {
+  if (!bound.is_constant()) return bound;
+  const int64_t value = bound.constant();
+  if (value == INT32_MAX || value >= kMostBytes) return INT64_MAX;
+  if (value == INT32_MIN || value == -int64_t{INT32_MAX} || value <= -kMostBytes) return INT64_MIN;
+  return bound;
 }
+
+bool is_unbounded(const Dim& bound) { return bound.is(INT64_MAX) || bound.is(INT64_MIN); }
 
 Dim resolve(const Dim& bound, const Dim& extent) {
   return bound.is_constant() && bound.constant() < 0 ? bound + extent : bound;
@@ -43,7 +49,7 @@ Dim resolve(const Dim& bound, const Dim& extent) {
 
 AxisSlice slice_symbols(const Dim& extent, const Dim& start, const Dim& end, int64_t step) {
   AxisSlice result;
-  result.step = step;
+  result.step = step;  // from 2^47 on any step leaves after the first element
   if (step > 0) {
     if (is_unbounded(start)) {
       result.start = start.constant() < 0 ? Dim(0) : extent;
@@ -56,12 +62,15 @@ AxisSlice slice_symbols(const Dim& extent, const Dim& start, const Dim& end, int
     } else if (last.is_constant() && last.constant() > 1) {
       last = min(last, extent);
     }
-    result.count = ceil_div(last - result.start, Dim(step));
+    result.count = ceil_div(last - result.start, Dim(std::min(step, kMostBytes)));
   } else {
-    result.start = is_unbounded(start) && start.constant() > 0 ? extent - Dim(1)
-                                                               : resolve(start, extent);
-    const Dim last = is_unbounded(end) && end.constant() < 0 ? Dim(-1) : resolve(end, extent);
-    result.count = ceil_div(result.start - last, Dim(-step));
+    const auto place = [&extent](const Dim& bound) {
+      if (!is_unbounded(bound)) return resolve(bound, extent);
+      return bound.constant() < 0 ? Dim(-1) : extent - Dim(1);
+    };
+    result.start = place(start);
+    const Dim last = place(end);
+    result.count = ceil_div(result.start - last, Dim(-std::max(step, -kMostBytes)));
   }
   if (result.count.is_constant() && result.count.constant() < 0) result.count = 0;
   return result;
@@ -69,8 +78,10 @@ AxisSlice slice_symbols(const Dim& extent, const Dim& start, const Dim& end, int
 
 }  // namespace
 
-AxisSlice slice_axis(const Dim& extent, const Dim& start, const Dim& end, int64_t step) {
+AxisSlice slice_axis(const Dim& extent, const Dim& given_start, const Dim& given_end,
+                     int64_t step) {
   if (step == 0) throw ShapeError("a step is zero");
+  const Dim start = without_sentinel(given_start), end = without_sentinel(given_end);
   if (extent.is_constant() && start.is_constant() && end.is_constant()) {
     return slice_constants(extent.constant(), start.constant(), end.constant(), step);
   }
