@@ -5,7 +5,8 @@
 An entry of the cache of graphs is read in Python: a head and a description as JSON, a model as
 bytes. What differs from what was written is refused by its SHA-256 before that; here the checksum
 fits, as after a mistake of the writer or of another version. A wrong entry must be refused, by the
-slot itself: no error leaves it, and nothing but a graph or None comes out.
+slot itself, at once: no error leaves it, and nothing but a graph or None comes out. A graph that is
+taken holds for other sizes or not, without an error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,33 @@ from ortrain.capture.prepare import prepare
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature
 
+_MOST_SECONDS = 10  # of one entry
 _EXTREMES = [0, -1, 1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, -(2**63), 2**64, 2**200, 1e308]
+# Operands of conditions, among them what takes long where it is computed.
+_OPERANDS = [
+    "L['x'].size()[0]",
+    "L['x'].stride()[1]",
+    "L['x'].size()[9]",
+    "9",
+    "-1",
+    "0.5",
+    "10**9",
+]
+_OPERANDS += ["True", "'a'", "1e308", str(2**63), "L['y'].size()[0]", "None"]
+_OPERATORS = ["**", "<<", ">>", "*", "//", "%", "/", "+", "-", "==", "<", "<=", " and ", " or "]
+_FUNCTIONS = [
+    "",
+    "-",
+    "not ",
+    "round",
+    "int",
+    "abs",
+    "min",
+    "max",
+    "math.exp",
+    "math.pow",
+    "math.log",
+]
 _OTHERS: list[Any] = [None, True, "", "x", [], {}, [[]], "\ud800", float("nan")]
 
 
@@ -49,6 +76,16 @@ def changed_json(value: Any, draw: random.Random) -> Any:
         at = draw.randrange(len(value))
         return value[:at] + draw.choice("()[]'*/%<>= 09aL.\\\0") + value[at + 1 :]
     return draw.choice(_EXTREMES + _OTHERS)
+
+
+def condition(draw: random.Random, depth: int = 6) -> str:
+    """Return a condition on sizes, or what looks like one."""
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice(_OPERANDS)
+    parts = [condition(draw, depth - 1) for _ in range(draw.choice([1, 2, 2, 2, 3]))]
+    if draw.random() < 0.3:
+        return f"{draw.choice(_FUNCTIONS)}({', '.join(parts[:2])})"
+    return "(" + draw.choice(_OPERATORS).join(parts) + ")"
 
 
 def changed_bytes(data: bytes, draw: random.Random) -> bytes:
@@ -75,7 +112,7 @@ def changed_entry(content: bytes, draw: random.Random) -> bytes:
     """Return an entry with one of its three parts changed, or cut, or with other lengths."""
     head, graph = _split(content)
     description, model = _split(graph)
-    kind = draw.randrange(8)
+    kind = draw.randrange(9)
     if kind == 0:
         return changed_bytes(content, draw)
     if kind == 1:
@@ -90,8 +127,12 @@ def changed_entry(content: bytes, draw: random.Random) -> bytes:
     if kind == 5:
         text = json.dumps(changed_json(json.loads(head), draw)).encode()
         return _joined(text, graph)
-    text = json.dumps(changed_json(json.loads(description), draw)).encode()
-    return _joined(head, _joined(text, model))
+    read = json.loads(description)
+    if kind == 6:
+        read["conditions"].append(condition(draw))
+    else:
+        read = changed_json(read, draw)
+    return _joined(head, _joined(json.dumps(read).encode(), model))
 
 
 class _Model(torch.nn.Module):
@@ -141,13 +182,17 @@ def main() -> int:
         while executions != options.runs and time.monotonic() < end:
             entry = changed_entry(content, draw)
             executions += 1
+            begin = time.monotonic()
             try:
                 result = slot._parsed(nowhere, name, entry)
                 if result is not None:
                     taken += 1
                     if not isinstance(result[0], PreparedGraph) or not isinstance(result[1], dict):
                         raise TypeError(f"it gives {result!r}")
-                    result[0].guards.holds([tensor.shape for tensor in call.tensors])
+                    for sizes in ([3, 4], [5, 4], [0, 0], [2**62, 2**62]):
+                        result[0].guards.holds([sizes])
+                if time.monotonic() - begin > _MOST_SECONDS:
+                    raise TimeoutError("it takes long")
             except Exception as error:  # whatever it is, it is what is looked for
                 label = f"{type(error).__name__}: {str(error)[:80]}"
                 if label not in findings:

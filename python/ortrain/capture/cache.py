@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
 import platform
+import stat
 import sys
 import time
 from pathlib import Path
@@ -28,10 +30,11 @@ from ortrain import logs, progress
 from ortrain.capture import source_files
 from ortrain.capture.captured import environment_key
 from ortrain.capture.compared_state import Variable, digest_of_compared, variables_of
+from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.fingerprint import Fingerprint
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.prepared import NotStorableError, PreparedGraph
+from ortrain.capture.prepared import NotStorableError, PreparedGraph, read_json
 from ortrain.capture.signature import FlatCall
 from ortrain.capture.value_digest import Unkeyable
 from ortrain.errors import InvalidModelError
@@ -82,10 +85,14 @@ def size_limit() -> int:
 # Plain attributes by (path of a layer, "" or "config").
 Attributes = dict[tuple[str, str], dict[str, Any]]
 Assignment = list[Any]  # path of a layer, "" or "config", name, value
+Place = tuple[dict[str, Any], str, Any]  # attributes of an object, name, value; _OTHER for none
 # Of a file: key, states of sources, assignments, digest of what is compared.
 Head = dict[str, Any]
 _OTHER = object()
 _PLAIN = (type(None), bool, int, float, str)
+_OF_EACH_MODULE = frozenset({*vars(nn.Module), *vars(nn.Module())})
+_MOST_SOURCES = 256 << 20  # bytes that are read to compare the user's own files
+_MOST_SHOWN = 1000
 
 
 class CacheSlot:
@@ -143,7 +150,7 @@ class CacheSlot:
                 continue
             prepared, head = kept
             if prepared.guards.holds(sizes_of(self._call.tensors)):
-                before = _assign(self._module, head["assignments"])
+                before = _assign(_places(self._module, head["assignments"]))
                 if self._compared(prepared) == head["compared"]:
                     stages["load"] = time.perf_counter() - self._started
                     return prepared
@@ -174,6 +181,7 @@ class CacheSlot:
             assignments = _assignments(self._attributes, _attributes(self._module))
             if len(assignments) < prepared.num_made:
                 raise NotStorableError("the forward assigns to objects that are no layers")
+            _places(self._module, assignments)
             sources = source_files.loaded_files()
             graph = prepared.to_bytes(self._module)
             compared = self._compared(prepared)
@@ -203,21 +211,20 @@ class CacheSlot:
     ) -> tuple[PreparedGraph, Head] | None:
         try:
             end = 8 + int.from_bytes(content[:8], "little")
-            head: Head = json.loads(content[8:end])
+            head: Head = read_json(content[8:end])
             if head["key"] != self._names[0]:
                 raise NotStorableError("it belongs to another module")
             _check_head(head)
             changed = source_files.changed_file(head["sources"])
             if changed is None:
-                _check_assignments(self._module, head["assignments"])
+                _places(self._module, head["assignments"])
                 prepared = PreparedGraph.from_bytes(content[end:], self._module)
-                # Here, where a condition that cannot be evaluated is one more reason not to use it.
-                prepared.guards.holds(sizes_of(self._call.tensors))
+                _check_call(prepared, self._call)
                 return prepared, head
             reason = f"{changed} has changed"
         except Exception as error:  # its checksum fits, and still it may hold anything
             reason = f"{type(error).__name__}: {error}"
-        _log.info("the kept graph %s is not used: %s", name, reason)
+        _log.info("the kept graph %s is not used: %s", name, reason[:_MOST_SHOWN])
         files.remove(name)
         return None
 
@@ -227,9 +234,45 @@ def _check_head(head: Head) -> None:
 
     Raises:
       NotStorableError: It is not what is written.
+      OSError: It names a file that is gone.
     """
-    if not isinstance(head["compared"], str):
+    if type(head["compared"]) is not str:
         raise NotStorableError("the digest of what is compared is no text")
+    seen: set[str] = set()
+    read = 0
+    for path, *rest in head["sources"]:
+        kinds = [type(part) for part in rest]
+        if type(path) is not str or not os.path.isabs(path) or kinds not in ([str], [int, int]):
+            raise NotStorableError("the state of a file is none")
+        if path in seen:
+            raise NotStorableError(f"it names {path} twice")
+        seen.add(path)
+        if path.endswith(".py") and not source_files.is_installed(path):  # whose contents are read
+            status = os.stat(path)
+            read += status.st_size
+            if not stat.S_ISREG(status.st_mode) or read > _MOST_SOURCES:
+                raise NotStorableError(f"{path} is no source file")
+
+
+def _check_call(prepared: PreparedGraph, call: FlatCall) -> None:
+    """Check that a graph is one for calls of this kind.
+
+    Raises:
+      NotStorableError: It takes other arguments.
+      SizeConditionError: A condition is none for such arguments.
+    """
+    if prepared.input_names != call.names:
+        raise NotStorableError("it takes other arguments")
+    if prepared.grad_enabled != torch.is_grad_enabled():
+        raise NotStorableError("it was captured in another grad mode")
+    places = dict(prepared.user_inputs)
+    for described in prepared.graph.inputs:
+        if described["role"] == "user":
+            tensor = call.tensors[places[described["name"]]]
+            form = ONNX_CODE.get(tensor.dtype), tensor.dim()
+            if form != (described["dtype"], len(described["shape"])):
+                raise NotStorableError(f"'{described['name']}' has another dtype or rank")
+    prepared.guards.check(sizes_of(call.tensors))
 
 
 def _attributes(module: nn.Module) -> Attributes:
@@ -269,44 +312,51 @@ def _assignments(before: Attributes, after: Attributes) -> list[Assignment]:
     return result
 
 
-def _check_assignments(module: nn.Module, assignments: list[Assignment]) -> None:
-    """Let nothing but plain values of layers and of their configurations be set: a file says which.
+def _places(module: nn.Module, assignments: list[Assignment]) -> list[Place]:
+    """Return where assignments go: to plain values of layers and of their configurations, since a file says which.
 
     Raises:
       NotStorableError: Another object, a method or a value of another kind is meant.
     """
     layers = dict(module.named_modules())
-    for path, attribute, name, value in assignments:
-        owner: Any = layers.get(path)
-        if attribute == "config":
-            owner = getattr(owner, "__dict__", {}).get("config")
-        elif attribute != "":
-            owner = None
-        fits = hasattr(owner, "__dict__") and isinstance(name, str) and type(value) in _PLAIN
-        if fits:
-            of_class = getattr(type(owner), name, None)
-            fits = {type(of_class), type(getattr(owner, name, None))} <= {*_PLAIN}
-        if not fits or name.startswith("__"):
-            raise NotStorableError(f"it would set '{name}' of '{path}'")
+    return [_place(layers, *assignment) for assignment in assignments]
 
 
-def _assign(module: nn.Module, assignments: list[Assignment]) -> list[tuple[Any, str, Any]]:
-    """Make assignments; return the objects, the names and what they stood for, _OTHER for nothing."""
+def _place(layers: dict[str, nn.Module], path: str, attribute: str, name: str, value: Any) -> Place:
+    owner: Any = layers.get(path)
+    if attribute == "config":
+        owner = getattr(owner, "__dict__", {}).get("config")
+    elif attribute != "":
+        owner = None
+    table = getattr(owner, "__dict__", None)
+    fits = type(table) is dict and type(name) is str and not name.startswith("__")
+    if fits:
+        # Nothing is asked for that runs code.
+        held = inspect.getattr_static(type(owner), name, None), table.get(name), value
+        fits = {type(each) for each in held} <= {*_PLAIN}
+    if fits and attribute == "":
+        fits = type(value) is bool if name == "training" else name not in _OF_EACH_MODULE
+        fits &= all(name not in table[kind] for kind in ("_parameters", "_buffers", "_modules"))
+    if not fits:
+        raise NotStorableError(f"it would set '{name}' of '{path}'")
+    return table, name, value
+
+
+def _assign(places: list[Place]) -> list[Place]:
+    """Let places have their values, by no setter, which a file might surprise; return them as they were."""
     before = []
-    for path, attribute, name, value in assignments:
-        owner: Any = module.get_submodule(path)
-        owner = getattr(owner, attribute) if attribute else owner
-        before.append((owner, name, vars(owner).get(name, _OTHER)))
-        setattr(owner, name, value)
+    for table, name, value in places:
+        before.append((table, name, table.get(name, _OTHER)))
+        table[name] = value
     return before
 
 
-def _set_back(before: list[tuple[Any, str, Any]]) -> None:
-    for owner, name, value in reversed(before):
+def _set_back(before: list[Place]) -> None:
+    for table, name, value in reversed(before):
         if value is _OTHER:
-            delattr(owner, name)
+            table.pop(name, None)
         else:
-            setattr(owner, name, value)
+            table[name] = value
 
 
 def _sizes(call: FlatCall) -> list[tuple[int, ...]]:

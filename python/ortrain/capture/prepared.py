@@ -8,15 +8,18 @@ The bytes hold JSON and an ONNX model; reading them runs no code and imports not
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
 from ortrain.capture.result_views import ResultViews
@@ -32,6 +35,13 @@ from ortrain.capture.signature import (
 )
 
 Json = dict[str, Any]
+
+# Of a description or a head: those of transformers have 0.5 MB. An object in memory may take 30 times its text.
+_MOST_BYTES = 8 << 20
+_MOST_DIGITS = 1000
+# Of a result, which each call makes anew.
+_MOST_PARTS = 1 << 16
+_MOST_DEPTH = 64
 
 
 class NotStorableError(Exception):
@@ -125,6 +135,7 @@ class PreparedGraph:
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
+        _read(text, self.graph, module)  # else it would be written and refused in each process
         return len(text).to_bytes(8, "little") + text + self.graph.to_onnx_bytes()
 
     @staticmethod
@@ -136,34 +147,149 @@ class PreparedGraph:
         """
         end = 8 + int.from_bytes(data[:8], "little")
         try:
-            read: Json = json.loads(data[8:end])
-            names = read["names_read"]
-            guards = compile_guards(read["conditions"], read["input_names"], ())
-            return PreparedGraph(
-                graph=_core.load_onnx(data[end:]),
-                user_inputs=[(name, index) for name, index in read["user_inputs"]],
-                aten_nodes=read["aten_nodes"],
-                guards=guards,
-                input_names=read["input_names"],
-                output_tree=OutputTree(_tree_from_json(read["tree"]), tuple(read["paths"])),
-                grad_enabled=read["grad_enabled"],
-                squeezes=read["squeezes"],
-                autocast_regions=read["autocast_regions"],
-                unsaved_inputs=frozenset(map(str, read["unsaved_inputs"])),
-                common_saves=tuple(map(frozenset, read["common_saves"])),
-                needed_results=tuple(map(frozenset, read["needed_results"])),
-                names_read=None if names is None else frozenset(map(str, names)),
-                outside={
-                    name: vars(module.get_submodule(path))[attribute]
-                    for name, (path, attribute) in read["outside"].items()
-                },
-                cloned=frozenset(map(str, read["cloned"])),
-                fixed=str(read["fixed"]),
-            )
-        except NotStorableError:
-            raise
+            graph = _core.load_onnx(data[end:])
         except Exception as error:
             raise NotStorableError(f"{type(error).__name__}: {error}") from error
+        return _read(data[8:end], graph, module)
+
+
+def read_json(text: bytes) -> Any:
+    """Return what a text says that anybody may have written.
+
+    Raises:
+      ValueError: It is no JSON, or long, or has numbers of a thousand digits.
+    """
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"{len(text)} bytes of JSON")
+    return json.loads(text, parse_int=_parsed_int)
+
+
+def _parsed_int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _read(text: bytes, graph: Any, module: nn.Module) -> PreparedGraph:
+    """Return a graph with what a description says of it, all that is used of it later checked.
+
+    Raises:
+      NotStorableError: It says something that is not written, or not of this graph and module.
+    """
+    try:
+        return _described(read_json(text), graph, module)
+    except NotStorableError:
+        raise
+    except Exception as error:
+        raise NotStorableError(f"{type(error).__name__}: {error}") from error
+
+
+def _described(read: Json, graph: Any, module: nn.Module) -> PreparedGraph:
+    outputs = [output for output in graph.outputs if output["role"] == "user"]
+    input_names, paths = _texts(read["input_names"]), _texts(read["paths"])
+    user_inputs = [(name, _index(i, input_names)) for name, i in _items(read["user_inputs"])]
+    if any(input_names[i] != name for name, i in user_inputs):
+        raise NotStorableError("its inputs have other names")
+    if len(paths) != len(outputs):
+        raise NotStorableError(f"it names {len(paths)} of {len(outputs)} outputs")
+    grad_enabled = _flag(read["grad_enabled"])
+    layers = dict(module.named_modules())
+    outside = {
+        name: vars(layers[path])[attribute] for name, (path, attribute) in read["outside"].items()
+    }
+    _check_ends(graph, dict(user_inputs), module, outside)
+    names = read["names_read"]
+    return PreparedGraph(
+        graph=graph,
+        user_inputs=user_inputs,
+        aten_nodes=_count(read["aten_nodes"]),
+        guards=compile_guards(_texts(read["conditions"]), input_names, (), kept=True),
+        input_names=input_names,
+        output_tree=OutputTree(_TreeReader(outputs).tree(read["tree"]), tuple(paths)),
+        grad_enabled=grad_enabled,
+        squeezes=_flag(read["squeezes"]),
+        autocast_regions=_flag(read["autocast_regions"]),
+        unsaved_inputs=frozenset(_texts(read["unsaved_inputs"])),
+        common_saves=_of_outputs(read["common_saves"], outputs if grad_enabled else []),
+        needed_results=_of_outputs(read["needed_results"], outputs if grad_enabled else []),
+        names_read=None if names is None else frozenset(_texts(names)),
+        outside=outside,
+        cloned=frozenset(_texts(read["cloned"])),
+        fixed=_texts([read["fixed"]])[0],
+    )
+
+
+def _check_ends(
+    graph: Any, users: Mapping[str, int], module: nn.Module, outside: Mapping[str, torch.Tensor]
+) -> None:
+    """See that there is what the inputs of a graph stand for, and what its outputs are written to.
+
+    Raises:
+      NotStorableError: There is not.
+    """
+    held = {
+        **outside,
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for described in graph.inputs:
+        role, target = described["role"], described["target"]
+        if role == "user":
+            fits = described["name"] in users
+        elif role in ("parameter", "buffer"):
+            tensor = held.get(target)
+            fits = isinstance(tensor, torch.Tensor) and (
+                ONNX_CODE.get(tensor.dtype) == described["dtype"]
+                and list(tensor.shape) == described["shape"]
+            )
+        else:
+            fits = role == "seed"
+        if not fits:
+            raise NotStorableError(f"there is no {role} '{target}' of its form")
+    for described in graph.outputs:
+        role, target = described["role"], described["target"]
+        if role == "buffer_update":
+            fits = target in held and target not in outside
+        else:
+            fits = role == "user" or (role == "input_update" and target in users)
+        if not fits:
+            raise NotStorableError(f"there is no place for its {role} '{target}'")
+
+
+def _items(read: Any) -> list[Any]:
+    if type(read) is not list:
+        raise NotStorableError(f"{type(read).__name__} in the place of a list")
+    return read
+
+
+def _texts(read: Any) -> list[str]:
+    if any(type(text) is not str for text in _items(read)):
+        raise NotStorableError("a list is not of texts")
+    return list(read)
+
+
+def _flag(read: Any) -> bool:
+    if type(read) is not bool:
+        raise NotStorableError(f"{type(read).__name__} in the place of a flag")
+    return read
+
+
+def _count(read: Any) -> int:
+    if type(read) is not int or not 0 <= read < 1 << 63:
+        raise NotStorableError(f"{type(read).__name__} in the place of a count")
+    return read
+
+
+def _index(read: Any, items: Sequence[Any]) -> int:
+    if type(read) is not int or not 0 <= read < len(items):
+        raise NotStorableError(f"an index is none of {len(items)}")
+    return read
+
+
+def _of_outputs(read: Any, outputs: Sequence[Any]) -> tuple[frozenset[int], ...]:
+    if len(_items(read)) != len(outputs):
+        raise NotStorableError(f"{len(read)} sets for {len(outputs)} outputs")
+    return tuple(frozenset(_index(i, outputs) for i in _items(indices)) for indices in read)
 
 
 def _attribute_that_holds(module: nn.Module, tensor: torch.Tensor) -> tuple[str, str]:
@@ -193,19 +319,77 @@ def _tree_to_json(tree: Tree) -> list[Any]:
     ]
 
 
-def _tree_from_json(read: list[Any]) -> Tree:
-    kind = read[0]
-    if kind == "slot":
-        return Slot(read[1])
-    if kind == "number":
-        return Number(read[1])
-    if kind == "constant":
-        return Constant(_constant_from_json(read[1]))
-    form, keys = Form(kind), tuple(_constant_from_json(key) for key in read[2])
-    built = Builder(_class_from_json(read[1], form), form, keys)
-    if form is Form.FIELDS and keys != tuple(f.name for f in dataclasses.fields(built.kind)):
-        raise NotStorableError(f"{read[1]} has other fields")
-    return Container(built, tuple(_tree_from_json(child) for child in read[3]))
+class _TreeReader:
+    """Reads the structure of a result.
+
+    Args:
+      outputs: What the graph says of the outputs that it is made of.
+    """
+
+    def __init__(self, outputs: Sequence[Json]) -> None:
+        self._outputs = outputs
+        self._left = _MOST_PARTS
+
+    def tree(self, read: Any, depth: int = 0) -> Tree:
+        """Return what ``_tree_to_json`` gave.
+
+        Raises:
+          NotStorableError: A call could not build it.
+        """
+        self._left -= 1
+        if self._left < 0 or depth > _MOST_DEPTH:
+            raise NotStorableError("its result has many parts")
+        kind, *parts = _items(read)
+        if kind in ("slot", "number"):
+            (place,) = parts
+            index = _index(place, self._outputs)
+            if kind == "slot":
+                return Slot(index)
+            output = self._outputs[index]
+            if (output["dtype"], output["shape"]) != (ONNX_CODE[torch.int64], []):
+                raise NotStorableError("a tensor in the place of a number")
+            return Number(index)
+        if kind == "constant":
+            (value,) = parts
+            return Constant(_constant_from_json(value))
+        name, keys_read, children_read = parts
+        form = Form(kind)
+        keys = tuple(_constant_from_json(key) for key in _items(keys_read))
+        children = tuple(self.tree(child, depth + 1) for child in _items(children_read))
+        cls = _class_from_json(name, form)
+        if not _takes(cls, form, keys, children):
+            raise NotStorableError(f"{cls.__qualname__} is not made of {len(children)} such parts")
+        return Container(Builder(cls, form, keys), children)
+
+
+def _takes(cls: Any, form: Form, keys: Sequence[Any], children: Sequence[Tree]) -> bool:
+    """Tell whether a class of containers can be made of children."""
+    if form is Form.ARGUMENTS:
+        return not keys and len(children) == len(cls._fields)
+    if form is Form.SEQUENCE:
+        # Those of PyTorch's operators have a length of their own.
+        fits = getattr(cls, "n_sequence_fields", len(children)) == len(children)
+        return fits and not keys and (cls is not torch.Size or all(map(_is_int, children)))
+    if len(keys) != len(children) or len(set(keys)) != len(keys):
+        return False
+    if form is Form.MAPPING:
+        return True
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    names = [field.name for field in fields]
+    if form is Form.FIELDS:
+        return list(keys) == names
+    needed = {
+        field.name
+        for field in fields
+        if field.init and field.default is field.default_factory is dataclasses.MISSING
+    }
+    return all(type(key) is str for key in keys) and (
+        not fields or needed <= set(keys) <= {field.name for field in fields if field.init}
+    )
+
+
+def _is_int(tree: Tree) -> bool:
+    return isinstance(tree, Number) or (isinstance(tree, Constant) and type(tree.value) is int)
 
 
 def _constant_to_json(value: Any) -> list[Any]:
@@ -218,15 +402,17 @@ def _constant_to_json(value: Any) -> list[Any]:
     raise NotStorableError(f"a constant of type {type(value).__qualname__}")
 
 
-def _constant_from_json(read: list[Any]) -> Any:
-    kind, value = read
+def _constant_from_json(read: Any) -> Any:
+    kind, value = _items(read)
     if kind == "float":
         return float.fromhex(value)
     if kind == "dtype":
-        dtype = getattr(torch, value)
+        dtype = vars(torch).get(value)  # asked by getattr, torch imports
         if not isinstance(dtype, torch.dtype):
             raise NotStorableError(f"{value} is no dtype")
         return dtype
+    if type(value) not in (type(None), bool, int, str) or type(value).__name__ != kind:
+        raise NotStorableError(f"{type(value).__name__} in the place of {kind}")
     return value
 
 
@@ -236,21 +422,32 @@ def _class_to_json(cls: type) -> list[str]:
     return [cls.__module__, cls.__qualname__]
 
 
-def _class_from_json(read: list[str], form: Form) -> type:
+def _class_from_json(read: Any, form: Form) -> type:
     """Return a class of containers that is loaded already."""
-    cls = _find_class(*read)
-    if isinstance(cls, type):
-        if form in (Form.SEQUENCE, Form.ARGUMENTS) and issubclass(cls, (list, tuple)):
+    module, qualified = _texts(read)
+    cls = _find_class(module, qualified)
+    if isinstance(cls, type) and not inspect.isabstract(cls):
+        is_named = hasattr(cls, "_fields")
+        if form is Form.SEQUENCE and issubclass(cls, (list, tuple)) and not is_named:
             return cls
-        if form in (Form.MAPPING, Form.KEYWORDS) and issubclass(cls, Mapping):
+        if form is Form.ARGUMENTS and issubclass(cls, tuple) and is_named:
             return cls
-        if form in (Form.FIELDS, Form.KEYWORDS) and dataclasses.is_dataclass(cls):
+        if form is Form.MAPPING and issubclass(cls, Mapping):
             return cls
-    raise NotStorableError(f"{'.'.join(read)} is no class of containers that is loaded")
+        is_fields = dataclasses.is_dataclass(cls)
+        if form is Form.FIELDS and is_fields:
+            return cls
+        # Of dataclasses that are no mappings the __init__ might do anything.
+        is_fields |= any(c.__name__ == "ModelOutput" for c in cls.__mro__)
+        if form is Form.KEYWORDS and is_fields and issubclass(cls, Mapping):
+            return cls
+    raise NotStorableError(f"{module}.{qualified} is no class of containers that is loaded")
 
 
 def _find_class(module: str, qualified: str) -> Any:
+    """Return a class by its names; what a module imports when it is asked for stays unknown."""
     value: Any = sys.modules.get(module)
     for name in qualified.split("."):
-        value = getattr(value, name, None)
+        table = value.__dict__ if isinstance(value, (types.ModuleType, type)) else {}
+        value = table.get(name)
     return value
