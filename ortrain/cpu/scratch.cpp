@@ -6,6 +6,8 @@
 #include <memory>
 #include <new>
 
+#include "ortrain/base/error.h"
+
 namespace ortrain::cpu {
 namespace {
 
@@ -30,7 +32,11 @@ void* scratch_bytes(ScratchSlot slot, size_t bytes) {
     buffer.bytes.reset();
     buffer.size = 0;
     const size_t rounded = (bytes + 4095) / 4096 * 4096;
-    buffer.bytes.reset(static_cast<std::byte*>(::operator new[](rounded, kAlignment)));
+    buffer.bytes.reset(
+        static_cast<std::byte*>(::operator new[](rounded, kAlignment, std::nothrow)));
+    if (buffer.bytes == nullptr) {
+      throw OutOfMemoryError(str("no memory for ", rounded, " bytes of a kernel's scratch"));
+    }
     buffer.size = rounded;
   }
   return buffer.bytes.get();

@@ -389,7 +389,7 @@ DType parse_dtype(TextScanner& scanner) {
 bool at_tensor(TextScanner& scanner) { return dtype_from_name(scanner.peek_word()).has_value(); }
 
 // Of an extent; what graphs print is shorter.
-constexpr size_t kMaxExtent = 8192;
+constexpr size_t kMaxExtent = size_t{1} << 17;
 
 Shape parse_shape(TextScanner& scanner) {
   Shape shape;

@@ -97,6 +97,9 @@ TEST(LargeExtents, NothingGoesAlongLongAxesWithoutElements) {
   const std::string sum = "graph g (float32[n, 3, m] x) => (y) {\n  y = ReduceSum(x)\n}";
   EXPECT_THROW(run(sum, {{far, 3, 0}}), UnsupportedError);
   EXPECT_NO_THROW(run(sum, {{1 << 20, 3, 0}}));
+  // The logits of an empty batch.
+  EXPECT_NO_THROW(run("graph g (float32[n, 8192, 152064] x) => (y) {\n  y = ReduceSum(x)\n}",
+                      {{0, 8192, 152064}}));
   EXPECT_THROW(run("graph g () => (y) {\n  const x = float32[1099511627776, 0] {}\n"
                    "  y = ReduceSum(x)\n}",
                    {}),

@@ -10,12 +10,19 @@ namespace ortrain {
 namespace {
 
 constexpr int64_t kLongestLoopOverNothing = int64_t{1} << 30;
+// Behind an axis without elements most kernels go nowhere: a batch without rows may have long rows.
+constexpr int64_t kMostBehindNothing = int64_t{1} << 32;
 
 bool is_long_and_empty(const TensorSpec& spec) {
   if (spec.numel() > 0) return false;
-  int64_t product = 1;  // of a value's extents, which check_extents has seen
-  for (int64_t extent : spec.dims) product *= extent == 0 ? 1 : extent;
-  return product > kLongestLoopOverNothing;
+  int64_t before = 1, all = 1;  // of a value's extents, which check_extents has seen
+  bool is_before = true;
+  for (int64_t extent : spec.dims) {
+    is_before = is_before && extent != 0;
+    all *= extent == 0 ? 1 : extent;
+    if (is_before) before *= extent;
+  }
+  return before > kLongestLoopOverNothing || all > kMostBehindNothing;
 }
 
 const TensorSpec* find_value(const NodeSpec& spec,

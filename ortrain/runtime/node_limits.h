@@ -17,8 +17,9 @@ ByteCount bytes_of_outputs(const NodeSpec& spec);
 // has something to do.
 bool has_nothing_to_do(const NodeSpec& spec);
 
-// An input or result has no elements, though its other extents multiply to more than 2^30. Kernels
-// go along axes, some of them along these: for hours, to find nothing.
+// An input or result has no elements, though its extents before the first 0 multiply to more than
+// 2^30, or all others to more than 2^32. Kernels go along axes, some of them along these: for
+// hours, to find nothing.
 bool has_long_empty_axes(const NodeSpec& spec);
 
 // Throws OutOfMemoryError where inputs and results take more bytes than `limit`, and

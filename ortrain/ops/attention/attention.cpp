@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -59,9 +60,13 @@ void check_options(const InferContext& context, const AttentionExtents& extents,
   }
 }
 
-// Kernels count scores and their sums, which heads without columns make any number of.
+// Kernels count scores, which few of them hold, and their sums; heads without columns make any
+// number of both.
 void check_sizes(const AttentionExtents& extents) {
-  check_extents(extents.scores(), 1);
+  Dim scores(1);
+  for (const Dim& extent : extents.scores()) {
+    if (extent.is_constant()) scores = checked_mul(scores, std::max<int64_t>(extent.constant(), 1));
+  }
   check_extents(extents.logsumexp(), sizeof(double));
 }
 

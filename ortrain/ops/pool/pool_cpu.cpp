@@ -175,7 +175,7 @@ void find_row_max(const Pool& pool, const T* x, int64_t d, int64_t h, int64_t fi
   // The positions that some of these outputs find inside of the input.
   const int64_t kw_begin = width.k_begin(first + count - 1), kw_end = width.k_end(first);
   // Of more positions than elements, those in the padding, most are in no window.
-  const int64_t kd_end = kw_end - kw_begin > width.in ? 0 : depth.k_end(d);
+  const int64_t kd_end = kw_end - kw_begin > width.in + count * width.stride ? 0 : depth.k_end(d);
   for (int64_t kd = depth.k_begin(d); kd < kd_end; ++kd) {
     for (int64_t kh = height.k_begin(h); kh < height.k_end(h); ++kh) {
       const int64_t row = ((depth.start(d) + kd * depth.dilation) * height.in + height.start(h) +

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -40,6 +41,7 @@ PadMode pad_mode(const NodeSpec& spec) {
 
 // The element of [0, extent) that place `at` of the axis, which may lie outside, is a copy of.
 int64_t source_of(int64_t at, int64_t extent, PadMode mode) {
+  if (at >= 0 && at < extent) return at;  // without the divisions below
   if (mode == PadMode::kEdge) return std::clamp<int64_t>(at, 0, extent - 1);
   if (mode == PadMode::kWrap) return (at % extent + extent) % extent;
   if (extent == 1) return 0;
@@ -88,12 +90,26 @@ struct PaddedRows {
   int64_t inside_begin = 0;  // elements [inside_begin, inside_begin + inside_count) are a copy of
   int64_t inside_count = 0;  // as many neighbours
 
-  // Where the row lies that row `row` is a copy of.
-  int64_t row_source(int64_t row) const {
-    int64_t offset = 0;
+  // The place of row `row` on all axes but the last.
+  std::array<int64_t, kMaxRank> place_of(int64_t row) const {
+    std::array<int64_t, kMaxRank> place;
     for (size_t k = to.size() - 1; k-- > 0;) {
-      offset += source_of(row % to[k] - front[k], from[k], mode) * strides[k];
+      place[k] = row % to[k];
       row /= to[k];
+    }
+    return place;
+  }
+  void advance(std::array<int64_t, kMaxRank>& place) const {
+    for (size_t k = to.size() - 1; k-- > 0;) {
+      if (++place[k] < to[k]) return;
+      place[k] = 0;
+    }
+  }
+  // Where the row lies that the row at `place` is a copy of.
+  int64_t row_source(const std::array<int64_t, kMaxRank>& place) const {
+    int64_t offset = 0;
+    for (size_t k = 0; k + 1 < to.size(); ++k) {
+      offset += source_of(place[k] - front[k], from[k], mode) * strides[k];
     }
     return offset;
   }
@@ -127,8 +143,9 @@ KernelFn pad_mapped(PaddedRows rows) {
     const int64_t columns = rows.to.back();
     parallel_for(
         rows.rows, 16384 / std::max<int64_t>(columns, 1) + 1, [&](int64_t begin, int64_t end) {
-          for (int64_t r = begin; r < end; ++r) {
-            const std::byte* from = in + static_cast<size_t>(rows.row_source(r)) * kSize;
+          std::array<int64_t, kMaxRank> place = rows.place_of(begin);
+          for (int64_t r = begin; r < end; ++r, rows.advance(place)) {
+            const std::byte* from = in + static_cast<size_t>(rows.row_source(place)) * kSize;
             std::byte* to = out + static_cast<size_t>(r * columns) * kSize;
             const int64_t inside_end = rows.inside_begin + rows.inside_count;
             pad_row<kSize>(from, to, rows, 0, rows.inside_begin);
@@ -163,9 +180,10 @@ KernelFn make_pad(NodeSpec& spec) {
 
 // For one axis: the places that each element was copied to, list after list.
 struct Targets {
-  std::vector<int64_t> starts;  // extent + 1
+  std::vector<int64_t> starts;  // extent + 1; none where each element stays at its place
   std::vector<int64_t> places;
 
+  Targets() = default;
   Targets(int64_t inner, int64_t outer, int64_t front, PadMode mode)
       : starts(static_cast<size_t>(inner) + 1, 0), places(static_cast<size_t>(outer)) {
     const auto source = [&](int64_t i) {
@@ -187,11 +205,13 @@ struct PadGradient {
   // The sum of dy over the copies of one element: a loop nest over the targets of each axis.
   ComputeType<T> sum(const T* dy, const int64_t* index, size_t axis) const {
     const Targets& list = targets[axis];
-    const int64_t begin = list.starts[static_cast<size_t>(index[axis])];
-    const int64_t end = list.starts[static_cast<size_t>(index[axis]) + 1];
+    const auto place = static_cast<size_t>(index[axis]);
+    const bool stays = list.starts.empty();
+    const int64_t begin = stays ? index[axis] : list.starts[place];
+    const int64_t end = stays ? index[axis] + 1 : list.starts[place + 1];
     ComputeType<T> total = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const T* at = dy + list.places[static_cast<size_t>(i)] * dy_strides[axis];
+      const T* at = dy + (stays ? i : list.places[static_cast<size_t>(i)]) * dy_strides[axis];
       total +=
           axis + 1 == dims.size() ? static_cast<ComputeType<T>>(*at) : sum(at, index, axis + 1);
     }
@@ -207,6 +227,10 @@ KernelFn pad_grad_of(NodeSpec& spec, const Dims& front) {
   PadGradient<T> gradient{spec.output(0).dims, strides_of(spec.input(0).dims), {}};
   for (size_t k = 0; k < front.size(); ++k) {
     const int64_t inner = gradient.dims[k], outer = spec.input(0).dims[k];
+    if (front[k] == 0 && inner == outer) {
+      gradient.targets.emplace_back();
+      continue;
+    }
     if (std::max(inner, outer) > kMostTargets) {
       throw UnsupportedError(str("the gradient of padding from ", inner, " to ", outer,
                                  "; extents up to ", kMostTargets, " are supported"));

@@ -31,14 +31,13 @@ AxisSlice slice_constants(int64_t extent, int64_t start, int64_t end, int64_t st
   return result;
 }
 
-// What exporters write for "to the end", and what no axis is as long as, becomes the largest or
-// smallest integer.
+// What exporters write for "to the end" of an axis, INT32_MAX or more, becomes the largest integer,
+// and their "to the beginning" the smallest.
 Dim without_sentinel(const Dim& bound) {
   if (!bound.is_constant()) return bound;
   const int64_t value = bound.constant();
-  if (value == INT32_MAX || value >= kMostBytes) return INT64_MAX;
-  if (value == INT32_MIN || value == -int64_t{INT32_MAX} || value <= -kMostBytes) return INT64_MIN;
-  return bound;
+  if (value >= INT32_MAX) return INT64_MAX;
+  return value <= -int64_t{INT32_MAX} ? Dim(INT64_MIN) : bound;
 }
 
 bool is_unbounded(const Dim& bound) { return bound.is(INT64_MAX) || bound.is(INT64_MIN); }
@@ -81,11 +80,11 @@ AxisSlice slice_symbols(const Dim& extent, const Dim& start, const Dim& end, int
 AxisSlice slice_axis(const Dim& extent, const Dim& given_start, const Dim& given_end,
                      int64_t step) {
   if (step == 0) throw ShapeError("a step is zero");
-  const Dim start = without_sentinel(given_start), end = without_sentinel(given_end);
-  if (extent.is_constant() && start.is_constant() && end.is_constant()) {
-    return slice_constants(extent.constant(), start.constant(), end.constant(), step);
+  // Of an axis whose length is known each bound is the number that it is.
+  if (extent.is_constant() && given_start.is_constant() && given_end.is_constant()) {
+    return slice_constants(extent.constant(), given_start.constant(), given_end.constant(), step);
   }
-  return slice_symbols(extent, start, end, step);
+  return slice_symbols(extent, without_sentinel(given_start), without_sentinel(given_end), step);
 }
 
 std::vector<AxisSlice> slice_axes(const Shape& shape, const std::vector<Dim>& starts,

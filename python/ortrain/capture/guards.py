@@ -23,7 +23,7 @@ Term = Callable[[Sizes], Any]
 # Of what * and ** and << give: eight of the largest sizes, multiplied.
 _MOST_BITS = 512
 _LIMIT = 1 << _MOST_BITS
-_LARGEST = 1 << 63  # constants are smaller
+_LARGEST = 1 << 63  # no integer of a text is larger
 
 # Of a kept graph: its conditions, their characters and terms together, the terms inside of each other. Those of
 # transformers and residual networks come to 10, 500, 250 and 15; at these bounds a load takes a second.
@@ -244,7 +244,7 @@ class _Compiler:
         depth += 1
         if isinstance(node, ast.Constant):
             value = node.value
-            if type(value) not in (bool, int, float) or not -_LARGEST < value < _LARGEST:
+            if type(value) not in (bool, int, float) or (type(value) is int and value > _LARGEST):
                 raise self._refuse()
             return lambda _: value
         if isinstance(node, ast.BoolOp):

@@ -82,9 +82,7 @@ def nested(depth: int) -> str:
         f"{10**30} > 0",
         f"{'9' * 4000} > 0",
         f"0x{'f' * 100_000} > 0",
-        f"{2**63} > 0",
-        "1e400 > 0",
-        "1e30 > 0",
+        f"{2**63 + 1} > 0",
         "1j == 1j",
         "None == None",
         "... == ...",
@@ -357,13 +355,11 @@ STRANGE = st.sampled_from(
         "'a'*9",
         "None",
         "1j",
-        "1e400",
         "b'a'",
         "[1]",
         "(1,)",
         "{1: 2}",
         "...",
-        "-1e99",
         f"{9**99}",
     ]
     + ["x", "L", "L['z'].size()[0]", "L['x']", "L['x'].size()", "L['x'].dtype", "9 in (9,)"]
@@ -414,6 +410,11 @@ def test_any_condition_is_what_python_says(condition: str, sizes: list[list[int]
     assert held is python_says(condition, sizes)
     assert guards.violated(sizes) == ([] if held else list(guards.text))
     assert compile_guards([condition], ["x", "y"], ()).holds(sizes) is held
+
+
+def test_floats_and_the_smallest_integer_are_constants() -> None:
+    guards = kept(f"{X0} < 1e30", f"{X0} > -9223372036854775808", f"{X0} < 1e400")
+    assert guards.holds([[3, 4], [5]])
 
 
 @settings(max_examples=300, deadline=None)
