@@ -50,9 +50,9 @@ std::optional<DType> dtype_from_name(std::string_view name) {
   return std::nullopt;
 }
 
-std::optional<DType> dtype_from_onnx(int code) {
+std::optional<DType> dtype_from_onnx(int64_t code) {
   for (const DTypeRow& row : kRows) {
-    if (static_cast<int>(row.dtype) == code && code != 0) return row.dtype;
+    if (static_cast<int64_t>(row.dtype) == code && code != 0) return row.dtype;
   }
   return std::nullopt;
 }

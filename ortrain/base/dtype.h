@@ -34,7 +34,7 @@ size_t size_of(DType dtype);
 std::string_view name_of(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);
 // nullopt for ONNX types that the engine does not hold (string, complex, float8, int4).
-std::optional<DType> dtype_from_onnx(int code);
+std::optional<DType> dtype_from_onnx(int64_t code);
 
 bool is_float(DType dtype);
 bool is_integer(DType dtype);  // signed and unsigned, without bool

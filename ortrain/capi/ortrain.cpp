@@ -165,7 +165,7 @@ std::vector<InputTensor> inputs_from(const ortrain_tensor* tensors, size_t count
   std::vector<InputTensor> inputs;
   for (size_t i = 0; i < count; ++i) {
     const ortrain_tensor& tensor = tensors[i];
-    const std::optional<DType> dtype = dtype_from_onnx(static_cast<int>(tensor.dtype));
+    const std::optional<DType> dtype = dtype_from_onnx(tensor.dtype);
     if (!dtype) {
       throw DTypeError(str("input ", i, " has the element type ", static_cast<int>(tensor.dtype)));
     }

@@ -31,6 +31,7 @@ class Odometer {
   }
 
   int64_t offset() const { return offset_; }
+  int64_t index(size_t axis) const { return index_[axis]; }
 
   void next() {
     for (size_t k = axes_; k-- > 0;) {

@@ -33,7 +33,7 @@ std::optional<std::string> ExprKernelPlan::why_not(const ExprProgram& program,
   const auto count = std::ranges::count_if(program.code, [](const ExprInstruction& i) {
     return i.op != ExprOp::input && i.op != ExprOp::constant;
   });
-  if (auto why = averages_integers(program)) return why;
+  if (auto why = program.why_no_executor()) return why;
   if (static_cast<size_t>(count) > kMostInstructions) {
     return str("the program has ", count, " instructions, more than ", kMostInstructions);
   }

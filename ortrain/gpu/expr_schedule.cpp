@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "ortrain/base/error.h"
 #include "ortrain/ir/expr_interpreter.h"
 
 namespace ortrain::gpu {
@@ -132,15 +131,6 @@ ExprAxes device_axes(const ExprProgram& program, std::vector<Dims> inputs, bool&
     }
   }
   return axes;
-}
-
-std::optional<std::string> averages_integers(const ExprProgram& program) {
-  for (const ExprInstruction& instruction : program.code) {
-    if (instruction.op == ExprOp::row_mean && !is_float(instruction.dtype)) {
-      return str("the mean of a row of ", name_of(instruction.dtype));
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace ortrain::gpu

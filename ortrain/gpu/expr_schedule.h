@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "ortrain/ir/expr_axes.h"
@@ -40,8 +38,5 @@ struct ExprSchedule {
 // The space of a program for a device. Rows are kept where the program has rows; where it only
 // knows values per row, these are the elements.
 ExprAxes device_axes(const ExprProgram& program, std::vector<Dims> inputs, bool& rows);
-
-// Why a program with a mean of integers has no kernel: its sum needs more bits than a register has.
-std::optional<std::string> averages_integers(const ExprProgram& program);
 
 }  // namespace ortrain::gpu

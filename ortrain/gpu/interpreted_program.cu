@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(256) interpret_rows(DeviceProgram program, Add
 
 std::optional<std::string> InterpretedProgram::why_not(const ExprProgram& program,
                                                        const std::vector<Dims>& inputs) {
-  if (auto why = averages_integers(program)) return why;
+  if (auto why = program.why_no_executor()) return why;
   const size_t addresses = program.num_inputs() + program.outputs.size();
   if (addresses > kMostAddresses) {
     return str("it has ", addresses, " operands, more than ", kMostAddresses);

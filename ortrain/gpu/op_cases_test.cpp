@@ -10,12 +10,8 @@
 namespace ortrain::testing {
 namespace {
 
-std::string printable(const ::testing::TestParamInfo<OpCase>& info) {
-  std::string name = case_name(info.param);
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  }
-  return name + "_" + std::to_string(info.index);
+std::string name_of_test(const ::testing::TestParamInfo<OpCase>& info) {
+  return test_name(info.param, info.index);
 }
 
 // Those with a kernel of the provider's own.
@@ -57,8 +53,9 @@ TEST_P(SimulatedGradient, EqualsFiniteDifference) {
   EXPECT_TRUE(row.passed) << row.name << ": " << row.message;
 }
 
-INSTANTIATE_TEST_SUITE_P(Ops, SimulatedCase, ::testing::ValuesIn(own_cases(false)), printable);
-INSTANTIATE_TEST_SUITE_P(Ops, SimulatedGradient, ::testing::ValuesIn(own_cases(true)), printable);
+INSTANTIATE_TEST_SUITE_P(Ops, SimulatedCase, ::testing::ValuesIn(own_cases(false)), name_of_test);
+INSTANTIATE_TEST_SUITE_P(Ops, SimulatedGradient, ::testing::ValuesIn(own_cases(true)),
+                         name_of_test);
 
 }  // namespace
 }  // namespace ortrain::testing

@@ -407,12 +407,7 @@ struct ExprInterpreter::Piece {
 ExprInterpreter::ExprInterpreter(ExprProgram program, std::vector<Dims> inputs)
     : program_(std::move(program)) {
   program_.validate();
-  for (const ExprInstruction& instruction : program_.code) {
-    if (instruction.op == ExprOp::row_mean && !is_float(instruction.dtype)) {
-      throw UnsupportedError(
-          str("the mean of a row of ", name_of(instruction.dtype), ", whose sum needs more bits"));
-    }
-  }
+  if (const auto why = program_.why_no_executor()) throw UnsupportedError(*why);
   extents_ = program_.extents();
   std::vector<Shape> shapes;
   for (const Dims& input : inputs) shapes.push_back(to_shape(input));

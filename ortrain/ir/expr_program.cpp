@@ -240,6 +240,16 @@ std::vector<ExprExtent> ExprProgram::extents() const {
   return result;
 }
 
+std::optional<std::string> ExprProgram::why_no_executor() const {
+  for (const ExprInstruction& instruction : code) {
+    if (instruction.op == ExprOp::row_mean && !is_float(instruction.dtype)) {
+      return str("the mean of a row of ", name_of(instruction.dtype),
+                 ", whose sum needs more bits");
+    }
+  }
+  return std::nullopt;
+}
+
 bool ExprProgram::has_reductions() const {
   return std::any_of(code.begin(), code.end(),
                      [](const ExprInstruction& i) { return is_reduction(i.op); });

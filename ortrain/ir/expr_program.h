@@ -149,6 +149,9 @@ struct ExprProgram {
   DType register_type(ExprReg reg) const;
   std::vector<ExprExtent> extents() const;
   bool has_reductions() const;
+  // Why nothing runs it, though it is valid: a mean of integers, whose sum needs more bits than a
+  // register has.
+  std::optional<std::string> why_no_executor() const;
   // Throws InvalidModelError with the line at fault.
   void validate() const;
 

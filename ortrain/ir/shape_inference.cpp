@@ -52,7 +52,12 @@ std::vector<int64_t> normalize_axes(const std::vector<int64_t>& axes, size_t ran
 
 std::vector<int64_t> normalize_axes_or_all(const std::optional<std::vector<int64_t>>& axes,
                                            size_t rank) {
-  if (axes && !axes->empty()) return normalize_axes(*axes, rank);
+  return given_axes_or_all(axes && axes->empty() ? std::nullopt : axes, rank);
+}
+
+std::vector<int64_t> given_axes_or_all(const std::optional<std::vector<int64_t>>& axes,
+                                       size_t rank) {
+  if (axes) return normalize_axes(*axes, rank);
   std::vector<int64_t> all(rank);
   std::iota(all.begin(), all.end(), 0);
   return all;

@@ -31,6 +31,9 @@ std::vector<int64_t> normalize_axes(const std::vector<int64_t>& axes, size_t ran
 // The axes of a reducing operator: absent or empty means all of them.
 std::vector<int64_t> normalize_axes_or_all(const std::optional<std::vector<int64_t>>& axes,
                                            size_t rank);
+// Those of any other operator: absent means all of them.
+std::vector<int64_t> given_axes_or_all(const std::optional<std::vector<int64_t>>& axes,
+                                       size_t rank);
 
 // The extent of two that must be equal when it runs; throws ShapeError if they cannot be.
 Dim same_extent(const Dim& a, const Dim& b);

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 
-// The cases of all operators, their extents set to 0 or to 2^40 beside a 0: an error, or a result
-// at once.
+// A case of each form of each operator, each of its extents set to 0, or to 2^40 beside a 0: an
+// error, or a result at once.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,8 +15,6 @@
 
 #include "ortrain/autodiff/build_backward.h"
 #include "ortrain/base/error.h"
-#include "ortrain/ir/graph_builder.h"
-#include "ortrain/ir/op_registry.h"
 #include "ortrain/runtime/session.h"
 #include "ortrain/testing/harness.h"
 
@@ -105,39 +103,16 @@ bool is_small(const OpCase& op_case) {
   return most <= static_cast<double>(kMemory);
 }
 
-// The case as a graph: integers are constants, or arrive when it runs.
-Graph graph_of(const OpCase& op_case, const std::vector<TensorData>& inputs, bool knows_integers) {
-  Graph graph;
-  GraphBuilder builder(graph);
-  std::vector<ValueId> values;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].defined()) {
-      values.push_back(kNoValue);
-    } else if (knows_integers && !kFloatTypes.contains(inputs[i].dtype())) {
-      values.push_back(graph.add_constant(inputs[i]));
-    } else {
-      const bool trained = kFloatTypes.contains(inputs[i].dtype());
-      values.push_back(graph.add_input({.role = InputRole::user, .requires_grad = trained},
-                                       str("x", i), inputs[i].dtype(), to_shape(inputs[i].dims())));
-    }
-  }
-  const size_t colons = op_case.op.find("::");
-  const bool standard = colons == std::string::npos;
-  const std::vector<ValueId> made =
-      builder.node(standard ? "" : op_case.op.substr(0, colons),
-                   standard ? op_case.op : op_case.op.substr(colons + 2), values,
-                   op_case.attributes, std::vector<bool>(op_case.outputs, true));
-  for (size_t i = 0; i < made.size(); ++i) {
-    graph.add_output({.value = made[i], .name = str("y", i), .role = OutputRole::user});
-  }
-  return graph;
+// Whether an input is a constant of the graph: integers that are known.
+bool is_constant(const TensorData& input, bool knows_integers) {
+  return knows_integers && !kFloatTypes.contains(input.dtype());
 }
 
 void plan_and_run(Graph graph, const std::vector<TensorData>& inputs, bool knows_integers) {
   std::vector<Dims> dims;
   std::vector<const void*> forward, backward;
   for (const TensorData& input : inputs) {
-    if (!input.defined() || (knows_integers && !kFloatTypes.contains(input.dtype()))) continue;
+    if (!input.defined() || is_constant(input, knows_integers)) continue;
     dims.push_back(input.dims());
     forward.push_back(input.data());
   }
@@ -178,7 +153,8 @@ void run_everywhere(const OpCase& op_case, DType type) {
   if (!accepted([&] { inputs = make_inputs(op_case, type); })) return;  // too large, though empty
   for (const bool knows_integers : {true, false}) {
     Graph graph;
-    if (!accepted([&] { graph = graph_of(op_case, inputs, knows_integers); })) continue;
+    const auto constant = [&](const TensorData& x) { return is_constant(x, knows_integers); };
+    if (!accepted([&] { graph = graph_of_case(op_case, inputs, constant); })) continue;
     Graph training = graph;
     accepted([&] { plan_and_run(std::move(graph), inputs, knows_integers); });
     const bool differentiated = accepted([&] {
@@ -221,12 +197,8 @@ TEST_P(OpExtents, OfZeroAreTakenOrRefused) {
   std::signal(SIGALRM, SIG_DFL);
 }
 
-std::string test_name(const ::testing::TestParamInfo<OpCase>& info) {
-  std::string name;
-  for (char c : case_name(info.param)) {
-    name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-  }
-  return name + "_" + std::to_string(info.index);
+std::string name_of_test(const ::testing::TestParamInfo<OpCase>& info) {
+  return test_name(info.param, info.index);
 }
 
 // One case of those that differ in extents and contents alone: these are changed here.
@@ -245,7 +217,7 @@ std::vector<OpCase> cases_of_each_form() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OpExtents, ::testing::ValuesIn(cases_of_each_form()), test_name);
+INSTANTIATE_TEST_SUITE_P(All, OpExtents, ::testing::ValuesIn(cases_of_each_form()), name_of_test);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OpExtents);
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "ortrain/testing/harness.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <numbers>
 
@@ -35,12 +36,6 @@ class Random {
   }
   uint64_t state_;
 };
-
-std::pair<std::string, std::string> split_op(const std::string& op) {
-  const size_t colons = op.find("::");
-  if (colons == std::string::npos) return {"", op};
-  return {op.substr(0, colons), op.substr(colons + 2)};
-}
 
 const OpDef& def_of(const OpCase& op_case) {
   const auto [domain, name] = split_op(op_case.op);
@@ -128,7 +123,25 @@ const CaseRegistry& all_cases() {
   return *registry;
 }
 
+std::pair<std::string, std::string> split_op(const std::string& op) {
+  const size_t colons = op.find("::");
+  if (colons == std::string::npos) return {"", op};
+  return {op.substr(0, colons), op.substr(colons + 2)};
+}
+
 std::string case_name(const OpCase& op_case) { return op_case.op + "/" + op_case.name; }
+
+std::string test_name(const OpCase& op_case, size_t number) {
+  std::string name;
+  for (char c : case_name(op_case)) {
+    if (std::isalnum(static_cast<unsigned char>(c))) {
+      name += c;
+    } else if (!name.ends_with('_')) {
+      name += '_';
+    }
+  }
+  return name + "_" + std::to_string(number);
+}
 
 std::vector<DType> types_under_test(const OpCase& op_case) {
   std::vector<DType> result;
@@ -316,29 +329,21 @@ std::vector<CheckRow> check_kernels(const OpCase& op_case, const KernelRegistry&
   return rows;
 }
 
-bool has_gradient_check(const OpCase& op_case) {
-  if (!op_case.check_gradient || op_case.refusal) return false;
-  if (!op_case.types.empty() && !op_case.types.contains(DType::f64)) return false;
-  return def_of(op_case).differentiability() == Differentiability::rule;
-}
-
-namespace {
-
-// The operator as a graph, every float64 input requiring its gradient.
-Graph make_case_graph(const OpCase& op_case, const std::vector<TensorData>& inputs,
-                      std::vector<size_t>& input_positions) {
+Graph graph_of_case(const OpCase& op_case, const std::vector<TensorData>& inputs,
+                    const std::function<bool(const TensorData&)>& is_constant) {
   Graph graph;
   GraphBuilder builder(graph);
   std::vector<ValueId> values;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       values.push_back(kNoValue);
-    } else if (inputs[i].dtype() == DType::f64) {
-      values.push_back(graph.add_input({.role = InputRole::user, .requires_grad = true},
-                                       str("x", i), DType::f64, to_shape(inputs[i].dims())));
-      input_positions.push_back(i);
-    } else {
+    } else if (is_constant(inputs[i])) {
       values.push_back(graph.add_constant(inputs[i]));
+    } else {
+      const DType dtype = inputs[i].dtype();
+      values.push_back(
+          graph.add_input({.role = InputRole::user, .requires_grad = kFloatTypes.contains(dtype)},
+                          str("x", i), dtype, to_shape(inputs[i].dims())));
     }
   }
   const auto [domain, name] = split_op(op_case.op);
@@ -350,6 +355,14 @@ Graph make_case_graph(const OpCase& op_case, const std::vector<TensorData>& inpu
   }
   return graph;
 }
+
+bool has_gradient_check(const OpCase& op_case) {
+  if (!op_case.check_gradient || op_case.refusal) return false;
+  if (!op_case.types.empty() && !op_case.types.contains(DType::f64)) return false;
+  return def_of(op_case).differentiability() == Differentiability::rule;
+}
+
+namespace {
 
 std::vector<Dims> input_dims_of(const Graph& graph) {
   std::vector<Dims> dims;
@@ -369,7 +382,11 @@ class GradientRun {
   GradientRun(const OpCase& op_case, const KernelRegistry& kernels)
       : op_case_(op_case), device_(kernels.device()) {
     const std::vector<TensorData> inputs = make_inputs(op_case, DType::f64, 7);
-    const Graph forward_graph = make_case_graph(op_case, inputs, positions);
+    const auto is_constant = [](const TensorData& input) { return input.dtype() != DType::f64; };
+    const Graph forward_graph = graph_of_case(op_case, inputs, is_constant);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].defined() && !is_constant(inputs[i])) positions.push_back(i);
+    }
     gradient_graph_ = forward_graph;
     build_backward(gradient_graph_, {.output_indices = op_case.gradient_outputs});
     gradient_graph_.remove_dead_nodes();

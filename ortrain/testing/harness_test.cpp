@@ -7,16 +7,8 @@
 namespace ortrain::testing {
 namespace {
 
-std::string test_name(const ::testing::TestParamInfo<OpCase>& info) {
-  std::string name;
-  for (char c : case_name(info.param)) {
-    if (std::isalnum(static_cast<unsigned char>(c))) {
-      name += c;
-    } else if (!name.ends_with('_')) {
-      name += '_';
-    }
-  }
-  return name + "_" + std::to_string(info.index);
+std::string name_of_test(const ::testing::TestParamInfo<OpCase>& info) {
+  return test_name(info.param, info.index);
 }
 
 class OpKernels : public ::testing::TestWithParam<OpCase> {};
@@ -43,8 +35,9 @@ std::vector<OpCase> cases_with_gradient() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OpKernels, ::testing::ValuesIn(all_cases().all()), test_name);
-INSTANTIATE_TEST_SUITE_P(All, OpGradients, ::testing::ValuesIn(cases_with_gradient()), test_name);
+INSTANTIATE_TEST_SUITE_P(All, OpKernels, ::testing::ValuesIn(all_cases().all()), name_of_test);
+INSTANTIATE_TEST_SUITE_P(All, OpGradients, ::testing::ValuesIn(cases_with_gradient()),
+                         name_of_test);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OpKernels);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OpGradients);
 

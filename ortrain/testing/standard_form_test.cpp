@@ -20,13 +20,6 @@
 namespace ortrain::testing {
 namespace {
 
-std::pair<std::string, std::string> split_name(const std::string& full) {
-  const size_t colons = full.find("::");
-  return colons == std::string::npos
-             ? std::pair<std::string, std::string>("", full)
-             : std::pair<std::string, std::string>(full.substr(0, colons), full.substr(colons + 2));
-}
-
 Graph graph_of(const OpCase& op_case, const std::vector<TensorData>& inputs, size_t outputs) {
   Graph graph;
   graph.name = "one";
@@ -38,7 +31,7 @@ Graph graph_of(const OpCase& op_case, const std::vector<TensorData>& inputs, siz
                                            to_shape(inputs[i].dims()))
                          : kNoValue);
   }
-  const auto [domain, op] = split_name(op_case.op);
+  const auto [domain, op] = split_op(op_case.op);
   const std::vector<ValueId> made =
       builder.node(domain, op, values, op_case.attributes, std::vector<bool>(outputs, true));
   for (size_t i = 0; i < outputs; ++i) {
@@ -106,7 +99,7 @@ bool is_known_gap(const std::string& message) {
 TEST(StandardForms, EqualTheOperator) {
   std::map<std::string, int> compared;
   for (const OpCase& op_case : all_cases().all()) {
-    const auto [domain, op] = split_name(op_case.op);
+    const auto [domain, op] = split_op(op_case.op);
     if (domain != kOrtrainDomain || op_case.refusal) continue;
     const OpDef& def = op_registry().get(domain, op);
     if (!def.standard_form) continue;

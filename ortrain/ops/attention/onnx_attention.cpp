@@ -195,9 +195,7 @@ class OnnxAttention {
     if (seen != kNoValue) scores = e_.where(seen, scores, minus_infinity());
     if (shown == Stage::masked) scores_output = scores;
     if (const auto precision = e_.attrs().optional_int("softmax_precision")) {
-      const std::optional<DType> wanted = *precision >= 0 && *precision <= 255
-                                              ? dtype_from_onnx(static_cast<int>(*precision))
-                                              : std::nullopt;
+      const std::optional<DType> wanted = dtype_from_onnx(*precision);
       if (!wanted || !is_float(*wanted)) {
         throw InvalidModelError(str("softmax_precision is ", *precision, ", no type of floats"));
       }

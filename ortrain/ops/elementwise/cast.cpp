@@ -14,8 +14,7 @@ std::optional<Dim> cast_contents(const Dim& x, DType to) {
 
 void infer_cast(InferContext& context) {
   const int64_t code = context.attrs().int_("to");
-  const std::optional<DType> to =
-      code >= 0 && code <= 255 ? dtype_from_onnx(static_cast<int>(code)) : std::nullopt;
+  const std::optional<DType> to = dtype_from_onnx(code);
   if (!to) throw UnsupportedError(str("element type ", code, " in attribute 'to'"));
   context.set_output(0, *to, context.shape(0));
   infer_contents(context, [to = *to](std::span<const Dim> x) { return cast_contents(x[0], to); });

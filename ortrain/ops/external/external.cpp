@@ -13,9 +13,7 @@ namespace {
 void infer_by_shape_inputs(InferContext& context, size_t first_input, size_t first_output) {
   const std::vector<int64_t>& types = context.attrs().ints("types");
   for (size_t k = 0; k < types.size(); ++k) {
-    const std::optional<DType> type = types[k] >= 0 && types[k] <= 255
-                                          ? dtype_from_onnx(static_cast<int>(types[k]))
-                                          : std::nullopt;
+    const std::optional<DType> type = dtype_from_onnx(types[k]);
     if (!type) throw UnsupportedError(str("element type ", types[k], " in attribute 'types'"));
     const size_t input = first_input + k;
     if (!context.has_input(input) || context.dtype(input) != DType::i64 ||

@@ -272,12 +272,11 @@ std::vector<ValueId> adaptive_average_pool_form(ExpandContext& e) {
     }
     const int64_t in = e.known_extent(y, static_cast<size_t>(axis), "extent of a pooled axis");
     e.check_listed(out, "pooled elements");
-    const int64_t whole = in / out, rest = in % out;
     std::vector<ValueId> parts;
     for (int64_t o = 0; o < out; ++o) {
-      const int64_t begin = o * whole + o * rest / out;
-      const int64_t end = (o + 1) * whole + ((o + 1) * rest + out - 1) / out;
-      parts.push_back(e.reduce("ReduceMean", e.slice(y, axis, begin, end), {axis}, true));
+      const AdaptiveWindow window(o, in, out);
+      const ValueId shown = e.slice(y, axis, window.begin, window.end);
+      parts.push_back(e.reduce("ReduceMean", shown, {axis}, true));
     }
     y = e.concat(std::move(parts), axis);
   }

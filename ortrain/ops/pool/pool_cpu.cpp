@@ -85,11 +85,10 @@ Pool adaptive_pool(const std::vector<int64_t>& size, const TensorSpec& x) {
     axis.in = i < skipped ? 1 : x.dims[i - skipped + 2];
     check_outputs(out);
     for (int64_t o = 0; o < out; ++o) {
-      // The number of outputs times an extent may leave int64: whole parts apart from the rest.
-      const int64_t whole = axis.in / out, rest = axis.in % out;
-      axis.begin.push_back(o * whole + o * rest / out);
-      axis.end.push_back((o + 1) * whole + ((o + 1) * rest + out - 1) / out);
-      axis.count.push_back(axis.end.back() - axis.begin.back());
+      const ops::AdaptiveWindow window(o, axis.in, out);
+      axis.begin.push_back(window.begin);
+      axis.end.push_back(window.end);
+      axis.count.push_back(window.end - window.begin);
     }
   }
   return pool;

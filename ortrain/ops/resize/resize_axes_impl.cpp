@@ -157,9 +157,7 @@ bool is_identity(const ResizeAxis& axis) {
 }  // namespace
 
 std::vector<int64_t> resize_axes(const AttributeReader& attrs, size_t rank) {
-  const std::optional<std::vector<int64_t>> given = attrs.optional_ints("axes");
-  if (given) return normalize_axes(*given, rank);
-  return normalize_axes_or_all({}, rank);
+  return given_axes_or_all(attrs.optional_ints("axes"), rank);
 }
 
 Dims resized_by_scales(const Dims& x, const std::vector<int64_t>& axes,

@@ -121,7 +121,7 @@ KernelFn make_gru_grad(NodeSpec& spec) {
     } else {
       std::fill_n(dh, r.state(), C(0));
     }
-    for (int64_t k = r.state() == 0 ? 0 : r.steps; k-- > 0;) {
+    for (int64_t k = r.steps_with_state(); k-- > 0;) {
       const int64_t t = r.step(k), at = t * r.state(), gates_at = t * r.batch * width;
       const C* h_before = k == 0 ? in(kGh0) : y + r.step(k - 1) * r.state();
       gru_step_grad(r, in(kGgates) + at * 4, h_before, dy ? dy + at : dy, dh, d_from_x + gates_at,

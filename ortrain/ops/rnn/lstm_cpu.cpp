@@ -128,7 +128,7 @@ KernelFn make_lstm_grad(NodeSpec& spec) {
     const C *gates = in(kGgates), *cells = in(kGcells), *dy = in(kDy);
     copy_or_zero(in(kDhn), r.state(), dh);
     copy_or_zero(in(kDcn), r.state(), dc);
-    for (int64_t k = r.state() == 0 ? 0 : r.steps; k-- > 0;) {
+    for (int64_t k = r.steps_with_state(); k-- > 0;) {
       const int64_t t = r.step(k), at = t * r.state();
       const C* c_before = k == 0 ? in(kGc0) : cells + r.step(k - 1) * r.state();
       C* step_dgates = dgates + t * r.batch * width;

@@ -16,6 +16,8 @@ struct Recurrence {
   // Position in the sequence of the k-th step that is computed.
   int64_t step(int64_t k) const { return reverse ? steps - 1 - k : k; }
   int64_t state() const { return batch * hidden; }
+  // Steps that have anything to compute.
+  int64_t steps_with_state() const { return state() == 0 ? 0 : steps; }
   int64_t rows() const { return steps * batch; }
 };
 

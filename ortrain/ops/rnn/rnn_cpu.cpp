@@ -76,7 +76,7 @@ KernelFn make_rnn_grad(NodeSpec& spec) {
     } else {
       std::fill_n(dh, r.state(), C(0));
     }
-    for (int64_t k = r.state() == 0 ? 0 : r.steps; k-- > 0;) {
+    for (int64_t k = r.steps_with_state(); k-- > 0;) {
       const int64_t at = r.step(k) * r.state();
       parallel_for(r.state(), 4096, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {

@@ -82,9 +82,7 @@ std::vector<ValueId> expand_space_to_depth(ExpandContext& e) {
 std::vector<ValueId> expand_center_crop_pad(ExpandContext& e) {
   ValueId x = e.input(0);
   const size_t rank = e.shape(x).size();
-  const auto given = e.attrs().optional_ints("axes");
-  const std::vector<int64_t> axes =
-      given ? normalize_axes(*given, rank) : normalize_axes_or_all({}, rank);
+  const std::vector<int64_t> axes = given_axes_or_all(e.attrs().optional_ints("axes"), rank);
   const std::vector<int64_t> wanted = e.known_ints(1);
   if (wanted.size() != axes.size()) {
     throw ShapeError(str("'shape' has ", wanted.size(), " entries for ", axes.size(), " axes"));

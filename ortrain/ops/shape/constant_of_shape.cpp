@@ -72,8 +72,7 @@ void infer_eye_like(InferContext& context) {
   }
   DType dtype = context.dtype(0);
   if (const std::optional<int64_t> code = context.attrs().optional_int("dtype")) {
-    const std::optional<DType> wanted =
-        *code >= 0 && *code <= 255 ? dtype_from_onnx(static_cast<int>(*code)) : std::nullopt;
+    const std::optional<DType> wanted = dtype_from_onnx(*code);
     if (!wanted) throw UnsupportedError(str("element type ", *code));
     dtype = *wanted;
   }

@@ -15,8 +15,7 @@ Shape padded(const Shape& shape, const std::vector<Dim>& pads,
   if (mode != "constant" && mode != "reflect" && mode != "edge" && mode != "wrap") {
     throw InvalidModelError(str("mode '", mode, "' is none of constant, reflect, edge, wrap"));
   }
-  const std::vector<int64_t> padded_axes =
-      axes ? normalize_axes(*axes, shape.size()) : normalize_axes_or_all({}, shape.size());
+  const std::vector<int64_t> padded_axes = given_axes_or_all(axes, shape.size());
   const size_t count = padded_axes.size();
   if (pads.size() != 2 * count) {
     throw ShapeError(str("input 'pads' has ", pads.size(), " elements, expected two for each of ",

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
 
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/cpu/odometer.h"
 #include "ortrain/cpu/strided_copy.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/runtime/kernel_registry.h"
@@ -84,32 +84,18 @@ KernelFn make_pad_constant(NodeSpec& spec) {
 // Rows of the last axis: the part that lies inside is copied, the rest looked up. Sources are
 // computed when the kernel runs: tables of them would take more memory than small elements do.
 struct PaddedRows {
-  Dims from, to, front, strides;  // strides of `from`
+  Dims from, front, strides;  // strides of `from`
   PadMode mode;
-  int64_t rows = 1;
+  Dims row_dims;  // of the output, without the last axis
+  int64_t columns = 0;
   int64_t inside_begin = 0;  // elements [inside_begin, inside_begin + inside_count) are a copy of
   int64_t inside_count = 0;  // as many neighbours
 
-  // The place of row `row` on all axes but the last.
-  std::array<int64_t, kMaxRank> place_of(int64_t row) const {
-    std::array<int64_t, kMaxRank> place;
-    for (size_t k = to.size() - 1; k-- > 0;) {
-      place[k] = row % to[k];
-      row /= to[k];
-    }
-    return place;
-  }
-  void advance(std::array<int64_t, kMaxRank>& place) const {
-    for (size_t k = to.size() - 1; k-- > 0;) {
-      if (++place[k] < to[k]) return;
-      place[k] = 0;
-    }
-  }
   // Where the row lies that the row at `place` is a copy of.
-  int64_t row_source(const std::array<int64_t, kMaxRank>& place) const {
+  int64_t row_source(const Odometer& place) const {
     int64_t offset = 0;
-    for (size_t k = 0; k + 1 < to.size(); ++k) {
-      offset += source_of(place[k] - front[k], from[k], mode) * strides[k];
+    for (size_t k = 0; k < row_dims.size(); ++k) {
+      offset += source_of(place.index(k) - front[k], from[k], mode) * strides[k];
     }
     return offset;
   }
@@ -117,9 +103,13 @@ struct PaddedRows {
 };
 
 PaddedRows padded_rows(const Dims& from, const Dims& to, const Dims& front, PadMode mode) {
-  PaddedRows result{
-      .from = from, .to = to, .front = front, .strides = strides_of(from), .mode = mode};
-  result.rows = num_elements(Dims(to.begin(), to.end() - 1));
+  Odometer::check_rank(to.size());
+  PaddedRows result{.from = from,
+                    .front = front,
+                    .strides = strides_of(from),
+                    .mode = mode,
+                    .row_dims = Dims(to.begin(), to.end() - 1),
+                    .columns = to.back()};
   result.inside_begin = std::clamp<int64_t>(front.back(), 0, to.back());
   const int64_t inside_end = std::clamp<int64_t>(front.back() + from.back(), 0, to.back());
   result.inside_count = std::max<int64_t>(inside_end - result.inside_begin, 0);
@@ -140,11 +130,12 @@ KernelFn pad_mapped(PaddedRows rows) {
   return [rows = std::move(rows)](const KernelArgs& args) {
     const std::byte* in = args.input<std::byte>(0);
     std::byte* out = args.output<std::byte>(0);
-    const int64_t columns = rows.to.back();
+    const int64_t columns = rows.columns;
     parallel_for(
-        rows.rows, 16384 / std::max<int64_t>(columns, 1) + 1, [&](int64_t begin, int64_t end) {
-          std::array<int64_t, kMaxRank> place = rows.place_of(begin);
-          for (int64_t r = begin; r < end; ++r, rows.advance(place)) {
+        num_elements(rows.row_dims), 16384 / std::max<int64_t>(columns, 1) + 1,
+        [&](int64_t begin, int64_t end) {
+          Odometer place(rows.row_dims, rows.strides, begin);
+          for (int64_t r = begin; r < end; ++r, place.next()) {
             const std::byte* from = in + static_cast<size_t>(rows.row_source(place)) * kSize;
             std::byte* to = out + static_cast<size_t>(r * columns) * kSize;
             const int64_t inside_end = rows.inside_begin + rows.inside_count;

@@ -13,6 +13,16 @@
 
 namespace ortrain::ops {
 
+// Elements [begin, end) of an axis of `in` that window `o` of `out` adaptive ones shows. Whole
+// parts and the rest are counted apart: o * in may leave int64.
+struct AdaptiveWindow {
+  int64_t begin, end;
+
+  AdaptiveWindow(int64_t o, int64_t in, int64_t out)
+      : begin(o * (in / out) + o * (in % out) / out),
+        end((o + 1) * (in / out) + ((o + 1) * (in % out) + out - 1) / out) {}
+};
+
 enum class AutoPad { kNotSet, kSameUpper, kSameLower, kValid };
 
 // The sliding windows of a convolution or a pooling, as its attributes give them.
