@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fuzz/answers.h"
 #include "fuzz/byte_source.h"
 #include "fuzz/targets.h"
 #include "onnx/onnx-ml.pb.h"
@@ -284,7 +285,9 @@ class ModelMutator {
 
 size_t mutate_onnx(uint8_t* data, size_t size, size_t limit, uint64_t seed) {
   onnx::ModelProto model;
-  if (!model.ParseFromArray(data, static_cast<int>(size)) || !model.has_graph()) return 0;
+  const auto parses = [&] { return model.ParseFromArray(data, static_cast<int>(size)); };
+  bool is_model = false;
+  if (!accepted([&] { is_model = parses(); }) || !is_model || !model.has_graph()) return 0;
   ModelMutator(model, seed).change();
   const std::string changed = model.SerializeAsString();
   if (changed.empty() || changed.size() > limit) return 0;

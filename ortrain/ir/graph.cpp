@@ -133,7 +133,12 @@ std::vector<std::vector<NodeId>> Graph::users() const {
   return result;
 }
 
+void Graph::refuse_id(int64_t id, size_t count) {
+  throw InternalError(str("the graph has ", count, " of these, none with the id ", id));
+}
+
 void Graph::replace_uses(ValueId from, ValueId to) {
+  check(from != kNoValue, "what is absent has no uses");
   for (NodeId id : order_) {
     for (ValueId& input : node(id).inputs) {
       if (input == from) input = to;

@@ -93,16 +93,17 @@ class Graph {
   ValueId add_constant(TensorData data, std::string value_name = "");
   // A value that the caller makes the output of a node.
   ValueId add_value(std::string value_name, DType dtype, Shape shape);
-  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
-  Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
+  // Throws InternalError for kNoValue, and for an id of another graph.
+  const Value& value(ValueId id) const { return at(values_, id); }
+  Value& value(ValueId id) { return at(values_, id); }
   size_t num_values() const { return values_.size(); }
   ValueId find_value(std::string_view value_name) const;  // kNoValue if there is none
   void rename_value(ValueId id, std::string value_name);
 
   // --- nodes
   NodeId add_node(Node node);
-  const Node& node(NodeId id) const { return nodes_[static_cast<size_t>(id)]; }
-  Node& node(NodeId id) { return nodes_[static_cast<size_t>(id)]; }
+  const Node& node(NodeId id) const { return at(nodes_, id); }
+  Node& node(NodeId id) { return at(nodes_, id); }
   // Its outputs must have no users left.
   void remove_node(NodeId id);
   const std::vector<NodeId>& order() const { return order_; }
@@ -136,6 +137,15 @@ class Graph {
 
  private:
   std::string unique_name(std::string wanted);
+  [[noreturn]] static void refuse_id(int64_t id, size_t count);
+
+  template <class Items>
+  static auto at(Items& items, int64_t id) -> decltype(items[0]) {
+    if (static_cast<uint64_t>(id) >= items.size()) [[unlikely]] {
+      refuse_id(id, items.size());
+    }
+    return items[static_cast<size_t>(id)];
+  }
 
   // Deques: references to nodes and values stay valid while others are added.
   std::deque<Value> values_;

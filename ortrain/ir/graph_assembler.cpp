@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/ir/graph_assembler.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -127,13 +128,18 @@ void GraphAssembler::add_node(NamedNode named, const OpDef* meaning) {
     expand(def, std::move(node), named.outputs);
     return;
   }
+  // A node whose results have no names makes nothing.
+  const auto is_unnamed = [](const std::string& output) { return output.empty(); };
+  if (!named.outputs.empty() && std::ranges::all_of(named.outputs, is_unnamed)) return;
   with_context(Graph::context(node), [&] {
     for (const std::string& output : named.outputs) {
-      if (output.empty()) {
+      const FormalValue* formal = def.formal_output(node.outputs.size());
+      const bool is_required = formal != nullptr && formal->arity == Arity::single;
+      if (output.empty() && !is_required) {
         node.outputs.push_back(kNoValue);
         continue;
       }
-      claim(output);
+      if (!output.empty()) claim(output);
       node.outputs.push_back(graph_.add_value(output, DType::undefined, {}));
     }
   });

@@ -238,7 +238,7 @@ void register_training(OpRegistry& registry) {
                   {"bias", "U", Arity::optional},
                   {"running_mean", "R", Arity::optional},
                   {"running_var", "R", Arity::optional}},
-       .outputs = {{"y", "T"},
+       .outputs = {{"y", "T", Arity::optional},
                    {"new_running_mean", "R", Arity::optional},
                    {"new_running_var", "R", Arity::optional},
                    {"save_mean", "S", Arity::optional},

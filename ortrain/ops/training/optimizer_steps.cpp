@@ -244,7 +244,9 @@ void register_optimizer_steps(OpRegistry& registry) {
       "and min(1, max_norm / (norm / scale + 1e-6)) where max_norm > 0 "
       "(torch.nn.utils.clip_grad_norm_). Also norm / scale, and whether it is finite.";
   clip.inputs = {{"norm", "float64"}, {"scale", "float64", Arity::optional}};
-  clip.outputs = {{"factor", "float64"}, {"unscaled_norm", "float64"}, {"finite", "bool"}};
+  clip.outputs = {{"factor", "float64", Arity::optional},
+                  {"unscaled_norm", "float64", Arity::optional},
+                  {"finite", "bool", Arity::optional}};
   clip.attrs = {{"max_norm", 0.0}};
   clip.infer = infer_clip_factor;
   clip.differentiable = false;
