@@ -513,18 +513,19 @@ class Engine:
         kept = varies and not call.numbers
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
-        if prepared is None:
-            prepared = prepare(
-                *(self.module, call, args, kwargs, stages, read, self.dropout),
-                dynamic=varies,
-                standalone=False,
-            )
-            if slot is not None:
-                slot.save(prepared)
-        # Tracing may have added attributes that a layer makes at its first call.
-        self._look_at_module()
-        variables = None if slot is None else slot.variables
-        self._note_reads(prepared.names_read, prepared.outside.values(), variables)
-        entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
+        with read.making():
+            if prepared is None:
+                prepared = prepare(
+                    *(self.module, call, args, kwargs, stages, read, self.dropout),
+                    dynamic=varies,
+                    standalone=False,
+                )
+                if slot is not None:
+                    slot.save(prepared)
+            # Tracing may have added attributes that a layer makes at its first call.
+            self._look_at_module()
+            variables = None if slot is None else slot.variables
+            self._note_reads(prepared.names_read, prepared.outside.values(), variables)
+            entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry

@@ -22,6 +22,7 @@ from ortrain.capture.autocast_regions import (
     has_autocast_region,
     recurrent_layers_in_one_dtype,
 )
+from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_operators import run_decompositions
@@ -139,6 +140,7 @@ class _FlatModule(nn.Module):
                 refuse_caches(before.caches.with_tensors(), name)
                 refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
+                path = CallPath() if stores_attributes(module) else None
                 try:
                     with internals.at_grad_mode_switches(
                         lambda: switched.append(AutocastState.current() != autocast)
@@ -150,12 +152,16 @@ class _FlatModule(nn.Module):
                             methods_refused(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
+                            path or contextlib.nullcontext(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
                         if unanswered:
                             raise unanswered[0]
                         refuse_living_results(result, before, name)
-                        flat, tree = flatten_outputs(result)
+                        with path or contextlib.nullcontext():
+                            flat, tree = flatten_outputs(result)
+                        if path is not None:
+                            path.end(flat, tree)
                 finally:
                     changes, caches = before.restore(), before.caches.emptied()
                 refuse_caches(caches, name)
@@ -183,7 +189,8 @@ class _FlatModule(nn.Module):
                 if made and not functions.calls:
                     with disable_proxy_modes_tracing():
                         refuse_other_ways(
-                            lambda: nn.Module.__call__(module, *args, **kwargs), before, made, name
+                            lambda: nn.Module.__call__(module, *args, **kwargs),
+                            *(before, made, name, path),
                         )
                 elif made:
                     raise first_call_error([each.name for each in made], name)
@@ -417,8 +424,7 @@ def _capture(
         with internals.recurrent_layers_whole(as_called=True), containers_kept(module):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
-        for each in made:  # as PyTorch's first call would have left it
-            each.make()
+        read.make(made)
 
         start = time.perf_counter()
         conditions = internals.guards_code(program)

@@ -23,6 +23,7 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
+from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
 from ortrain.capture.surviving_fakes import (
     FakesMade,
@@ -82,6 +83,25 @@ class NamesRead:
         self._handled: list[tuple[types.CodeType, types.CodeType]] = []
         self.has_begun = False
         self.fakes = FakesMade()
+        # Plain attributes that the forward made, and that are there since its capture.
+        self._made: list[MadePlain] = []
+
+    def make(self, attributes: Iterable[MadePlain]) -> None:
+        """Leave plain attributes as PyTorch's first call would have left them."""
+        for each in attributes:
+            each.make()
+            self._made.append(each)
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Take back what was made where an error leaves: PyTorch runs the first call then."""
+        try:
+            yield
+        except BaseException:
+            for each in reversed(self._made):
+                each.take_back()
+            self._made.clear()
+            raise
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -71,12 +71,13 @@ def prepare(
     read = NamesRead() if read is None else read
     preparation = _Preparation(module, call, args, kwargs, stages, read, dropout, standalone)
     kept: list[str] = []
-    with read.fakes.taken_back(kept):
-        prepared = preparation.run(dynamic)
-    if kept:
-        raise FirstCallError(
-            f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
-        )
+    with read.making():
+        with read.fakes.taken_back(kept):
+            prepared = preparation.run(dynamic)
+        if kept:
+            raise FirstCallError(
+                f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
+            )
     return prepared
 
 

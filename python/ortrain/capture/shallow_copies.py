@@ -32,10 +32,18 @@ class MadePlain:
     table: Any
     key: Any
     value: Any
+    before: Any = MISSING
 
     def make(self) -> None:
         """Put it there again."""
         self.table[self.key] = self.value
+
+    def take_back(self) -> None:
+        """Let there be what was there before."""
+        if self.before is not MISSING:
+            self.table[self.key] = self.before
+        elif self.key in self.table:
+            del self.table[self.key]
 
 
 @dataclasses.dataclass(slots=True)
@@ -136,7 +144,7 @@ class Table:
             if old is not MISSING and old is not None:
                 changes.changed.append(name)
             elif is_plain(new):
-                changes.made_plain.append(MadePlain(name, self._table, key, new))
+                changes.made_plain.append(MadePlain(name, self._table, key, new, old))
             else:
                 changes.made.append(name)
             if old is MISSING:

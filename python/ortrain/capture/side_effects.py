@@ -174,7 +174,11 @@ def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -
 
 
 def refuse_other_ways(
-    run: Callable[[], Any], before: ReachableState, made: Sequence[MadePlain], module: str
+    run: Callable[[], Any],
+    before: ReachableState,
+    made: Sequence[MadePlain],
+    module: str,
+    first: CallPath | None,
 ) -> None:
     """Raise FirstCallError where a forward that finds what its first call made computes something else.
 
@@ -183,19 +187,22 @@ def refuse_other_ways(
       before: What was there before its first call, and is there again.
       made: What its first call made.
       module: The name of the module.
+      first: Its first call, where that was recorded.
     """
-    first, later = CallPath(), CallPath()
-    with first:
-        flat, tree = flatten_outputs(run())
-        first.end(flat)
-    before.restore()
+    if first is None:
+        first = CallPath()
+        with first:
+            flat, tree = flatten_outputs(run())
+        first.end(flat, tree)
+        before.restore()
     for each in made:
         each.make()
     between = before.again()
+    later = CallPath(first)
     with later:
-        flat, later_tree = flatten_outputs(run())
-        later.end(flat)
-    same = later.steps == first.steps and later_tree == tree and between.restore() == Changes()
+        flat, tree = flatten_outputs(run())
+    later.end(flat, tree)
+    same = later.steps == first.steps and between.restore() == Changes()
     before.restore()
     if not same:
         raise first_call_error([each.name for each in made], module)

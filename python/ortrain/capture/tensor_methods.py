@@ -20,7 +20,7 @@ import torch
 
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.source_files import TORCH_ROOT
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import are_pytorchs_own, is_fake
 
 _READS = (
     *("item", "tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "is_nonzero"),
@@ -46,7 +46,7 @@ def _refuse_hook(tensor: torch.Tensor, name: str) -> None:
 
 @contextlib.contextmanager
 def methods_refused() -> Iterator[None]:
-    """Raise CaptureError where this thread reads values of tensors that have some, or sets hooks."""
+    """Raise CaptureError where this thread reads values of tensors that have some, or sets hooks of its own."""
     thread = threading.get_ident()
 
     def checked(name: str, check: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
@@ -60,12 +60,22 @@ def methods_refused() -> Iterator[None]:
 
         return method
 
+    def push(pack: Callable[..., Any], unpack: Callable[..., Any]) -> Any:
+        if threading.get_ident() == thread and not are_pytorchs_own((pack, unpack)):
+            raise CaptureError(
+                "its forward enters torch.autograd.graph.saved_tensors_hooks, which a graph would lose"
+            )
+        return push_hooks(pack, unpack)
+
     own = {name: torch.Tensor.__dict__.get(name) for name in (*_READS, *_HOOKS)}
     for name in own:
         setattr(torch.Tensor, name, checked(name, _refuse_read if name in _READS else _refuse_hook))
+    push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+    torch._C._autograd._push_saved_tensors_default_hooks = push
     try:
         yield
     finally:
+        torch._C._autograd._push_saved_tensors_default_hooks = push_hooks
         for name, method in own.items():
             if method is None:
                 delattr(torch.Tensor, name)

@@ -101,6 +101,11 @@ def is_batched(tensor: torch.Tensor | None) -> bool:
     )
 
 
+def are_pytorchs_own(hooks: Iterable[Any]) -> bool:
+    """Tell whether hooks of saved tensors give back what they take, as those of checkpoints do."""
+    return all((getattr(hook, "__module__", None) or "").startswith("torch.") for hook in hooks)
+
+
 def mode_around() -> str | None:
     """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
     if forward_ad._current_level >= 0:
@@ -108,9 +113,7 @@ def mode_around() -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0:
         return type(_get_current_dispatch_mode()).__qualname__
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks and not all(
-        (getattr(h, "__module__", None) or "").startswith("torch.") for h in hooks
-    ):
+    if hooks and not are_pytorchs_own(hooks):
         return "torch.autograd.graph.saved_tensors_hooks"
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     # A default device is a mode, of what is made without tensors.
