@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
@@ -39,6 +41,7 @@ def backend(
     """
     if options:
         raise TypeError(f"the backend 'ortrain' takes no options, got {', '.join(sorted(options))}")
+    restore_checkpoints(graph_module)
     varies = has_sizes_that_vary(graph_module)
     return runner_of(graph_module, lambda piece: Engine(piece, any_sizes=varies).run)
 
@@ -65,6 +68,29 @@ def runner_of(
         return tuple(next(results) if f is None else f(args) for f in numbers)
 
     return internals.outside_compiled_code(run)
+
+
+def restore_checkpoints(graph_module: fx.GraphModule) -> None:
+    """Let checkpoints of a piece be PyTorch's own again, which draw the same numbers when they run again.
+
+    Those that Dynamo leaves in their place count on a compiler for that.
+    """
+    for part in graph_module.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+        for node in nodes:
+            node.target = _checkpoint
+        if nodes:
+            part.recompile()
+
+
+def _checkpoint(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    options, given = tag_activation_checkpoint.divide_kwargs(kwargs)
+    options["use_reentrant"] = False
+    if (contexts := body.meta.get("_checkpoint_context_fn")) is not None:
+        options["context_fn"] = contexts
+    return checkpoint(body, *args, **options, **given)
 
 
 def has_sizes_that_vary(piece: fx.GraphModule) -> bool:

@@ -46,7 +46,8 @@ class CodeRecorder {
       PyInterpreterState* const interpreter = PyInterpreterState_Get();
       thread_ = PyThreadState_Get();
       raised_in_ = nullptr;
-      run_frame = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+      first_ = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+      if (first_ == record_frame) first_ = _PyEval_EvalFrameDefault;
       active = this;
       _PyInterpreterState_SetEvalFrameFunc(interpreter, record_frame);
       return;
@@ -63,9 +64,9 @@ class CodeRecorder {
     if (active == this) {
       active = nullptr;
       PyInterpreterState* const interpreter = PyInterpreterState_Get();
-      // Somebody may have put his own behind this one.
+      // Somebody may have put his own in front of this one, which passes frames on from now on.
       if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == record_frame) {
-        _PyInterpreterState_SetEvalFrameFunc(interpreter, run_frame);
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, first_);
       }
       return;
     }
@@ -109,6 +110,12 @@ class CodeRecorder {
   }
 
 #ifdef ORTRAIN_HOOKS_FRAMES
+  // Frames are run by the interpreter itself, whoever was asked before: he may put himself in front
+  // of this function, and if it asked him, both would ask each other for ever.
+  static PyObject* run_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
+    return _PyEval_EvalFrameDefault(thread, frame, throws);
+  }
+
   static PyObject* record_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
     CodeRecorder* const recorder = active;
     if (recorder == nullptr || recorder->thread_ != thread) {
@@ -129,10 +136,10 @@ class CodeRecorder {
     return result;
   }
 
-  // Whether the present exception is one that C code takes for an answer: an attribute, an item or a
-  // module that is not there, the end of a loop.
+  // Whether the present exception is one that C code takes for an answer: an attribute, an item or
+  // a module that is not there, the end of a loop.
   static bool ends_a_search() {
-    PyObject* const kinds[] = {PyExc_AttributeError, PyExc_LookupError,      PyExc_ImportError,
+    PyObject* const kinds[] = {PyExc_AttributeError, PyExc_LookupError,        PyExc_ImportError,
                                PyExc_StopIteration,  PyExc_StopAsyncIteration, PyExc_GeneratorExit};
     for (PyObject* const kind : kinds) {
       if (PyErr_ExceptionMatches(kind)) return true;
@@ -141,7 +148,7 @@ class CodeRecorder {
   }
 
   inline static CodeRecorder* active = nullptr;
-  inline static _PyFrameEvalFunction run_frame = nullptr;
+  _PyFrameEvalFunction first_ = nullptr;  // who was asked before
   PyThreadState* thread_ = nullptr;
   // Where the exception began that the last frame to be called from the present one has ended with.
   PyObject* raised_in_ = nullptr;

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.captured import AutocastState
@@ -55,7 +55,8 @@ class CallPath(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_dynamo_compiling():  # it runs this function by its own interpreter
             return func(*args, **kwargs)
-        name = resolve_name(func) or repr(func)
+        # With an address, of what lives as long as its module or class. A trace watches some methods.
+        name = repr(inspect.unwrap(func))
         step = (name, *_modes(), *self._described((args, kwargs)))
         if self._before is not None and self._before._step(len(self.steps)) == step:
             result = self._before._results[len(self.steps)]
@@ -100,6 +101,8 @@ class CallPath(TorchFunctionMode):
         if leaf is None or isinstance(leaf, (bool, int, float, complex, str, *_NAMED)):
             return type(leaf).__name__, repr(leaf)
         self._alive.append(leaf)
+        if callable(leaf) and not isinstance(leaf, type):  # what it calls is not seen
+            return "function", object()
         return type(leaf).__qualname__, id(leaf)
 
 
@@ -110,6 +113,10 @@ def _modes() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         AutocastState.current(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
     )
 
 

@@ -50,6 +50,7 @@ from ortrain.capture.interface import (
 from ortrain.capture.locations import error_source, reason_of
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.no_grad_regions import (
+    detach_anew,
     detach_no_grad_regions,
     refuse_regions_with_gradients,
     refuse_writes_through_detach,
@@ -93,6 +94,7 @@ from ortrain.capture.symbolic_budget import (
     restrict_further,
 )
 from ortrain.capture.tensor_methods import methods_refused
+from ortrain.capture.tensor_state import settings_kept, tensor_state_kept
 from ortrain.capture.trace_internals import (
     graphs_compiled_when_called,
     let_go_of_samples,
@@ -114,6 +116,7 @@ class _FlatModule(nn.Module):
         equal: Sequence[Sequence[tuple[int, int]]],
         autocast: AutocastState,
         trees: list[OutputTree],
+        tracked: list[bool],
         read: NamesRead,
         made: list[MadePlain],
         functions: FunctionCalls,
@@ -123,6 +126,8 @@ class _FlatModule(nn.Module):
         self.m = module
         name = type(module).__name__
         self.training = module.training
+        # Real ones: a trace puts others in their place.
+        given = [*call.tensors, *module.parameters(), *module.buffers()]
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             with attributes_set(call.attributes, tensors):
@@ -150,6 +155,8 @@ class _FlatModule(nn.Module):
                             read.recording(),
                             replacements_watched(),
                             methods_refused(),
+                            tensor_state_kept(given),
+                            settings_kept(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
                             path or contextlib.nullcontext(),
@@ -199,6 +206,7 @@ class _FlatModule(nn.Module):
             except Exception as error:
                 raise internals.QuietError from error
             trees.append(tree)
+            tracked[:] = [tensor.requires_grad for tensor in flat]
             return tuple(flat)
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -414,9 +422,11 @@ def _capture(
     axes = [range(min(t.dim(), 1) if first else t.dim()) for t in tensors]
     shapes = tuple(dict.fromkeys(each, auto) for each in axes) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
+    tracked: list[bool] = []  # of each result
     made: list[MadePlain] = []
     flat = _FlatModule(
-        *(module, signature, call, equal, autocast, trees, read, made, functions, at_each_tensor)
+        *(module, signature, call, equal, autocast, trees, tracked),
+        *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
@@ -432,6 +442,7 @@ def _capture(
         refuse_collectives(program, name)
         refuse_conditions_on_values(program, name)
         refuse_writes_through_windows(program, name)
+        detach_anew(program)
         functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
@@ -464,6 +475,7 @@ def _capture(
         graph_module=program.graph_module,
         placeholders=placeholders,
         outputs=outputs_of(program, trees[-1], call, views),
+        tracked=tracked,
         constants=constants,
         input_names=list(call.names),
         output_tree=trees[-1],

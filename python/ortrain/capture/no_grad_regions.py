@@ -9,7 +9,7 @@ from torch.export.graph_signature import InputKind
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import is_floating, origin_of, written_by
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.errors import CaptureError, UnseenStateError
 from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.trace_internals import bodies_of, nodes_of
 
@@ -40,6 +40,26 @@ def _refuse_writes_to_tracked(body: torch.fx.GraphModule, call: torch.fx.Node) -
                     module=module_path(node),
                     source=node_source(node),
                 )
+
+
+def detach_anew(program: torch.export.ExportedProgram) -> None:
+    """Let a tensor that is detached in place be another one from there on, as its later readers show it.
+
+    Functionalizing would forget that gradients end there.
+    """
+    for node in nodes_of(program):
+        if node.target is not torch.ops.aten.detach_.default:
+            continue
+        given = node.args[0]
+        assert isinstance(given, torch.fx.Node)
+        origin = origin_of(given)[0]
+        if origin.op == "placeholder" and origin.meta["val"].requires_grad:
+            raise UnseenStateError(
+                "its forward detaches in place what it has not made",
+                module=module_path(node),
+                source=node_source(node),
+            )
+        node.target = torch.ops.aten.detach.default
 
 
 def refuse_writes_through_detach(program: torch.export.ExportedProgram) -> None:

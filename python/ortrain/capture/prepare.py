@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
-from ortrain.capture.captured import CapturedModule
+from ortrain.capture.captured import CapturedModule, OutputRole
 from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
-from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError
+from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
 from ortrain.capture.export import capture
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
@@ -107,6 +107,8 @@ class _Preparation:
                     raise
                 restrict_further(self.module, str(error).partition("\n")[0])
                 captured, squeezes = self._captured(dynamic)
+        if captured.grad_enabled:
+            _refuse_other_gradients(captured, converted)
         return PreparedGraph(
             graph=converted.graph,
             user_inputs=converted.user_inputs,
@@ -177,6 +179,20 @@ class _Preparation:
             converted.graph.run_passes("simplify")
         self.stages["convert"] = timing.seconds
         return converted
+
+
+def _refuse_other_gradients(captured: CapturedModule, converted: Converted) -> None:
+    """Raise UnseenStateError where a result wants a gradient in PyTorch and not in the graph, or the other way."""
+    results = [o for o in captured.outputs if o.role in (OutputRole.USER, OutputRole.NONE)]
+    tracked = {o.name: t for o, t in zip(results, captured.tracked, strict=True)}
+    outputs = [o["name"] for o in converted.graph.outputs if o["role"] == "user"]
+    for name, differentiable in zip(outputs, converted.graph.differentiable_outputs(), strict=True):
+        if tracked[name] != differentiable:
+            wants = "wants a gradient" if tracked[name] else "wants no gradient"
+            raise UnseenStateError(
+                f"its result '{name}' {wants}, which its operators do not show",
+                module=captured.module_name,
+            )
 
 
 def refuse_hooks(module: nn.Module) -> None:

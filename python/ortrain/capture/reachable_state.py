@@ -70,6 +70,18 @@ _BYTES = (
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, set, collections.deque)
 _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 _ITERATORS = ("builtins", "itertools")
+_MAKING = ("__init__", "__new__", "__post_init__")
+# Special methods that no step of a forward calls by itself; all others may run at an operator or a statement.
+_OUTSIDE_OF_CALLS = frozenset(
+    {
+        *_MAKING,
+        *("__init_subclass__", "__class_getitem__", "__set_name__", "__del__"),
+        *("__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"),
+        *("__deepcopy__", "__getnewargs__", "__getnewargs_ex__", "__sizeof__", "__dir__"),
+        *("__subclasshook__", "__instancecheck__", "__subclasscheck__", "__annotate__"),
+        *("__annotate_func__", "__replace__"),
+    }
+)
 _ARGUMENTS = "its arguments"
 _GLOBAL_STEPS = frozenset(
     f"{kind}_{what}"
@@ -369,7 +381,8 @@ class ReachableState:
             for name, value in base.__dict__.items():
                 if _functions_of(value):
                     self.variables.append((base, name))
-                if name == "__call__" or not name.startswith("__"):
+                makes = name in _MAKING and not issubclass(base, nn.Module)
+                if makes or name not in _OUTSIDE_OF_CALLS:
                     functions = _functions_of(value)
                     self._pending += [(name, f) for f in functions]
                     if not issubclass(base, nn.Module) and any(map(_closes_over, functions)):

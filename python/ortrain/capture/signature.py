@@ -433,8 +433,9 @@ class _Flattener:
             raise TensorClassError(
                 f"argument '{path}' is a tensor of class {type(value).__qualname__}"
             )
-        if value.layout is not torch.strided:
-            raise UnsupportedInputError(f"argument '{path}' has layout {value.layout}")
+        if value.layout is not torch.strided or value.is_nested:
+            layout = "nested" if value.is_nested else value.layout
+            raise UnsupportedInputError(f"argument '{path}' has layout {layout}")
         index = self._seen.get(id(value))
         if index is None:
             index = self._seen[id(value)] = len(self.tensors)
@@ -450,6 +451,7 @@ class _Flattener:
             value.requires_grad,
             None if value.is_contiguous() else order_of(value),
             type(value) is nn.Parameter,
+            tuple(value.__dict__) if value.__dict__ else None,  # attributes that somebody gave it
         )
 
 

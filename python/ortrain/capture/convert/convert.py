@@ -24,7 +24,7 @@ from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.escape import add_escape
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.convert.sizes import Size, linear_root
-from ortrain.capture.dtypes import TORCH_DTYPE, onnx_code
+from ortrain.capture.dtypes import TORCH_DTYPE, category, onnx_code
 from ortrain.capture.errors import (
     CaptureError,
     ConversionError,
@@ -380,6 +380,8 @@ class _Conversion:
         if _reads_value(node) and isinstance(expression, sympy.Symbol):
             tensor = self._resolve(node.args[0])
             dtype = torch.int64 if expression.is_integer else torch.float64
+            if category(tensor.dtype) >= 2:  # a number of Python has no gradient
+                tensor = self._e.node("StopGradient", tensor, domain="ortrain")
             value = self._e.cast(self._e.node("Reshape", tensor, self._e.ints()), dtype)
             self._e.sizes.define(expression, value)
 

@@ -1,0 +1,190 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward says of tensors, and enters, that no graph holds, refused while it is traced.
+
+A trace sees operators. Whether a leaf wants a gradient, what lies in ``grad``, attributes that a user gives a tensor,
+inference mode and modes of the user's own are no operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.capture.errors import UnseenStateError
+from ortrain.capture.source_files import TORCH_ROOT
+
+_LAYERS = TORCH_ROOT + "nn" + os.sep
+_CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_GRAD_MODES = torch.autograd.grad_mode.__name__
+# Attributes of its own that PyTorch gives tensors.
+_OF_PYTORCH = frozenset({"_is_buffer", "_is_param", "_wrapped_number"})
+_MISSING = object()
+
+
+def _asking() -> str:
+    """Return the file of the code that asks."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _is_the_forwards() -> bool:
+    """Tell whether a user's code, or a layer's of PyTorch, asks, not PyTorch's machinery or the capture."""
+    file = _asking()
+    return file.startswith(_LAYERS) or not file.startswith((TORCH_ROOT, _CAPTURE, "<"))
+
+
+def _is_asked_by_a_forward() -> bool:
+    """Tell whether it is not a machinery of PyTorch's that enters inference mode."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == _GRAD_MODES:
+        frame = frame.f_back
+    return not frame.f_globals.get("__name__", "").startswith(
+        ("torch._", "torch.export", "torch.fx")
+    )
+
+
+def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
+    if bool(value) != _REQUIRES_GRAD.__get__(tensor) and _is_the_forwards():
+        raise UnseenStateError("its forward changes whether a tensor wants a gradient")
+    _REQUIRES_GRAD.__set__(tensor, value)
+
+
+def _set_grad(tensor: torch.Tensor, value: Any) -> None:
+    if _is_the_forwards():
+        raise UnseenStateError("its forward writes to the gradient of a tensor")
+    _GRAD.__set__(tensor, value)
+
+
+def _get_grad(tensor: torch.Tensor) -> Any:
+    if _asking().startswith(_LAYERS):  # the user's code is read for this name
+        raise UnseenStateError("its forward reads the gradient of a tensor")
+    return _GRAD.__get__(tensor)
+
+
+# Of the process: what asks for each, and what sets it.
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    (
+        "whether algorithms are deterministic",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    (
+        "the precision of products",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+)
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """Set back what a forward leaves set otherwise; raise UnseenStateError then."""
+    before = [get() for _, get, _ in _SETTINGS]
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for (name, get, put), value in zip(_SETTINGS, before, strict=True):
+            if get() != value:
+                put(value)
+                changed.append(name)
+    if changed:
+        raise UnseenStateError(f"its forward changes {' and '.join(changed)}")
+
+
+_REQUIRES_GRAD = torch._C.TensorBase.requires_grad
+_GRAD = torch._C.TensorBase.grad
+
+
+@contextlib.contextmanager
+def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Raise CaptureError where this thread's forward changes, or asks for, such state.
+
+    Args:
+      given: Tensors of whose own attributes nothing is in the trace: those of the module and the arguments.
+    """
+    thread = threading.get_ident()
+    own_requires_grad_ = torch.Tensor.requires_grad_
+    own_names = {name for tensor in given for name in tensor.__dict__} - _OF_PYTORCH
+
+    def ours(method: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return (method if threading.get_ident() == thread else otherwise)(*args)
+
+        return call
+
+    @functools.wraps(own_requires_grad_)
+    def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        changes = bool(requires_grad) != tensor.requires_grad
+        if changes and threading.get_ident() == thread and _is_the_forwards():
+            raise UnseenStateError("its forward changes whether a tensor wants a gradient")
+        return own_requires_grad_(tensor, requires_grad)
+
+    def get_missing(tensor: torch.Tensor, name: str) -> Any:
+        if name in own_names and threading.get_ident() == thread and _is_the_forwards():
+            raise UnseenStateError(f"its forward asks for the attribute '{name}' of a tensor")
+        raise AttributeError(f"'{type(tensor).__name__}' object has no attribute '{name}'")
+
+    def set_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
+        is_new = name not in _OF_PYTORCH and not hasattr(type(tensor), name)
+        if is_new and threading.get_ident() == thread and _is_the_forwards():
+            raise UnseenStateError(f"its forward sets the attribute '{name}' of a tensor")
+        object.__setattr__(tensor, name, value)
+
+    def inference(enabled: bool) -> Any:
+        if enabled and threading.get_ident() == thread and _is_asked_by_a_forward():
+            raise UnseenStateError("its forward enters inference mode, which a graph would forget")
+        return own_inference(enabled)
+
+    def enter_dispatch(mode: TorchDispatchMode) -> Any:
+        if threading.get_ident() == thread and not type(mode).__module__.startswith("torch."):
+            raise UnseenStateError(
+                f"its forward enters {type(mode).__qualname__}, a mode that decides what operators do"
+            )
+        return own_dispatch(mode)
+
+    own_inference = torch._C._InferenceMode
+    own_dispatch = TorchDispatchMode.__enter__
+    replaced: list[tuple[Any, str, Any]] = [
+        (
+            torch.Tensor,
+            "requires_grad",
+            property(_REQUIRES_GRAD.__get__, ours(_set_requires_grad, _REQUIRES_GRAD.__set__)),
+        ),
+        (
+            torch.Tensor,
+            "grad",
+            property(
+                ours(_get_grad, _GRAD.__get__), ours(_set_grad, _GRAD.__set__), _GRAD.__delete__
+            ),
+        ),
+        (torch.Tensor, "requires_grad_", requires_grad_),
+        (torch.Tensor, "__getattr__", get_missing),
+        (torch.Tensor, "__setattr__", set_attribute),
+        (torch._C, "_InferenceMode", inference),
+        (TorchDispatchMode, "__enter__", enter_dispatch),
+    ]
+    before = [cls.__dict__.get(name, _MISSING) for cls, name, _ in replaced]
+    for cls, name, value in replaced:
+        setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        for (cls, name, _), value in zip(replaced, before, strict=True):
+            if value is _MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, value)
