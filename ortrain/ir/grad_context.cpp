@@ -3,6 +3,7 @@
 #include "ortrain/ir/grad_context.h"
 
 #include "ortrain/base/error.h"
+#include "ortrain/ir/graph_assembler.h"
 #include "ortrain/ir/infer_context.h"
 
 namespace ortrain {
@@ -31,27 +32,32 @@ ValueId GradContext::output(size_t index) {
   if (index < node().outputs.size() && node().outputs[index] != kNoValue) {
     return node().outputs[index];
   }
+  add_outputs(index, index + 1);
+  return node().outputs[index];
+}
+
+void GradContext::add_outputs(size_t begin, size_t end) {
   Node widened = node();
-  if (widened.outputs.size() <= index) widened.outputs.resize(index + 1, kNoValue);
-  widened.outputs[index] = static_cast<ValueId>(graph().num_values());
-  std::vector<InferredValue> inputs;
-  for (ValueId id : widened.inputs) {
-    if (id == kNoValue) {
-      inputs.emplace_back();
-    } else {
-      const Value& input = value(id);
-      inputs.push_back({input.dtype, input.shape, input.known, input.constant});
-    }
+  if (widened.outputs.size() < end) widened.outputs.resize(end, kNoValue);
+  std::vector<size_t> added;
+  for (size_t i = begin; i < end; ++i) {
+    if (widened.outputs[i] != kNoValue) continue;
+    // The id that it will have: inference names extents by it.
+    widened.outputs[i] = static_cast<ValueId>(graph().num_values() + added.size());
+    added.push_back(i);
   }
-  const std::vector<InferredValue> inferred = infer_node(*def_, widened, std::move(inputs));
-  const ValueId id =
-      graph().add_value(widened.name.empty() ? widened.op : widened.name + "/" + widened.op,
-                        inferred[index].dtype, inferred[index].shape);
-  graph().value(id).producer = node_;
-  graph().value(id).output_index = static_cast<int>(index);
-  widened.outputs[index] = id;
+  if (added.empty()) return;
+  const std::vector<InferredValue> inferred =
+      infer_node(*def_, widened, inferred_inputs(graph(), widened));
+  for (size_t i : added) {
+    const ValueId id =
+        graph().add_value(widened.name.empty() ? widened.op : widened.name + "/" + widened.op,
+                          inferred[i].dtype, inferred[i].shape);
+    graph().value(id).producer = node_;
+    graph().value(id).output_index = static_cast<int>(i);
+    check(widened.outputs[i] == id, "values are numbered in order");
+  }
   graph().node(node_).outputs = std::move(widened.outputs);
-  return id;
 }
 
 void GradContext::set_forward_attribute(const std::string& name, Attribute value) {

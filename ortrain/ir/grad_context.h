@@ -30,6 +30,8 @@ class GradContext : public GraphBuilder {
   ValueId input(size_t index) const;  // kNoValue when absent
   // The node's output; one that the forward pass did not want is added to the node on demand.
   ValueId output(size_t index);
+  // Adds those of [begin, end) that are absent, all by one inference.
+  void add_outputs(size_t begin, size_t end);
   size_t num_outputs() const { return node().outputs.size(); }
 
   // Gradients came in for this output. An operator with several outputs must handle absent ones.

@@ -209,7 +209,7 @@ def refuse_hooks(module: nn.Module) -> None:
     tables = (*module.named_parameters(), *module.named_buffers())
     refuse_acting_tensors([n for n, t in tables if acts_by_itself(t)], type(module).__name__)
     if has_global_module_hooks():
-        raise CaptureError("hooks for all modules are registered, which a graph would lose")
+        raise UnseenStateError("hooks for all modules are registered, which a graph would lose")
 
 
 def refuse_modes() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +81,22 @@ def test_hooks_that_only_let_gradients_flow_need_no_cut() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(ours(x), plain[2](torch.tanh(plain[0](x) + 1)))
+
+
+def test_a_hook_for_all_modules_set_after_a_capture() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    ours = ORTModule(copy.deepcopy(plain))
+    ours(torch.ones(3, 4))
+
+    def doubled(module: nn.Module, into: Any, out: Any) -> Any:
+        return tuple(None if g is None else g * 2 for g in into)
+
+    handle = nn.modules.module.register_module_full_backward_hook(doubled)
+    try:
+        for _ in range(3):
+            x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4, requires_grad=True)
+            plain(x).sum().backward()
+            ours(y).sum().backward()
+            torch.testing.assert_close(y.grad, x.grad)
+    finally:
+        handle.remove()
