@@ -21,7 +21,7 @@ from torch import nn
 
 from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.reachable_state import globals_of
-from ortrain.capture.source_files import TORCH_ROOT, is_installed
+from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
 from ortrain.capture.value_digest import BUILTIN, Unkeyable, ValueDigest, attribute_of, codes
 
 # What nn.Module itself keeps in an instance: structure and flags, which are described one by one.
@@ -146,7 +146,7 @@ class Fingerprint(ValueDigest):
 
     def _installed_function(self, function: types.FunctionType, where: str) -> None:
         """Add a function of installed code: sources are checked as files, so its name will do."""
-        file = function.__code__.co_filename
+        file = real_path(function.__code__.co_filename)
         if file.startswith("<") or is_installed(file):
             self.token(function.__module__, function.__qualname__)
             if not file.startswith(TORCH_ROOT):
@@ -157,7 +157,7 @@ class Fingerprint(ValueDigest):
 
     def _function(self, function: types.FunctionType, where: str) -> None:
         super()._function(function, where)
-        file = function.__code__.co_filename
+        file = real_path(function.__code__.co_filename)
         if not is_installed(file):
             self._reads(function)
         elif not file.startswith(TORCH_ROOT):

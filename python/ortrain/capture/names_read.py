@@ -24,7 +24,7 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.shallow_copies import MadePlain
-from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard
+from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard, real_path
 from ortrain.capture.surviving_fakes import (
     FakesMade,
     without_collection_callbacks,
@@ -204,7 +204,7 @@ class NamesRead:
         """
         found: set[str] = {"training"}
         for code in self._codes:
-            file = code.co_filename
+            file = real_path(code.co_filename)
             if file.startswith((_CAPTURE, *_NEVER_READ)) or is_standard(file):
                 continue
             if file.startswith(TORCH_ROOT):
@@ -290,5 +290,5 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _is_users(code: types.CodeType) -> bool:
-    file = code.co_filename
+    file = real_path(code.co_filename)
     return not (file.startswith((TORCH_ROOT, _OWN_ROOT, *_NEVER_READ)) or is_standard(file))

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.errors import ReplacedFunctionError
-from ortrain.capture.source_files import TORCH_ROOT
+from ortrain.capture.source_files import TORCH_ROOT, real_path
 
 _HOMES = torch, nn.functional, torch.functional, torch.Tensor
 # By the name that code must mention to reach them.
@@ -46,7 +46,7 @@ def functions_named(names: frozenset[str] | set[str]) -> list[tuple[Any, str]]:
 
 def _is_replaced(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
-        file = value.__code__.co_filename
+        file = real_path(value.__code__.co_filename)
         return not file.startswith((TORCH_ROOT, "<"))
     return isinstance(value, (functools.partial, types.MethodType))
 

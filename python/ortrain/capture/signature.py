@@ -451,7 +451,9 @@ class _Flattener:
             value.requires_grad,
             None if value.is_contiguous() else order_of(value),
             type(value) is nn.Parameter,
-            tuple(value.__dict__) if value.__dict__ else None,  # attributes that somebody gave it
+            frozenset(value.__dict__)
+            if value.__dict__
+            else None,  # attributes that somebody gave it
         )
 
 

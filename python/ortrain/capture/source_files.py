@@ -43,6 +43,12 @@ _STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
 @functools.cache
+def real_path(file: str) -> str:
+    """Return where a file of code lies; code tells the path by which it was imported, links and all."""
+    return file if file.startswith("<") else os.path.realpath(file)
+
+
+@functools.cache
 def is_installed(file: str) -> bool:
     """Tell whether a file belongs to the standard library, or to a package that was installed."""
     if file.startswith("<frozen"):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.source_files import TORCH_ROOT
+from ortrain.capture.source_files import TORCH_ROOT, real_path
 from ortrain.capture.torch_internals import are_pytorchs_own, is_fake
 
 _READS = (
@@ -32,14 +32,16 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 
 def _refuse_read(tensor: torch.Tensor, name: str) -> None:
     # PyTorch's own code reads constants of the trace.
-    if not is_fake(tensor) and not sys._getframe(2).f_code.co_filename.startswith(TORCH_ROOT):
+    if is_fake(tensor):
+        return
+    if not real_path(sys._getframe(2).f_code.co_filename).startswith((TORCH_ROOT, _CAPTURE)):
         raise CaptureError(
             f"its forward reads values of a tensor ({name}) that is no argument and no parameter"
         )
 
 
 def _refuse_hook(tensor: torch.Tensor, name: str) -> None:
-    if sys._getframe(2).f_code.co_filename.startswith(_CAPTURE):
+    if real_path(sys._getframe(2).f_code.co_filename).startswith(_CAPTURE):
         return
     raise CaptureError(f"its forward calls {name} of a tensor, which a graph would lose")
 
@@ -68,16 +70,17 @@ def methods_refused() -> Iterator[None]:
         return push_hooks(pack, unpack)
 
     own = {name: torch.Tensor.__dict__.get(name) for name in (*_READS, *_HOOKS)}
-    for name in own:
-        setattr(torch.Tensor, name, checked(name, _refuse_read if name in _READS else _refuse_hook))
     push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
-    torch._C._autograd._push_saved_tensors_default_hooks = push
     try:
+        torch._C._autograd._push_saved_tensors_default_hooks = push
+        for name in own:
+            check = _refuse_read if name in _READS else _refuse_hook
+            setattr(torch.Tensor, name, checked(name, check))
         yield
     finally:
         torch._C._autograd._push_saved_tensors_default_hooks = push_hooks
         for name, method in own.items():
-            if method is None:
-                delattr(torch.Tensor, name)
-            else:
+            if method is not None:
                 setattr(torch.Tensor, name, method)
+            elif name in torch.Tensor.__dict__:
+                delattr(torch.Tensor, name)

@@ -17,31 +17,37 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.errors import UnseenStateError
-from ortrain.capture.source_files import TORCH_ROOT
+from ortrain.capture.source_files import TORCH_ROOT, real_path
 
 _LAYERS = TORCH_ROOT + "nn" + os.sep
 _CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_THIS = sys._getframe().f_code.co_filename
+_PARAMETERS = os.path.realpath(nn.parameter.__file__)
+_CLIPPING = os.path.realpath(nn.utils.clip_grad.__file__)
 _GRAD_MODES = torch.autograd.grad_mode.__name__
 # Attributes of its own that PyTorch gives tensors.
 _OF_PYTORCH = frozenset({"_is_buffer", "_is_param", "_wrapped_number"})
 _MISSING = object()
 
 
-def _asking() -> str:
-    """Return the file of the code that asks."""
+def _asking() -> tuple[str, str]:
+    """Return the file and the name of the function that asks."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+    while frame.f_back is not None and frame.f_code.co_filename == _THIS:
         frame = frame.f_back
-    return frame.f_code.co_filename
+    return real_path(frame.f_code.co_filename), frame.f_code.co_name
 
 
 def _is_the_forwards() -> bool:
     """Tell whether a user's code, or a layer's of PyTorch, asks, not PyTorch's machinery or the capture."""
-    file = _asking()
-    return file.startswith(_LAYERS) or not file.startswith((TORCH_ROOT, _CAPTURE, "<"))
+    file, _ = _asking()
+    if file == _PARAMETERS:  # it makes one
+        return False
+    return file.startswith(_LAYERS) or not file.startswith((TORCH_ROOT, _CAPTURE))
 
 
 def _is_asked_by_a_forward() -> bool:
@@ -67,7 +73,8 @@ def _set_grad(tensor: torch.Tensor, value: Any) -> None:
 
 
 def _get_grad(tensor: torch.Tensor) -> Any:
-    if _asking().startswith(_LAYERS):  # the user's code is read for this name
+    file, function = _asking()  # the user's code is read for this name
+    if file.startswith(_LAYERS) and (function == "zero_grad" or file == _CLIPPING):
         raise UnseenStateError("its forward reads the gradient of a tensor")
     return _GRAD.__get__(tensor)
 
@@ -78,8 +85,8 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("the number of threads", torch.get_num_threads, torch.set_num_threads),
     (
         "whether algorithms are deterministic",
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
     ),
     (
         "the precision of products",
@@ -136,6 +143,9 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
     def get_missing(tensor: torch.Tensor, name: str) -> Any:
         if name in own_names and threading.get_ident() == thread and _is_the_forwards():
             raise UnseenStateError(f"its forward asks for the attribute '{name}' of a tensor")
+        inherited = getattr(super(torch.Tensor, tensor), "__getattr__", None)
+        if inherited is not None:
+            return inherited(name)
         raise AttributeError(f"'{type(tensor).__name__}' object has no attribute '{name}'")
 
     def set_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
@@ -149,6 +159,11 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
             raise UnseenStateError("its forward enters inference mode, which a graph would forget")
         return own_inference(enabled)
 
+    def convert(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise UnseenStateError(f"its forward converts a layer ({type(layer).__name__})")
+        return own_convert(layer, *args, **kwargs)
+
     def enter_dispatch(mode: TorchDispatchMode) -> Any:
         if threading.get_ident() == thread and not type(mode).__module__.startswith("torch."):
             raise UnseenStateError(
@@ -156,6 +171,7 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
             )
         return own_dispatch(mode)
 
+    own_convert = nn.Module._apply
     own_inference = torch._C._InferenceMode
     own_dispatch = TorchDispatchMode.__enter__
     replaced: list[tuple[Any, str, Any]] = [
@@ -176,15 +192,16 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
         (torch.Tensor, "__setattr__", set_attribute),
         (torch._C, "_InferenceMode", inference),
         (TorchDispatchMode, "__enter__", enter_dispatch),
+        (nn.Module, "_apply", convert),  # to(), float(), cuda()
     ]
     before = [cls.__dict__.get(name, _MISSING) for cls, name, _ in replaced]
-    for cls, name, value in replaced:
-        setattr(cls, name, value)
     try:
+        for cls, name, value in replaced:
+            setattr(cls, name, value)
         yield
     finally:
         for (cls, name, _), value in zip(replaced, before, strict=True):
-            if value is _MISSING:
-                delattr(cls, name)
-            else:
+            if value is not _MISSING:
                 setattr(cls, name, value)
+            elif name in cls.__dict__:
+                delattr(cls, name)

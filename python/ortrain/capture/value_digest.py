@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
-from ortrain.capture.source_files import TORCH_ROOT
+from ortrain.capture.source_files import TORCH_ROOT, real_path
 
 _HEAP_TYPE = 1 << 9
 _MAX_VALUES = 200_000
@@ -277,7 +277,8 @@ class ValueDigest:
     def _function(self, function: types.FunctionType, where: str) -> None:
         """Add a function by its code, defaults, attributes and what it closes over."""
         self.token("function", function.__module__, function.__qualname__)
-        if function.__code__.co_filename.startswith(TORCH_ROOT) and _has_its_name(function):
+        file = real_path(function.__code__.co_filename)
+        if file.startswith(TORCH_ROOT) and _has_its_name(function):
             return
         where = f"a value that '{function.__qualname__}' closes over"
         self._contents(function, _core.object_contents(function), where)

@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +223,15 @@ def halved_saves(net: Any, x: torch.Tensor) -> torch.Tensor:
         return y * y
 
 
+def moved(net: Any, x: torch.Tensor) -> torch.Tensor:
+    net.linear.to(torch.float32)
+    return net.linear(x)
+
+
+def new_parameter(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(net.linear(x), nn.Parameter(torch.ones(2, 4)))
+
+
 SCALES = {"scale": 1.0}
 
 
@@ -291,7 +304,8 @@ def with_a_scale(step: int) -> torch.Tensor:
 
 
 CASES: list[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = [
-    *((run, nothing, of_numbers) for run in (item, gain_as_a_number, detached_in_place, truncated)),
+    *((run, nothing, of_numbers) for run in (item, gain_as_a_number, detached_in_place, moved)),
+    *((run, nothing, of_numbers) for run in (truncated, new_parameter)),
     *((run, nothing, of_numbers) for run in (argument_detached_in_place, inference, _decorated)),
     *((run, nothing, of_numbers) for run in (frozen, leaf_made, leaf_from_a_factory)),
     (frozen_by_mode, switched, of_numbers),
@@ -336,11 +350,49 @@ def test_steps_are_those_of_pytorch(
     assert_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("run", [item, gain_as_a_number, detached_in_place, truncated])
+@pytest.mark.parametrize(
+    "run", [item, gain_as_a_number, detached_in_place, truncated, new_parameter]
+)
 def test_what_a_graph_can_hold_is_one(run: Callable[..., Any]) -> None:
     model = ORTModule(Model(run))
     model(torch.randn(3, 4, requires_grad=True)).sum().backward()
     assert model.report().captures[0].fallback == ""
+
+
+def test_a_layer_that_the_first_call_makes_is_part_of_a_graph_from_then_on() -> None:
+    def made(net: Any, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(net, "late"):
+            net.late = nn.Linear(4, 2)
+        return net.late(net.linear(x))
+
+    model = ORTModule(Model(made))
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+    first, second = model.report().captures
+    assert first.first_call and "makes" in first.fallback
+    assert second.fallback == "" and second.native_nodes > 0
+
+
+def test_whatever_the_path_that_pytorch_was_imported_by(tmp_path: Path) -> None:
+    (tmp_path / "packages").symlink_to(Path(torch.__file__).parents[1])
+    program = (
+        "import torch, ortrain\n"
+        "assert 'packages' in torch.__file__\n"
+        "model = ortrain.ORTModule(torch.nn.Linear(4, 4))\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "assert model.report().native_share == 1, model.report()\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+
+
+def test_classes_are_as_before_a_trace() -> None:
+    before = {name: id(value) for name, value in vars(torch.Tensor).items()}
+    with pytest.warns(RuntimeWarning, match="wants a gradient"):
+        ORTModule(Model(frozen))(torch.randn(3, 4))
+    assert {name: id(value) for name, value in vars(torch.Tensor).items()} == before
 
 
 def test_nested_tensors_run_in_pytorch() -> None:
