@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.errors import UnseenStateError
@@ -30,7 +31,15 @@ _PARAMETERS = os.path.realpath(nn.parameter.__file__)
 _CLIPPING = os.path.realpath(nn.utils.clip_grad.__file__)
 _GRAD_MODES = torch.autograd.grad_mode.__name__
 # Attributes of its own that PyTorch gives tensors.
-_OF_PYTORCH = frozenset({"_is_buffer", "_is_param", "_wrapped_number"})
+_MEMOS = [name for name in vars(FakeTensor) if name.endswith("_memo")]
+_OF_PYTORCH = frozenset(
+    {
+        *("_is_buffer", "_is_param", "_wrapped_number"),
+        *FakeTensor.__annotations__,
+        *_MEMOS,
+        *(f"_{name}{what}" for name in _MEMOS for what in ("", "_vc", "_epoch")),
+    }
+)
 _MISSING = object()
 
 
@@ -152,7 +161,7 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
         is_new = name not in _OF_PYTORCH and not hasattr(type(tensor), name)
         if is_new and threading.get_ident() == thread and _is_the_forwards():
             raise UnseenStateError(f"its forward sets the attribute '{name}' of a tensor")
-        object.__setattr__(tensor, name, value)
+        set_plainly(tensor, name, value)
 
     def inference(enabled: bool) -> Any:
         if enabled and threading.get_ident() == thread and _is_asked_by_a_forward():
@@ -172,6 +181,7 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
         return own_dispatch(mode)
 
     own_convert = nn.Module._apply
+    set_plainly = object.__setattr__
     own_inference = torch._C._InferenceMode
     own_dispatch = TorchDispatchMode.__enter__
     replaced: list[tuple[Any, str, Any]] = [
