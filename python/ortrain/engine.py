@@ -84,6 +84,8 @@ class Engine:
         knows its memory beforehand, is refused then.
       dropout: Who draws the masks of dropout.
       any_sizes: Whether graphs are to hold for other sizes than those of their first call.
+      any_gradients: Whether a graph is taken whose results want other gradients than PyTorch's: who compares the
+        two wants to see that. Such graphs are not kept on disk.
     """
 
     def __init__(
@@ -96,9 +98,11 @@ class Engine:
         budget: MemoryBudget | None = None,
         dropout: DropoutSource = DropoutSource.ENGINE,
         any_sizes: bool = True,
+        any_gradients: bool = False,
     ) -> None:
         self.module = module
         self._any_sizes = any_sizes
+        self._any_gradients = any_gradients
         self.dropout = dropout
         self.budget = budget
         self._pytorch = PyTorchRuns(module, cut, dropout, tells=tells, budget=budget)
@@ -510,7 +514,7 @@ class Engine:
         refuse_hooks(self.module)
         stages: dict[str, float] = {}
         varies = dynamic and not any(empty_extents(call))
-        kept = varies and not call.numbers
+        kept = varies and not call.numbers and not self._any_gradients
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
         with read.making():
@@ -519,6 +523,7 @@ class Engine:
                     *(self.module, call, args, kwargs, stages, read, self.dropout),
                     dynamic=varies,
                     standalone=False,
+                    any_gradients=self._any_gradients,
                 )
                 if slot is not None:
                     slot.save(prepared)

@@ -50,6 +50,7 @@ def prepare(
     *,
     dynamic: bool = True,
     standalone: bool = True,
+    any_gradients: bool = False,
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -64,12 +65,15 @@ def prepare(
       dynamic: Whether sizes may vary at all.
       standalone: Whether the graph stands for the forward by itself: tensors outside of the module stay what they
         are at this moment, and results that share memory are copies.
+      any_gradients: Whether results may want other gradients than PyTorch's.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
     """
     read = NamesRead() if read is None else read
-    preparation = _Preparation(module, call, args, kwargs, stages, read, dropout, standalone)
+    preparation = _Preparation(
+        module, call, args, kwargs, stages, read, dropout, standalone, any_gradients
+    )
     kept: list[str] = []
     with read.making():
         with read.fakes.taken_back(kept):
@@ -93,6 +97,7 @@ class _Preparation:
     read: NamesRead
     dropout: DropoutSource
     standalone: bool
+    any_gradients: bool
 
     def run(self, dynamic: bool) -> PreparedGraph:
         """Return the graph."""
@@ -107,7 +112,7 @@ class _Preparation:
                     raise
                 restrict_further(self.module, str(error).partition("\n")[0])
                 captured, squeezes = self._captured(dynamic)
-        if captured.grad_enabled:
+        if captured.grad_enabled and not self.any_gradients:
             _refuse_other_gradients(captured, converted)
         return PreparedGraph(
             graph=converted.graph,

@@ -186,7 +186,7 @@ def _differentiate(replay: Replay, answer: Answer, incoming: Incoming) -> None:
 
 def _alone(replay: Replay, incoming: Incoming | None, path: str) -> _Alone:
     """Run a layer on an engine of its own, and compare."""
-    engine = Engine(replay.module, tells=False, dropout=replay.dropout)
+    engine = Engine(replay.module, tells=False, dropout=replay.dropout, any_gradients=True)
     prefix = f"{path}." if path else ""
     try:
         with replay.rewound():
