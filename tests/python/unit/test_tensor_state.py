@@ -395,6 +395,17 @@ def test_classes_are_as_before_a_trace() -> None:
     assert {name: id(value) for name, value in vars(torch.Tensor).items()} == before
 
 
+@pytest.mark.parametrize("dropout", [F.dropout, lambda x, p: torch.native_dropout(x, p, True)[0]])
+def test_what_a_full_dropout_leaves_of_infinity_is_no_number(dropout: Callable[..., Any]) -> None:
+    model = ORTModule(Model(lambda net, x: dropout(x * net.gain, 1.0)))
+    x = torch.tensor([1.0, torch.inf, torch.nan], requires_grad=True)
+    result = model(x)
+    assert result.detach().isnan().tolist() == [False, True, True]
+    result.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0.0, 0.0, 0.0]
+    assert model.report().captures[0].fallback == ""
+
+
 def test_nested_tensors_run_in_pytorch() -> None:
     plain = nn.Linear(4, 3)
     x = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(5, 4)])

@@ -201,10 +201,15 @@ def safe_softmax(e: Emitter, x: Tensor, dim: int, dtype: torch.dtype | None = No
 def drop(e: Emitter, x: Tensor, p: float) -> Value:
     """Return the dropout of ``x`` in training, ``p`` being above 0."""
     if p == 1:
-        return e.full(x.shape, 0, x.dtype)
+        return _nothing_of(e, x)
     if e.dropout is DropoutSource.PYTORCH:
         return e.node("Mul", x, dropout_noise(e, x, p))
     return _dropout(e, x, p, with_mask=False)[0]
+
+
+def _nothing_of(e: Emitter, x: Tensor) -> Value:
+    """Return x * 0, as PyTorch drops all: with a gradient of zero, and NaN where x is not finite."""
+    return e.node("Mul", x, e.scalar(0, x.dtype))
 
 
 def _dropout(e: Emitter, x: Tensor, p: float, *, with_mask: bool) -> tuple[Value, Value | None]:
@@ -224,7 +229,7 @@ def native_dropout(
     if train is False or p in (0, 1):
         keeps = train is False or p == 0
         mask = e.full(x.shape, keeps, torch.bool) if with_mask else None
-        return x.value if keeps else e.full(x.shape, 0, x.dtype), mask
+        return x.value if keeps else _nothing_of(e, x), mask
     return _dropout(e, x, p, with_mask=with_mask)
 
 
