@@ -145,6 +145,7 @@ class _FlatModule(nn.Module):
                 refuse_caches(before.caches.with_tensors(), name)
                 refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
+                stand_ins = [*tensors, *module.parameters(), *module.buffers()]
                 path = CallPath() if stores_attributes(module) else None
                 try:
                     with internals.at_grad_mode_switches(
@@ -155,7 +156,7 @@ class _FlatModule(nn.Module):
                             read.recording(),
                             replacements_watched(),
                             methods_refused(),
-                            tensor_state_kept(given),
+                            tensor_state_kept(given, stand_ins),
                             settings_kept(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,

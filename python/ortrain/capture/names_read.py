@@ -24,22 +24,26 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.shallow_copies import MadePlain
-from ortrain.capture.source_files import TORCH_ROOT, is_installed, is_standard, real_path
+from ortrain.capture.source_files import (
+    CAPTURE_ROOT,
+    LAYERS_ROOT,
+    TORCH_ROOT,
+    is_installed,
+    is_standard,
+    real_path,
+)
 from ortrain.capture.surviving_fakes import (
     FakesMade,
     without_collection_callbacks,
     without_collections,
 )
 
-# Of PyTorch only layers read attributes of layers by name.
-_LAYERS = TORCH_ROOT + "nn" + os.sep
 # Under every trace, and never with a layer in hand.
 _NEVER_READ = (
     *(os.path.dirname(os.path.realpath(m.__file__)) + os.sep for m in (sympy, mpmath)),
     os.path.realpath(typing_extensions.__file__),
 )
-_CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
-_OWN_ROOT = os.path.dirname(os.path.dirname(_CAPTURE)) + os.sep
+_OWN_ROOT = os.path.dirname(os.path.dirname(CAPTURE_ROOT)) + os.sep
 # With names that are computed these may read any attribute of their first argument.
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
@@ -205,10 +209,10 @@ class NamesRead:
         found: set[str] = {"training"}
         for code in self._codes:
             file = real_path(code.co_filename)
-            if file.startswith((_CAPTURE, *_NEVER_READ)) or is_standard(file):
+            if file.startswith((CAPTURE_ROOT, *_NEVER_READ)) or is_standard(file):
                 continue
             if file.startswith(TORCH_ROOT):
-                if file.startswith(_LAYERS):
+                if file.startswith(LAYERS_ROOT):  # only these read attributes of layers by name
                     found.update(code.co_names)
                 continue
             mentioned = _known.get(code)

@@ -21,6 +21,7 @@ from torch import nn
 
 from ortrain.capture.errors import ReplacedFunctionError
 from ortrain.capture.source_files import TORCH_ROOT, real_path
+from ortrain.capture.torch_internals import replaced
 
 _HOMES = torch, nn.functional, torch.functional, torch.Tensor
 # By the name that code must mention to reach them.
@@ -77,12 +78,11 @@ def replacements_watched() -> Iterator[None]:
     """Raise ReplacedFunctionError where a trace in the context runs a replacement within itself."""
     homes = (*_HOMES, *_PARTS.values())
     found = [(h, n, v) for h in homes for n, v in list(vars(h).items()) if _is_replaced(v)]
-    for home, name, value in found:
+
+    def watching(home: Any, name: str, value: Any) -> Any:
         call = _watched(f"{home.__name__}.{name}", value)
         is_bound = not isinstance(home, type) or isinstance(value, types.FunctionType)
-        setattr(home, name, call if is_bound else staticmethod(call))
-    try:
+        return call if is_bound else staticmethod(call)
+
+    with replaced((home, name, watching(home, name, value)) for home, name, value in found):
         yield
-    finally:
-        for home, name, value in found:
-            setattr(home, name, value)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 TORCH_ROOT = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
+LAYERS_ROOT = TORCH_ROOT + "nn" + os.sep
+CAPTURE_ROOT = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _imported_at = time.time()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,14 +18,13 @@ from typing import Any
 import torch
 
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.source_files import TORCH_ROOT, real_path
-from ortrain.capture.torch_internals import are_pytorchs_own, is_fake
+from ortrain.capture.source_files import CAPTURE_ROOT, TORCH_ROOT, real_path
+from ortrain.capture.torch_internals import are_pytorchs_own, is_fake, replaced
 
 _READS = (
     *("item", "tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "is_nonzero"),
     *("__bool__", "__int__", "__float__", "__complex__", "__index__"),
 )
-_CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 
 
@@ -34,14 +32,14 @@ def _refuse_read(tensor: torch.Tensor, name: str) -> None:
     # PyTorch's own code reads constants of the trace.
     if is_fake(tensor):
         return
-    if not real_path(sys._getframe(2).f_code.co_filename).startswith((TORCH_ROOT, _CAPTURE)):
+    if not real_path(sys._getframe(2).f_code.co_filename).startswith((TORCH_ROOT, CAPTURE_ROOT)):
         raise CaptureError(
             f"its forward reads values of a tensor ({name}) that is no argument and no parameter"
         )
 
 
 def _refuse_hook(tensor: torch.Tensor, name: str) -> None:
-    if real_path(sys._getframe(2).f_code.co_filename).startswith(_CAPTURE):
+    if real_path(sys._getframe(2).f_code.co_filename).startswith(CAPTURE_ROOT):
         return
     raise CaptureError(f"its forward calls {name} of a tensor, which a graph would lose")
 
@@ -69,18 +67,12 @@ def methods_refused() -> Iterator[None]:
             )
         return push_hooks(pack, unpack)
 
-    own = {name: torch.Tensor.__dict__.get(name) for name in (*_READS, *_HOOKS)}
     push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
-    try:
-        torch._C._autograd._push_saved_tensors_default_hooks = push
-        for name in own:
-            check = _refuse_read if name in _READS else _refuse_hook
-            setattr(torch.Tensor, name, checked(name, check))
+    with replaced(
+        [
+            *((torch.Tensor, name, checked(name, _refuse_read)) for name in _READS),
+            *((torch.Tensor, name, checked(name, _refuse_hook)) for name in _HOOKS),
+            (torch._C._autograd, "_push_saved_tensors_default_hooks", push),
+        ]
+    ):
         yield
-    finally:
-        torch._C._autograd._push_saved_tensors_default_hooks = push_hooks
-        for name, method in own.items():
-            if method is not None:
-                setattr(torch.Tensor, name, method)
-            elif name in torch.Tensor.__dict__:
-                delattr(torch.Tensor, name)

@@ -22,12 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.errors import UnseenStateError
-from ortrain.capture.source_files import TORCH_ROOT, real_path
+from ortrain.capture.source_files import CAPTURE_ROOT, LAYERS_ROOT, TORCH_ROOT, real_path
+from ortrain.capture.torch_internals import is_fake, replaced
 
-_LAYERS = TORCH_ROOT + "nn" + os.sep
-_CAPTURE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _THIS = sys._getframe().f_code.co_filename
-_PARAMETERS = os.path.realpath(nn.parameter.__file__)
 _CLIPPING = os.path.realpath(nn.utils.clip_grad.__file__)
 _GRAD_MODES = torch.autograd.grad_mode.__name__
 # Attributes of its own that PyTorch gives tensors.
@@ -40,7 +38,6 @@ _OF_PYTORCH = frozenset(
         *(f"_{name}{what}" for name in _MEMOS for what in ("", "_vc", "_epoch")),
     }
 )
-_MISSING = object()
 
 
 def _asking() -> tuple[str, str]:
@@ -54,9 +51,7 @@ def _asking() -> tuple[str, str]:
 def _is_the_forwards() -> bool:
     """Tell whether a user's code, or a layer's of PyTorch, asks, not PyTorch's machinery or the capture."""
     file, _ = _asking()
-    if file == _PARAMETERS:  # it makes one
-        return False
-    return file.startswith(_LAYERS) or not file.startswith((TORCH_ROOT, _CAPTURE))
+    return file.startswith(LAYERS_ROOT) or not file.startswith((TORCH_ROOT, CAPTURE_ROOT))
 
 
 def _is_asked_by_a_forward() -> bool:
@@ -69,12 +64,6 @@ def _is_asked_by_a_forward() -> bool:
     )
 
 
-def _set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
-    if bool(value) != _REQUIRES_GRAD.__get__(tensor) and _is_the_forwards():
-        raise UnseenStateError("its forward changes whether a tensor wants a gradient")
-    _REQUIRES_GRAD.__set__(tensor, value)
-
-
 def _set_grad(tensor: torch.Tensor, value: Any) -> None:
     if _is_the_forwards():
         raise UnseenStateError("its forward writes to the gradient of a tensor")
@@ -83,7 +72,7 @@ def _set_grad(tensor: torch.Tensor, value: Any) -> None:
 
 def _get_grad(tensor: torch.Tensor) -> Any:
     file, function = _asking()  # the user's code is read for this name
-    if file.startswith(_LAYERS) and (function == "zero_grad" or file == _CLIPPING):
+    if file.startswith(LAYERS_ROOT) and (function == "zero_grad" or file == _CLIPPING):
         raise UnseenStateError("its forward reads the gradient of a tensor")
     return _GRAD.__get__(tensor)
 
@@ -126,12 +115,16 @@ _GRAD = torch._C.TensorBase.grad
 
 
 @contextlib.contextmanager
-def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
+def tensor_state_kept(
+    given: Iterable[torch.Tensor], stand_ins: Iterable[torch.Tensor]
+) -> Iterator[None]:
     """Raise CaptureError where this thread's forward changes, or asks for, such state.
 
     Args:
-      given: Tensors of whose own attributes nothing is in the trace: those of the module and the arguments.
+      given: Those of the module and the arguments, of whose own attributes nothing is in the trace.
+      stand_ins: What the trace has in their place. Another that wants a gradient shows it in the results.
     """
+    known = {id(tensor): tensor for tensor in stand_ins}
     thread = threading.get_ident()
     own_requires_grad_ = torch.Tensor.requires_grad_
     own_names = {name for tensor in given for name in tensor.__dict__} - _OF_PYTORCH
@@ -142,11 +135,19 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
 
         return call
 
+    def refuse_change(tensor: torch.Tensor, wants: bool) -> None:
+        is_given = id(tensor) in known or not is_fake(tensor)
+        if is_given and bool(wants) != _REQUIRES_GRAD.__get__(tensor) and _is_the_forwards():
+            raise UnseenStateError("its forward changes whether a tensor wants a gradient")
+
+    def set_requires_grad(tensor: torch.Tensor, value: bool) -> None:
+        refuse_change(tensor, value)
+        _REQUIRES_GRAD.__set__(tensor, value)
+
     @functools.wraps(own_requires_grad_)
     def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        changes = bool(requires_grad) != tensor.requires_grad
-        if changes and threading.get_ident() == thread and _is_the_forwards():
-            raise UnseenStateError("its forward changes whether a tensor wants a gradient")
+        if threading.get_ident() == thread:
+            refuse_change(tensor, requires_grad)
         return own_requires_grad_(tensor, requires_grad)
 
     def get_missing(tensor: torch.Tensor, name: str) -> Any:
@@ -184,11 +185,11 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
     set_plainly = object.__setattr__
     own_inference = torch._C._InferenceMode
     own_dispatch = TorchDispatchMode.__enter__
-    replaced: list[tuple[Any, str, Any]] = [
+    attributes = [
         (
             torch.Tensor,
             "requires_grad",
-            property(_REQUIRES_GRAD.__get__, ours(_set_requires_grad, _REQUIRES_GRAD.__set__)),
+            property(_REQUIRES_GRAD.__get__, ours(set_requires_grad, _REQUIRES_GRAD.__set__)),
         ),
         (
             torch.Tensor,
@@ -204,14 +205,5 @@ def tensor_state_kept(given: Iterable[torch.Tensor]) -> Iterator[None]:
         (TorchDispatchMode, "__enter__", enter_dispatch),
         (nn.Module, "_apply", convert),  # to(), float(), cuda()
     ]
-    before = [cls.__dict__.get(name, _MISSING) for cls, name, _ in replaced]
-    try:
-        for cls, name, value in replaced:
-            setattr(cls, name, value)
+    with replaced(attributes):
         yield
-    finally:
-        for (cls, name, _), value in zip(replaced, before, strict=True):
-            if value is not _MISSING:
-                setattr(cls, name, value)
-            elif name in cls.__dict__:
-                delattr(cls, name)

@@ -347,6 +347,26 @@ _NOT_THE_MODULE = ("torch._", "torch.fx.", "torch.autograd.grad_mode")
 
 
 @contextlib.contextmanager
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Put other values in the place of attributes: of a class or module, the name, the value.
+
+    What was not there before is taken away again.
+    """
+    held: list[tuple[Any, str, bool, Any]] = []
+    try:
+        for home, name, value in attributes:
+            held.append((home, name, name in vars(home), vars(home).get(name)))
+            setattr(home, name, value)
+        yield
+    finally:
+        for home, name, was_there, before in reversed(held):
+            if was_there:
+                setattr(home, name, before)
+            elif name in vars(home):
+                delattr(home, name)
+
+
+@contextlib.contextmanager
 def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
     """Call ``action`` before this thread enters or leaves no_grad, enable_grad, set_grad_enabled.
 
@@ -365,17 +385,10 @@ def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
         return call
 
     switches = ("__enter__", "__exit__"), ("__enter__", "__exit__"), ("__init__", "__exit__")
-    held: list[tuple[type, str, Any]] = []
     classes = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-    try:
-        for cls, names in zip(classes, switches, strict=True):
-            for name in names:
-                held.append((cls, name, cls.__dict__[name]))
-                setattr(cls, name, watched(cls.__dict__[name]))
+    methods = [(cls, n) for cls, names in zip(classes, switches, strict=True) for n in names]
+    with replaced((cls, name, watched(vars(cls)[name])) for cls, name in methods):
         yield
-    finally:
-        for cls, name, method in held:
-            setattr(cls, name, method)
 
 
 def size_expression(size: Any) -> int | sympy.Expr:
