@@ -183,14 +183,6 @@ Dim InferContext::unknown_extent(size_t output, size_t axis) const {
   return Dim::symbol(str("unknown(", node_->op, "#", node_->outputs[output], ".", axis, ")"));
 }
 
-namespace {
-
-bool is_made(const Node& node, size_t output) {
-  return output < node.outputs.size() && node.outputs[output] != kNoValue;
-}
-
-}  // namespace
-
 void check_node(const OpDef& def, const Node& node, const std::vector<InferredValue>& inputs) {
   with_context(Graph::context(node), [&] {
     check_inputs(def, inputs);
@@ -209,12 +201,12 @@ std::vector<InferredValue> infer_node(const OpDef& def, const Node& node,
                                       std::vector<InferredValue> inputs) {
   check_node(def, node, inputs);
   return with_context(Graph::context(node), [&] {
+    InferContext context(def, node, std::move(inputs));
     for (size_t i = 0; i < def.outputs.size(); ++i) {
-      if (def.outputs[i].arity == Arity::single && !is_made(node, i)) {
+      if (def.outputs[i].arity == Arity::single && !context.wants_output(i)) {
         throw InvalidModelError(str("output '", def.outputs[i].name, "' is required"));
       }
     }
-    InferContext context(def, node, std::move(inputs));
     def.infer(context);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNoValue && context.outputs()[i].dtype == DType::undefined) {

@@ -142,9 +142,7 @@ void split_gradient(GradContext& g) {
   } else if (const std::optional<int64_t> given = g.attrs().optional_int("num_outputs")) {
     parts = static_cast<size_t>(*given);
   }
-  size_t first_absent = 0;
-  while (first_absent < parts && g.has_output_grad(first_absent)) ++first_absent;
-  if (first_absent < parts) g.add_outputs(first_absent, parts);
+  g.add_outputs(0, parts);
   std::vector<ValueId> gradients;
   for (size_t i = 0; i < parts; ++i) gradients.push_back(g.output_grad_or_zeros(i));
   g.set_input_grad(

@@ -16,12 +16,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.captured import AutocastState
+from ortrain.capture.captured import environment_key
 
 # Known by their names.
 _NAMED = torch.dtype, torch.device, torch.layout, torch.memory_format
-
-
 # Of functions that write to what they are given: add_, aten::add_, __iadd__.
 _WRITES = re.compile(r"(?<!_)_(?![\w_])|\b__i(?!nvert|nt|ndex)\w+__")
 
@@ -57,7 +55,7 @@ class CallPath(TorchFunctionMode):
             return func(*args, **kwargs)
         # With an address, of what lives as long as its module or class. A trace watches some methods.
         name = repr(inspect.unwrap(func))
-        step = (name, *_modes(), *self._described((args, kwargs)))
+        step = (name, _modes(), *self._described((args, kwargs)))
         if self._before is not None and self._before._step(len(self.steps)) == step:
             result = self._before._results[len(self.steps)]
             if result is None:
@@ -109,11 +107,8 @@ class CallPath(TorchFunctionMode):
 def _modes() -> tuple[Any, ...]:
     """Return what else decides about the result of a call."""
     return (
-        torch.is_grad_enabled(),
+        environment_key(),
         torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        AutocastState.current(),
-        torch.are_deterministic_algorithms_enabled(),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
@@ -131,7 +126,8 @@ def _may_write(name: str, func: Any, kwargs: dict[str, Any], step: Any, result: 
     if any(overload._schema.is_mutable for overload in overloads):
         return True
     if result is None and any(
-        leaf[0] in ("made", "given") for leaf in step if isinstance(leaf, tuple) and leaf
+        leaf[0] in ("made", "given")
+        for leaf in step[3:]  # behind name, modes and structure
     ):
         return True
     return bool(_WRITES.search(name) or kwargs.get("out") is not None or kwargs.get("inplace"))
