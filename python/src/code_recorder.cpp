@@ -110,21 +110,17 @@ class CodeRecorder {
   }
 
 #ifdef ORTRAIN_HOOKS_FRAMES
-  // Frames are run by the interpreter itself, whoever was asked before: he may put himself in front
-  // of this function, and if it asked him, both would ask each other for ever.
-  static PyObject* run_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
-    return _PyEval_EvalFrameDefault(thread, frame, throws);
-  }
-
+  // The interpreter itself runs frames, not who was asked before: he may put himself in front of this
+  // function, and if it asked him, both would ask each other for ever.
   static PyObject* record_frame(PyThreadState* thread, _PyInterpreterFrame* frame, int throws) {
     CodeRecorder* const recorder = active;
     if (recorder == nullptr || recorder->thread_ != thread) {
-      return run_frame(thread, frame, throws);
+      return _PyEval_EvalFrameDefault(thread, frame, throws);
     }
     PyObject* const code = reinterpret_cast<PyObject*>(frame->f_code);
     recorder->add(code, frame->f_globals);
     PyObject* const of_caller = std::exchange(recorder->raised_in_, nullptr);
-    PyObject* const result = run_frame(thread, frame, throws);
+    PyObject* const result = _PyEval_EvalFrameDefault(thread, frame, throws);
     if (active != recorder) return result;
     PyObject* const origin = recorder->raised_in_;
     recorder->raised_in_ = of_caller;
