@@ -22,6 +22,7 @@
 #   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
+#   make gpu-kit      what a machine with a GPU needs beside the tree, in build/gpu-kit (KIT_ARCHITECTURES=)
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now, with the hashes of its files
 #   make clean    remove build outputs, keep .venv
@@ -56,7 +57,7 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan tsan wheel-gpu nvcc check-cuda check-hip gpu-all \
+  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-kit nvcc check-cuda check-hip gpu-all \
   format lock clean
 
 ifeq ($(SETUP),no)
@@ -240,6 +241,20 @@ $(WHEEL_DIR)/cudnn: $(LOCKS)/cudnn.lock | $(WHEEL_DIR)/env/ready
 	rm -rf $@
 	$(WHEEL_PIP) $(LOCKED) --target $@ -r $<
 	touch $@
+
+# What goes to a machine with a GPU, beside the tree itself: the wheel for its devices alone, and the
+# program of the operators' cases.
+GPU_KIT := build/gpu-kit
+KIT_ARCHITECTURES ?= 90-real
+
+gpu-kit:
+	$(MAKE) wheel-gpu CUDA_ARCHITECTURES="$(KIT_ARCHITECTURES)" WHEEL_CHECK="$(WHEEL_CHECK)"
+	cmake --build $(WHEEL_DIR)/gpu -j $(JOBS) --target ortrain_check_kernels
+	rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)/wheels $(GPU_KIT)/bin
+	cp "$$(ls -t dist/ortrain-*.whl | head -n 1)" $(GPU_KIT)/wheels/
+	strip -o $(GPU_KIT)/bin/ortrain_check_kernels $(WHEEL_DIR)/gpu/ortrain_check_kernels
+	cp tools/gpu_kit/run.sh $(GPU_KIT)/
+	du -sh $(GPU_KIT)
 
 nvcc:
 	@test -x "$(NVCC)" || { echo "No CUDA compiler at $(NVCC). Install CUDA 13's nvcc, or name it: NVCC=path" >&2; exit 1; }

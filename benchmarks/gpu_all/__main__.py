@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_all import memory, op_cases, speed, training
+from benchmarks.gpu_all import kernels, memory, op_cases, smoke, speed, training
 from benchmarks.gpu_all.line import Line, Run, is_fault, not_run, outcome
 from benchmarks.gpu_all.record import (
     RecordError,
@@ -35,7 +35,14 @@ from benchmarks.peers import PEERS
 from benchmarks.table import make_console
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES: tuple[Line, ...] = (*op_cases.LINES, *training.LINES, *speed.LINES, *memory.LINES)
+LINES: tuple[Line, ...] = (
+    *smoke.LINES,
+    *op_cases.LINES,
+    *training.LINES,
+    *speed.LINES,
+    *memory.LINES,
+    *kernels.LINES,
+)
 GROUPS = tuple(dict.fromkeys(line.group for line in LINES))
 
 
@@ -64,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", default="", help=f"of {', '.join(GROUPS)}, by commas")
     parser.add_argument("--remaining", action="store_true", help="lines without a result so far")
     parser.add_argument("--minutes", type=float, help="begin no line that may take longer")
+    parser.add_argument("--seconds", type=float, help="the most that a line may take")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--peers", help="sides, by commas; eager,compile,ortrain")
     parser.add_argument("--rounds", type=int, help="turns of each side; 5")
@@ -139,18 +147,19 @@ def main(arguments: list[str] | None = None) -> int:
     made: dict[str, dict[str, Any]] = {}
     for line in lines:
         begin = time.monotonic()
+        seconds = min(line.seconds, options.seconds or line.seconds)
         if why:
             result = not_run(line, why)
-        elif end is not None and begin + line.seconds > end:
+        elif end is not None and begin + seconds > end:
             result = not_run(
-                line, f"it may take {line.seconds:.0f} s, {max(0.0, end - begin):.0f} s were left"
+                line, f"it may take {seconds:.0f} s, {max(0.0, end - begin):.0f} s were left"
             )
         else:
             with console.status(line.title) as status:
-                run = _run_of(options, peers, begin + line.seconds, status.update)
+                run = _run_of(options, peers, begin + seconds, status.update)
                 result = outcome(line, run)
-            seconds = result["seconds"]
-            console.print(f"{line.key}: {result['status']}, {seconds:.0f} s", highlight=False)
+            taken = result["seconds"]
+            console.print(f"{line.key}: {result['status']}, {taken:.0f} s", highlight=False)
         made[line.key] = stamp(result, machine, command)
         if path and not why:
             save(path, machine, merge(kept, made), rehearsal=options.rehearse)
