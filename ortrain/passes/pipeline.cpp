@@ -13,6 +13,7 @@
 #include "ortrain/base/log.h"
 #include "ortrain/ir/verifier.h"
 #include "ortrain/passes/accumulate_products.h"
+#include "ortrain/passes/causal_masks.h"
 #include "ortrain/passes/eliminate_identity.h"
 #include "ortrain/passes/fold_known_shapes.h"
 #include "ortrain/passes/fuse_classifier_loss.h"
@@ -38,8 +39,8 @@ struct Stage {
 const std::vector<Stage>& stages() {
   static const auto* const all = new std::vector<Stage>{
       {"simplify",
-       {fold_known_shapes(), eliminate_identity(), merge_common(), merge_attention_heads(),
-        eliminate_identity()}},
+       {fold_known_shapes(), eliminate_identity(), merge_common(), causal_masks(),
+        merge_attention_heads(), eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
         move_casts(), recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),

@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "ortrain/passes/pass.h"
+
+namespace ortrain {
+
+// Attention whose boolean mask hides from each query the keys behind it, whatever the sizes: it is
+// causal, and only what else the mask says remains one. A mask of queries times keys goes away, and
+// kernels leave out the tiles that nobody sees.
+Pass causal_masks();
+
+}  // namespace ortrain
