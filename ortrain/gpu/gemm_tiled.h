@@ -123,8 +123,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
 }
 
 template <class T>
-__global__ void finish_parts(const ComputeType<T>* partial, int64_t parts, int64_t m, int64_t n,
-                             BatchAxes batch, GemmEpilogue<T> epilogue) {
+__global__ void __launch_bounds__(256)
+    finish_parts(const ComputeType<T>* partial, int64_t parts, int64_t m, int64_t n,
+                 BatchAxes batch, GemmEpilogue<T> epilogue) {
   const int64_t each = batch.count * m * n;
   for_each_item(each, [&](int64_t i) {
     ComputeType<T> sum = 0;
@@ -135,7 +136,8 @@ __global__ void finish_parts(const ComputeType<T>* partial, int64_t parts, int64
 
 // The same without an epilogue, added to `before`, or null.
 template <class C>
-__global__ void add_parts(const C* partial, int64_t parts, int64_t each, const C* before, C* d) {
+__global__ void __launch_bounds__(256)
+    add_parts(const C* partial, int64_t parts, int64_t each, const C* before, C* d) {
   for_each_item(each, [&](int64_t i) {
     C sum = before == nullptr ? C{0} : before[i];
     for (int64_t part = 0; part < parts; ++part) sum += partial[part * each + i];

@@ -24,8 +24,9 @@ void require(ORTRAIN_GPU(Error_t) code, const char* what) {
 }
 
 // Values that came as an argument of the launch.
-__global__ void write_bytes(unsigned char* to,
-                            DeviceArray<unsigned char, Device::kMostWritten> from, int bytes) {
+__global__ void __launch_bounds__(256)
+    write_bytes(unsigned char* to, DeviceArray<unsigned char, Device::kMostWritten> from,
+                int bytes) {
   for (int i = static_cast<int>(threadIdx.x); i < bytes; i += static_cast<int>(blockDim.x)) {
     to[i] = from[i];
   }

@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void place(int64_t positions, const int32_t* targets, int32_t* next, int32_t* placed) {
+__global__ void __launch_bounds__(256)
+    place(int64_t positions, const int32_t* targets, int32_t* next, int32_t* placed) {
   for_each_item(positions, [&](int64_t i) {
     const int32_t target = targets[i];
     if (target >= 0) placed[atomic_add(next + target, 1)] = static_cast<int32_t>(i);
@@ -188,8 +189,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kSize>
-__global__ void write_last(TargetSink sink, int64_t count, int64_t inner, const void* from_address,
-                           void* to_address) {
+__global__ void __launch_bounds__(256)
+    write_last(TargetSink sink, int64_t count, int64_t inner, const void* from_address,
+               void* to_address) {
   using Word = typename WordOf<kSize>::type;
   const Word* from = static_cast<const Word*>(from_address);
   Word* to = static_cast<Word*>(to_address);

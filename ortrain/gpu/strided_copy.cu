@@ -13,8 +13,8 @@ constexpr int64_t kLeastSide = 16;
 constexpr int kTileThreads = 256;
 
 template <int kWord, class Index>
-__global__ void copy_words(CopyAxes axes, int64_t count, const void* in_address,
-                           void* out_address) {
+__global__ void __launch_bounds__(256)
+    copy_words(CopyAxes axes, int64_t count, const void* in_address, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   const Word* in = static_cast<const Word*>(in_address);
   Word* out = static_cast<Word*>(out_address);
@@ -28,8 +28,8 @@ __global__ void copy_words(CopyAxes axes, int64_t count, const void* in_address,
 // Every element of the input becomes a word of copies: steps of the input count elements, those of
 // the output words.
 template <int kWord, int kElement, class Index>
-__global__ void splat_words(CopyAxes axes, int64_t count, const void* in_address,
-                            void* out_address) {
+__global__ void __launch_bounds__(256)
+    splat_words(CopyAxes axes, int64_t count, const void* in_address, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   using Element = typename WordOf<kElement>::type;
   const Element* in = static_cast<const Element*>(in_address);
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <int kWord>
-__global__ void fill_words(int64_t count, typename WordOf<8>::type bits, void* address) {
+__global__ void __launch_bounds__(256)
+    fill_words(int64_t count, typename WordOf<8>::type bits, void* address) {
   using Word = typename WordOf<kWord>::type;
   Word* out = static_cast<Word*>(address);
   typename WordOf<8>::type wide = bits;

@@ -21,8 +21,9 @@ struct Window {
 
 // Steps count words; the value is one element.
 template <int kWord, int kElement, class Index>
-__global__ void copy_window(Window window, int64_t count, const void* in_address,
-                            const void* value_address, void* out_address) {
+__global__ void __launch_bounds__(256)
+    copy_window(Window window, int64_t count, const void* in_address, const void* value_address,
+                void* out_address) {
   using Word = typename WordOf<kWord>::type;
   using Element = typename WordOf<kElement>::type;
   const Word* in = static_cast<const Word*>(in_address);

@@ -16,7 +16,7 @@ ORTRAIN_DEVICE void check_offsets(const AttentionProblem& p, const FaultReporter
 }
 
 template <class T>
-__global__ void rest_of_results(AttentionProblem p, FaultReporter faults) {
+__global__ void __launch_bounds__(256) rest_of_results(AttentionProblem p, FaultReporter faults) {
   using C = ComputeType<T>;
   check_offsets(p, faults);
   const int64_t end = sequence_offset(p, p.sequences);
@@ -34,7 +34,8 @@ __global__ void rest_of_results(AttentionProblem p, FaultReporter faults) {
 }
 
 template <class T>
-__global__ void rest_of_gradients(AttentionBackwardProblem p, FaultReporter faults) {
+__global__ void __launch_bounds__(256)
+    rest_of_gradients(AttentionBackwardProblem p, FaultReporter faults) {
   const AttentionProblem& f = p.forward;
   check_offsets(f, faults);
   const int64_t end = sequence_offset(f, f.sequences);

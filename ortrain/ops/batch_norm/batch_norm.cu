@@ -104,9 +104,9 @@ struct ForwardChannels {
 // `standard`: BatchNormalization, whose momentum is the share of what was there, and whose update
 // takes the population's variance.
 template <class C>
-__global__ void finish_forward(Units u, UnitPlan p, const Moments<C>* partial, C epsilon,
-                               double momentum, bool standard, ForwardChannels ch,
-                               Affine<C>* affine) {
+__global__ void __launch_bounds__(128)
+    finish_forward(Units u, UnitPlan p, const Moments<C>* partial, C epsilon, double momentum,
+                   bool standard, ForwardChannels ch, Affine<C>* affine) {
   const int64_t c = unit_of_warp();
   if (c >= u.units) return;
   const Moments<C> m = join_parts(partial, u, p, c, Moments<C>::none(), JoinMoments());
@@ -134,8 +134,8 @@ __global__ void finish_forward(Units u, UnitPlan p, const Moments<C>* partial, C
 
 // With given statistics.
 template <class C>
-__global__ void inference_affine(int64_t channels, C epsilon, ForwardChannels ch,
-                                 Affine<C>* affine) {
+__global__ void __launch_bounds__(256)
+    inference_affine(int64_t channels, C epsilon, ForwardChannels ch, Affine<C>* affine) {
   for_each_item(channels, [&](int64_t c) {
     const C invstd = C{1} / static_cast<C>(sqrt(ch.running_var.get(c, C{1}) + epsilon));
     affine[c] = {ch.running_mean.get(c, C{0}), C{0}, invstd * ch.scale.get(c, C{1}),
@@ -184,7 +184,7 @@ KernelFn make_forward(NodeSpec& spec) {
 
 // Means as the sums need them.
 template <class C>
-__global__ void copy_means(int64_t channels, ChannelValues from, C* means) {
+__global__ void __launch_bounds__(256) copy_means(int64_t channels, ChannelValues from, C* means) {
   for_each_item(channels, [&](int64_t c) { means[c] = from.get(c, C{0}); });
 }
 
@@ -198,8 +198,9 @@ struct BackwardChannels {
 //   dx = scale invstd (dy - sum(dy) / n - xhat sum(dy xhat) / n) + (dmean + 2 dvar (x - mean)) / n
 // where dmean and dvar gather what comes in through the statistics.
 template <class C>
-__global__ void finish_backward(Units u, UnitPlan p, const TwoSums<C>* partial, double momentum,
-                                BackwardChannels ch, Affine<C>* affine) {
+__global__ void __launch_bounds__(128)
+    finish_backward(Units u, UnitPlan p, const TwoSums<C>* partial, double momentum,
+                    BackwardChannels ch, Affine<C>* affine) {
   const int64_t c = unit_of_warp();
   if (c >= u.units) return;
   const TwoSums<C> sums = join_parts(partial, u, p, c, TwoSums<C>{0, 0}, AddBoth());
@@ -220,9 +221,9 @@ __global__ void finish_backward(Units u, UnitPlan p, const TwoSums<C>* partial, 
 }
 
 template <class C>
-__global__ void finish_inference_backward(Units u, UnitPlan p, const TwoSums<C>* partial,
-                                          bool wants_sums, C epsilon, BackwardChannels ch,
-                                          Affine<C>* affine) {
+__global__ void __launch_bounds__(128)
+    finish_inference_backward(Units u, UnitPlan p, const TwoSums<C>* partial, bool wants_sums,
+                              C epsilon, BackwardChannels ch, Affine<C>* affine) {
   const int64_t c = unit_of_warp();
   if (c >= u.units) return;
   TwoSums<C> sums{0, 0};

@@ -153,8 +153,8 @@ __global__ void unit_sums(Sums sums, Units u, UnitPlan p, typename Sums::State* 
 
 // Runs of a few elements: lanes on neighbouring elements of an image, warps on images.
 template <class Sums>
-__global__ void unit_sums_of_columns(Sums sums, Units u, UnitPlan p,
-                                     typename Sums::State* partial) {
+__global__ void __launch_bounds__(256)
+    unit_sums_of_columns(Sums sums, Units u, UnitPlan p, typename Sums::State* partial) {
   const int64_t columns = u.units * u.size, part = blockIdx.y;
   const int64_t column = int64_t{blockIdx.x} * kWarpSize + lane();
   const int64_t last = u.batch * (part + 1) / p.image_parts;
@@ -226,8 +226,8 @@ struct Affine {
 
 // dy and x may be null: their term is left out.
 template <class T, int kWidth>
-__global__ void apply_affine(Units u, const Affine<ComputeType<T>>* of, const T* dy, const T* x,
-                             T* out) {
+__global__ void __launch_bounds__(256)
+    apply_affine(Units u, const Affine<ComputeType<T>>* of, const T* dy, const T* x, T* out) {
   using C = ComputeType<T>;
   const int64_t run = u.size / kWidth, count = u.batch * u.units * run;
   const bool small = count <= std::numeric_limits<int32_t>::max();

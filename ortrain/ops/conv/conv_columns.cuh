@@ -81,8 +81,9 @@ struct ColumnStrides {
 
 // The columns of `images` images and `positions` outputs from `first` on, all channels.
 template <class T>
-__global__ void windows_to_columns(ConvExtents e, int64_t images, int64_t first, int64_t positions,
-                                   ColumnStrides strides, const T* x, T* columns) {
+__global__ void __launch_bounds__(256)
+    windows_to_columns(ConvExtents e, int64_t images, int64_t first, int64_t positions,
+                       ColumnStrides strides, const T* x, T* columns) {
   const int64_t rows = e.in_channels * e.kernel_size;
   for_each_item(images * positions, [&](int64_t i) {
     const int64_t image = i / positions, position = i % positions;
@@ -99,8 +100,9 @@ __global__ void windows_to_columns(ConvExtents e, int64_t images, int64_t first,
 // x = bias + what the columns of `channels` channels from `first` on hold for each position; `x`
 // begins at the first image.
 template <class T>
-__global__ void columns_to_inputs(ConvExtents e, int64_t images, int64_t first, int64_t channels,
-                                  const ComputeType<T>* columns, const T* bias, T* x) {
+__global__ void __launch_bounds__(256)
+    columns_to_inputs(ConvExtents e, int64_t images, int64_t first, int64_t channels,
+                      const ComputeType<T>* columns, const T* bias, T* x) {
   using C = ComputeType<T>;
   for_each_item(images * channels * e.in_size, [&](int64_t i) {
     const ConvExtents::Place place = e.in_place(i % e.in_size);
@@ -117,8 +119,9 @@ __global__ void columns_to_inputs(ConvExtents e, int64_t images, int64_t first, 
 
 // gradients[m][image][position] of the positions from `first` on: as the columns have them.
 template <class T>
-__global__ void gather_gradients(ConvExtents e, int64_t images, int64_t first, int64_t positions,
-                                 const T* dy, T* gradients) {
+__global__ void __launch_bounds__(256)
+    gather_gradients(ConvExtents e, int64_t images, int64_t first, int64_t positions, const T* dy,
+                     T* gradients) {
   for_each_item(e.out_channels * images * positions, [&](int64_t i) {
     const int64_t position = i % positions, image = i / positions % images,
                   m = i / positions / images;
@@ -128,7 +131,8 @@ __global__ void gather_gradients(ConvExtents e, int64_t images, int64_t first, i
 
 // dw = the sum of the parts, in order.
 template <class T>
-__global__ void add_weight_parts(const ComputeType<T>* parts, int64_t count, int64_t size, T* dw) {
+__global__ void __launch_bounds__(256)
+    add_weight_parts(const ComputeType<T>* parts, int64_t count, int64_t size, T* dw) {
   using C = ComputeType<T>;
   for_each_item(size, [&](int64_t i) {
     C sum = 0;
@@ -140,7 +144,8 @@ __global__ void add_weight_parts(const ComputeType<T>* parts, int64_t count, int
 // --- one input channel per group
 
 template <class T>
-__global__ void depthwise(ConvExtents e, const T* x, const T* w, const T* bias, T* y) {
+__global__ void __launch_bounds__(256)
+    depthwise(ConvExtents e, const T* x, const T* w, const T* bias, T* y) {
   using C = ComputeType<T>;
   for_each_item(e.batch * e.out_channels * e.out_size, [&](int64_t i) {
     const ConvExtents::Place o = e.out_place(i % e.out_size);
@@ -156,7 +161,8 @@ __global__ void depthwise(ConvExtents e, const T* x, const T* w, const T* bias, 
 }
 
 template <class T>
-__global__ void depthwise_input(ConvExtents e, const T* dy, const T* w, const T* bias, T* dx) {
+__global__ void __launch_bounds__(256)
+    depthwise_input(ConvExtents e, const T* dy, const T* w, const T* bias, T* dx) {
   using C = ComputeType<T>;
   for_each_item(e.batch * e.in_channels * e.in_size, [&](int64_t i) {
     const ConvExtents::Place place = e.in_place(i % e.in_size);

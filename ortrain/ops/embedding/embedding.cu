@@ -31,7 +31,8 @@ struct Gather {
 };
 
 template <class I, class Pack>
-__global__ void gather_rows(Gather g, const Pack* weight, const I* indices, Pack* y) {
+__global__ void __launch_bounds__(256)
+    gather_rows(Gather g, const Pack* weight, const I* indices, Pack* y) {
   const int rows_at_once = kThreads / g.per_row;
   const int place = static_cast<int>(threadIdx.x) % g.per_row;
   for (int64_t i = int64_t{blockIdx.x} * rows_at_once + threadIdx.x / g.per_row; i < g.count;
@@ -99,7 +100,7 @@ constexpr int kShort = 64;  // lists up to this are followed; for others all ind
 constexpr int kRead = 4;    // indices per thread at a time
 
 template <class T>
-__global__ void begin_scatter(Scatter s, const T* base, T* table) {
+__global__ void __launch_bounds__(256) begin_scatter(Scatter s, const T* base, T* table) {
   for_each_item(s.rows, [&](int64_t row) {
     s.head[row] = -1;
     s.length[row] = 0;
@@ -111,7 +112,8 @@ __global__ void begin_scatter(Scatter s, const T* base, T* table) {
 }
 
 template <class I>
-__global__ void link_rows(Scatter s, const I* indices, FaultReporter faults) {
+__global__ void __launch_bounds__(256)
+    link_rows(Scatter s, const I* indices, FaultReporter faults) {
   for_each_item(s.count, [&](int64_t i) {
     const int64_t index = indices[i];
     if (index < 0 || index >= s.rows) {

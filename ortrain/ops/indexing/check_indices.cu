@@ -8,8 +8,9 @@ namespace ortrain::gpu {
 namespace {
 
 template <class I>
-__global__ void check_indices(int64_t count, const I* indices, const int64_t* extent,
-                              FaultReporter faults, I* out) {
+__global__ void __launch_bounds__(256)
+    check_indices(int64_t count, const I* indices, const int64_t* extent, FaultReporter faults,
+                  I* out) {
   for_each_item(count, [&](int64_t i) {
     const int64_t index = indices[i];
     if (index < 0 || index >= *extent) faults.report(FaultKind::index, index, i, 0, *extent);

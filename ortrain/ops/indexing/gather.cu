@@ -23,9 +23,9 @@ struct GatherShape {
 };
 
 template <class I, int kWord, class Index>
-__global__ void gather(GatherShape s, Divider inner, Divider indices_divider, int64_t count,
-                       FaultReporter faults, const void* data_address, const I* indices,
-                       void* out_address) {
+__global__ void __launch_bounds__(256)
+    gather(GatherShape s, Divider inner, Divider indices_divider, int64_t count,
+           FaultReporter faults, const void* data_address, const I* indices, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   const Word* data = static_cast<const Word*>(data_address);
   Word* out = static_cast<Word*>(out_address);
@@ -42,7 +42,8 @@ __global__ void gather(GatherShape s, Divider inner, Divider indices_divider, in
 
 // Indices are wrong or not also where there is nothing to move.
 template <class I>
-__global__ void check_indices(GatherShape s, FaultReporter faults, const I* indices) {
+__global__ void __launch_bounds__(256)
+    check_indices(GatherShape s, FaultReporter faults, const I* indices) {
   for_each_item(s.indices, [&](int64_t i) {
     int64_t index = indices[i];
     faults.wrap_index(index, i, s.extent, s.axis);
@@ -50,8 +51,8 @@ __global__ void check_indices(GatherShape s, FaultReporter faults, const I* indi
 }
 
 template <class I>
-__global__ void find_targets(GatherShape s, FaultReporter faults, const I* indices,
-                             TargetSink sink) {
+__global__ void __launch_bounds__(256)
+    find_targets(GatherShape s, FaultReporter faults, const I* indices, TargetSink sink) {
   for_each_item(s.indices, [&](int64_t i) {
     int64_t index = indices[i];
     const bool good = faults.wrap_index(index, i, s.extent, s.axis);

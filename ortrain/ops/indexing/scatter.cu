@@ -49,8 +49,9 @@ Elements elements_of(const NodeSpec& spec) {
 }
 
 template <class I, int kSize, class Index>
-__global__ void gather_elements(Elements e, FaultReporter faults, const void* data_address,
-                                const I* indices, void* out_address) {
+__global__ void __launch_bounds__(256)
+    gather_elements(Elements e, FaultReporter faults, const void* data_address, const I* indices,
+                    void* out_address) {
   using Word = typename WordOf<kSize>::type;
   const Word* data = static_cast<const Word*>(data_address);
   Word* out = static_cast<Word*>(out_address);
@@ -61,8 +62,8 @@ __global__ void gather_elements(Elements e, FaultReporter faults, const void* da
 }
 
 template <class I>
-__global__ void element_targets(Elements e, FaultReporter faults, const I* indices,
-                                TargetSink sink) {
+__global__ void __launch_bounds__(256)
+    element_targets(Elements e, FaultReporter faults, const I* indices, TargetSink sink) {
   for_each_item(e.count,
                 [&](int64_t i) { sink.put(i, e.template place<uint32_t>(i, indices[i], faults)); });
 }
@@ -129,8 +130,9 @@ struct Tuples {
 };
 
 template <int kWord>
-__global__ void gather_tuples(Tuples t, int64_t words, int64_t count, FaultReporter faults,
-                              const void* data_address, const int64_t* indices, void* out_address) {
+__global__ void __launch_bounds__(256)
+    gather_tuples(Tuples t, int64_t words, int64_t count, FaultReporter faults,
+                  const void* data_address, const int64_t* indices, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   const Word* data = static_cast<const Word*>(data_address);
   Word* out = static_cast<Word*>(out_address);
@@ -141,12 +143,13 @@ __global__ void gather_tuples(Tuples t, int64_t words, int64_t count, FaultRepor
   });
 }
 
-__global__ void tuple_targets(Tuples t, FaultReporter faults, const int64_t* indices,
-                              TargetSink sink) {
+__global__ void __launch_bounds__(256)
+    tuple_targets(Tuples t, FaultReporter faults, const int64_t* indices, TargetSink sink) {
   for_each_item(t.count, [&](int64_t i) { sink.put(i, t.place(i, indices, faults)); });
 }
 
-__global__ void check_tuples(Tuples t, FaultReporter faults, const int64_t* indices) {
+__global__ void __launch_bounds__(256)
+    check_tuples(Tuples t, FaultReporter faults, const int64_t* indices) {
   for_each_item(t.count, [&](int64_t i) { t.place(i, indices, faults); });
 }
 

@@ -64,9 +64,10 @@ ByteCount workspace_bytes(const Groups& g, const UnitPlan& rows, const UnitPlan&
 
 // Statistics of each row, and with `affine` what they make of its maps.
 template <class T>
-__global__ void finish_groups(Groups g, UnitPlan p, const Moments<ComputeType<T>>* partial,
-                              const T* scale, const T* bias, ComputeType<T>* means,
-                              ComputeType<T>* inv_std, Affine<ComputeType<T>>* affine) {
+__global__ void __launch_bounds__(128)
+    finish_groups(Groups g, UnitPlan p, const Moments<ComputeType<T>>* partial, const T* scale,
+                  const T* bias, ComputeType<T>* means, ComputeType<T>* inv_std,
+                  Affine<ComputeType<T>>* affine) {
   using C = ComputeType<T>;
   const int64_t row = unit_of_warp();
   if (row >= g.rows().units) return;
@@ -111,10 +112,11 @@ KernelFn make_forward(NodeSpec& spec) {
 //   dx = inv_std (g - mean(g) - h mean(g h)), dscale = sum(dy h), dbias = sum(dy) per channel
 
 template <class T>
-__global__ void finish_group_gradients(Groups g, UnitPlan p, const TwoSums<ComputeType<T>>* partial,
-                                       const T* scale, const ComputeType<T>* means,
-                                       const ComputeType<T>* inv_std, ComputeType<T>* map_sums,
-                                       Affine<ComputeType<T>>* affine) {
+__global__ void __launch_bounds__(128)
+    finish_group_gradients(Groups g, UnitPlan p, const TwoSums<ComputeType<T>>* partial,
+                           const T* scale, const ComputeType<T>* means,
+                           const ComputeType<T>* inv_std, ComputeType<T>* map_sums,
+                           Affine<ComputeType<T>>* affine) {
   using C = ComputeType<T>;
   const int64_t row = unit_of_warp();
   if (row >= g.rows().units) return;

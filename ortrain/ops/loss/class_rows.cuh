@@ -86,7 +86,8 @@ inline int64_t weight_parts(int64_t count) { return std::clamp<int64_t>(count / 
 
 // parts[p] = {weights of labels, weights of classes}.
 template <class T>
-__global__ void sum_label_weights(Labels labels, int64_t count, const T* weight, LossSums* parts) {
+__global__ void __launch_bounds__(256)
+    sum_label_weights(Labels labels, int64_t count, const T* weight, LossSums* parts) {
   LossSums sums{0, 0};
   for_each_item(count, [&](int64_t i) {
     const int64_t label = labels.read(i);

@@ -9,8 +9,8 @@ namespace {
 constexpr int64_t kMostBlocks = 1024;
 
 template <class T>
-__global__ void nll_loss(ClassRows rows, Labels labels, const T* x, const T* weight, T* each,
-                         LossSums* parts) {
+__global__ void __launch_bounds__(256)
+    nll_loss(ClassRows rows, Labels labels, const T* x, const T* weight, T* each, LossSums* parts) {
   using C = ComputeType<T>;
   LossSums sums{0, 0};
   for_each_item(rows.outer * rows.inner, [&](int64_t i) {
@@ -48,8 +48,9 @@ KernelFn make_forward(NodeSpec& spec) {
 
 // dx is -w dloss at the labels and zero elsewhere.
 template <class T>
-__global__ void nll_loss_grad(ClassRows rows, Labels labels, bool each, const T* dloss,
-                              const T* weight, const LossSums* parts, int64_t part_count, T* dx) {
+__global__ void __launch_bounds__(256)
+    nll_loss_grad(ClassRows rows, Labels labels, bool each, const T* dloss, const T* weight,
+                  const LossSums* parts, int64_t part_count, T* dx) {
   using C = ComputeType<T>;
   const double weights = parts == nullptr ? 1.0 : all_label_weights(parts, part_count).first;
   for_each_item(rows.outer * rows.classes * rows.inner, [&](int64_t at) {

@@ -155,7 +155,8 @@ struct JoinLargest {
 
 // y, indices (over the whole input) and places (in the plane) may be null.
 template <class T, bool kWarp>
-__global__ void max_pool(Pool pool, const T* x, T* y, int64_t* indices, int64_t* places) {
+__global__ void __launch_bounds__(256)
+    max_pool(Pool pool, const T* x, T* y, int64_t* indices, int64_t* places) {
   using C = ComputeType<T>;
   const int64_t in_size = pool.in_size(), out_size = pool.out_size();
   for_each_pooled<kWarp>(pool, [&](int64_t plane, int64_t at, int64_t first, int64_t step) {
@@ -175,7 +176,8 @@ __global__ void max_pool(Pool pool, const T* x, T* y, int64_t* indices, int64_t*
 
 // Each element gathers from the windows that took it.
 template <class T>
-__global__ void max_pool_grad(Pool pool, const T* dy, const int64_t* places, T* dx) {
+__global__ void __launch_bounds__(256)
+    max_pool_grad(Pool pool, const T* dy, const int64_t* places, T* dx) {
   using C = ComputeType<T>;
   const int64_t in_size = pool.in_size(), out_size = pool.out_size();
   for_each_item(pool.planes * in_size, [&](int64_t i) {
@@ -190,7 +192,7 @@ __global__ void max_pool_grad(Pool pool, const T* dy, const int64_t* places, T* 
 }
 
 template <class T, bool kWarp>
-__global__ void average_pool(Pool pool, const T* x, T* y) {
+__global__ void __launch_bounds__(256) average_pool(Pool pool, const T* x, T* y) {
   using C = ComputeType<T>;
   const int64_t in_size = pool.in_size(), out_size = pool.out_size();
   for_each_pooled<kWarp>(pool, [&](int64_t plane, int64_t at, int64_t first, int64_t step) {
@@ -205,7 +207,7 @@ __global__ void average_pool(Pool pool, const T* x, T* y) {
 }
 
 template <class T>
-__global__ void average_pool_grad(Pool pool, const T* dy, T* dx) {
+__global__ void __launch_bounds__(256) average_pool_grad(Pool pool, const T* dy, T* dx) {
   using C = ComputeType<T>;
   const int64_t in_size = pool.in_size(), out_size = pool.out_size();
   for_each_item(pool.planes * in_size, [&](int64_t i) {

@@ -90,7 +90,7 @@ __global__ void cum_sum_rows(Lines a, const T* x, T* y) {
 
 // Another axis: a thread per line, neighbours side by side.
 template <class T>
-__global__ void cum_sum_columns(Lines a, const T* x, T* y) {
+__global__ void __launch_bounds__(128) cum_sum_columns(Lines a, const T* x, T* y) {
   using S = Total<T>;
   for_each_item(a.outer * a.inner, [&](int64_t line) {
     const int64_t start = line / a.inner * a.size * a.inner + line % a.inner;

@@ -105,8 +105,9 @@ ORTRAIN_DEVICE ComputeType<T> update_unit(const Cell& cell, const ForwardStep<T>
 
 // from_h[batch, gates * hidden]; first_memory: of the first step, later ones have it in memory.
 template <class T, class Cell>
-__global__ void recurrent_forward(Cell cell, ForwardStep<T> s, const ComputeType<T>* from_h,
-                                  const T* first_memory, ComputeType<T>* memory) {
+__global__ void __launch_bounds__(256)
+    recurrent_forward(Cell cell, ForwardStep<T> s, const ComputeType<T>* from_h,
+                      const T* first_memory, ComputeType<T>* memory) {
   using C = ComputeType<T>;
   for_each_unit(s.batch, s.hidden, [&](int64_t b, int64_t j) {
     const int64_t at = b * s.hidden + j;
@@ -194,8 +195,9 @@ ORTRAIN_DEVICE void differentiate_unit(const Cell& cell, const BackwardStep<T>& 
 
 // [batch, hidden] of the step behind: dh and d_memory; is_last: there is none.
 template <class T, class Cell>
-__global__ void recurrent_backward(Cell cell, BackwardStep<T> s, bool is_last,
-                                   const ComputeType<T>* dh, ComputeType<T>* d_memory) {
+__global__ void __launch_bounds__(256)
+    recurrent_backward(Cell cell, BackwardStep<T> s, bool is_last, const ComputeType<T>* dh,
+                       ComputeType<T>* d_memory) {
   using C = ComputeType<T>;
   for_each_unit(s.batch, s.hidden, [&](int64_t b, int64_t j) {
     const int64_t at = b * s.hidden + j;
@@ -210,8 +212,9 @@ __global__ void recurrent_backward(Cell cell, BackwardStep<T> s, bool is_last,
 
 // out = the sum of those that are there.
 template <class T>
-__global__ void sum_states(int64_t count, const ComputeType<T>* a, const ComputeType<T>* b,
-                           const T* c, T* out) {
+__global__ void __launch_bounds__(256)
+    sum_states(int64_t count, const ComputeType<T>* a, const ComputeType<T>* b, const T* c,
+               T* out) {
   using C = ComputeType<T>;
   for_each_item(count, [&](int64_t i) {
     C sum = 0;

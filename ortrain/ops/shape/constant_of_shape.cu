@@ -47,8 +47,9 @@ KernelFn make_constant(NodeSpec& spec, Device& device) {
 }
 
 template <int kSize>
-__global__ void eye(int64_t count, int64_t columns, int64_t k, typename WordOf<8>::type one_bits,
-                    void* address) {
+__global__ void __launch_bounds__(256)
+    eye(int64_t count, int64_t columns, int64_t k, typename WordOf<8>::type one_bits,
+        void* address) {
   using Word = typename WordOf<kSize>::type;
   Word* out = static_cast<Word*>(address);
   const Word one = static_cast<Word>(one_bits);

@@ -32,8 +32,8 @@ ORTRAIN_DEVICE int64_t hot_position(I index, int64_t depth) {
 }
 
 template <class I, int kSize>
-__global__ void one_hot(AxisSplit split, int64_t count, const I* indices, const void* values,
-                        void* address) {
+__global__ void __launch_bounds__(256)
+    one_hot(AxisSplit split, int64_t count, const I* indices, const void* values, void* address) {
   using Word = typename WordOf<kSize>::type;
   const Word off = static_cast<const Word*>(values)[0];
   const Word on = static_cast<const Word*>(values)[1];

@@ -10,7 +10,8 @@ namespace ortrain::gpu {
 namespace {
 
 template <class T>
-__global__ void range(int64_t count, const T* start, const T* delta, T* out) {
+__global__ void __launch_bounds__(256)
+    range(int64_t count, const T* start, const T* delta, T* out) {
   const T first = *start;
   const T step = *delta;
   for_each_item(count, [&](int64_t i) {

@@ -14,8 +14,9 @@ struct Matrices {
 };
 
 template <int kSize, class Index>
-__global__ void trilu(Matrices m, int64_t count, const int64_t* diagonal, const void* in_address,
-                      void* out_address) {
+__global__ void __launch_bounds__(256)
+    trilu(Matrices m, int64_t count, const int64_t* diagonal, const void* in_address,
+          void* out_address) {
   using Word = typename WordOf<kSize>::type;
   const Word* in = static_cast<const Word*>(in_address);
   Word* out = static_cast<Word*>(out_address);

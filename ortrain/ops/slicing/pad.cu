@@ -57,7 +57,8 @@ struct Gradient {
 };
 
 template <class T>
-__global__ void pad_grad(Gradient gradient, int64_t count, const T* dy, T* dx) {
+__global__ void __launch_bounds__(256)
+    pad_grad(Gradient gradient, int64_t count, const T* dy, T* dx) {
   using C = ComputeType<T>;
   for_each_item(count, [&](int64_t i) {
     // The lists of all axes form a box: its elements are added up in row-major order.
