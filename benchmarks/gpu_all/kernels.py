@@ -136,7 +136,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 LINES: tuple[Line, ...] = (
-    Line("kernels", "kernels", "Kernels of a step of GPT-2 124M, 8×1024, by ncu", (), 240.0, measure),
+    Line(
+        "kernels", "kernels", "Kernels of a step of GPT-2 124M, 8×1024, by ncu", (), 240.0, measure
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -138,47 +139,55 @@ def _watched(
     return (None if ended.is_set() else status), errors[-1] if errors else ""
 
 
+@dataclasses.dataclass(slots=True)
+class _Progress:
+    """How far one process of the program has come."""
+
+    found: Found
+    at: dict[str, Any] | None = None  # the case that was begun last
+    failed: bool = False  # in that case
+    done: bool = False
+
+    def hear(self, line: dict[str, Any]) -> None:
+        """Take one line that it printed."""
+        if "at" in line:
+            self.at, self.failed = line, False
+            with self.found.lock:
+                self.found.counts["cases"] += 1
+        elif "kernel" in line:
+            self.failed = True
+            self.found.fail(f"{line['case']} {line['kernel']} {line['type']}: {line['message']}")
+        else:
+            self.done = True
+            self.found.add(line)
+
+
 def check_part(command: Sequence[str], part: str, deadline: float, found: Found) -> None:
     """Check one part of the cases, going on behind each that a process does not survive."""
     after: list[str] = []
     while True:
-        at: dict[str, Any] = {}
-        failed: list[str] = []
-        done = False
-
-        def on_line(line: dict[str, Any]) -> None:
-            nonlocal at, done
-            if "at" in line:
-                at, failed[:] = line, []
-                with found.lock:
-                    found.counts["cases"] += 1
-            elif "kernel" in line:
-                message = f"{line['case']} {line['kernel']} {line['type']}: {line['message']}"
-                failed.append(message)
-                found.fail(message)
-            else:
-                done = True
-                found.add(line)
-
-        left = deadline - time.monotonic()
-        seconds = ["--seconds", f"{max(0.1, left - 2):.1f}"]
-        status, error = _watched([*command, "--part", part, *seconds, *after], deadline, on_line)
-        if done:
+        progress = _Progress(found)
+        seconds = ["--seconds", f"{max(0.1, deadline - time.monotonic() - 2):.1f}"]
+        status, error = _watched(
+            [*command, "--part", part, *seconds, *after], deadline, progress.hear
+        )
+        if progress.done:
             return
         late = time.monotonic() >= deadline
-        if not at or late:
+        if progress.at is None or late:
             if not late:
                 found.fail(f"part {part}: status {status}: {error}")
             with found.lock:
                 found.left_out += 1  # at least
             return
+        case = progress.at["case"]
         if status is None:
-            found.fail(f"{at['case']}: no answer in {SILENCE:.0f} s")
-        elif failed:
-            found.messages.append(f"{at['case']}: the device takes no more work after it")
+            found.fail(f"{case}: no answer in {SILENCE:.0f} s")
+        elif progress.failed:
+            found.messages.append(f"{case}: the device takes no more work after it")
         else:
-            found.fail(f"{at['case']}: the process ended with status {status}: {error}")
-        after = ["--after", str(at["at"])]
+            found.fail(f"{case}: the process ended with status {status}: {error}")
+        after = ["--after", str(progress.at["at"])]
 
 
 def check_all(arguments: Sequence[str], processes: int, deadline: float) -> Found:
@@ -237,9 +246,7 @@ def measure_sanitized(run: Run, *, tool: str) -> dict[str, Any]:
     sanitizer = None if run.rehearsal else find_sanitizer()
     if sanitizer is None and not run.rehearsal:
         raise FileNotFoundError("compute-sanitizer was not found on PATH or beside CUDA")
-    watched = (
-        [] if sanitizer is None else [sanitizer, "--tool", tool, "--print-limit", "20"]
-    )
+    watched = [] if sanitizer is None else [sanitizer, "--tool", tool, "--print-limit", "20"]
     seconds = 5.0 if run.rehearsal else 0.6 * run.seconds_left()
     processes = _processes(run)
     run.say(f"compute-sanitizer, {tool}")
@@ -298,8 +305,6 @@ def sanitized_figures(
 
 
 def _sanitizer_line(tool: str) -> Line:
-    import functools
-
     return Line(
         f"op-{tool}",
         "sanitizer",

@@ -36,7 +36,7 @@ class Part:
       title: It in words.
       seconds: How long it takes at most.
       lanes: Keys of lines, one after the other, side by side with those of the other lanes.
-      repeats: Arguments for every line.
+      arguments: For every line.
     """
 
     title: str

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import subprocess
 import traceback
 from collections.abc import Callable
@@ -190,24 +191,28 @@ def check_steps(device: str, dtype: str) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         plain, batch = _tiny_gpt2(device)
         ours = ORTModule(copy.deepcopy(plain))
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-4) for m in (ours, plain)]
-        worst = 0.0
-        losses = []
-        for _ in range(10):
-            pair = []
-            for model, optimizer in zip((ours, plain), optimizers, strict=True):
+
+        def train(model: Any) -> list[float]:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            losses = []
+            for _ in range(10):
                 optimizer.zero_grad(set_to_none=True)
                 with precision(dtype, device):
                     outputs = flatten_outputs(model(**batch))[0]
                 loss = next(o for o in outputs if o.dim() == 0)
                 loss.backward()
                 optimizer.step()
-                pair.append(float(loss.detach()))
-            losses.append(pair)
-            worst = max(worst, abs(pair[0] - pair[1]))
+                losses.append(float(loss.detach()))
+            return losses
+
+        # One after the other: what comes between moves the addresses that recordings go by.
+        losses = list(zip(train(ours), train(plain), strict=True))
+        worst = max(abs(mine - theirs) for mine, theirs in losses)
         bound = 1e-4 if dtype == "f32" else 2e-2
         counts = _counts(ours)
-        return {"right": worst <= bound, "difference": worst, "losses": losses, "counts": counts}
+        wanted = device != "cpu" and os.environ.get("ORTRAIN_GPU_GRAPHS") == "1"
+        right = worst <= bound and (counts["launched"] > 0 or not wanted)
+        return {"right": right, "difference": worst, "losses": losses, "counts": counts}
 
     return _caught(work)
 

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import step_clock
 from benchmarks.compare import Settings
-from benchmarks.gpu_all import memory, op_cases, record, speed, training
+from benchmarks.gpu_all import kernels, memory, op_cases, parts, record, speed, training
 from benchmarks.gpu_all.__main__ import GROUPS, LINES, main, reason_not_to_run
 from benchmarks.gpu_all.line import Aim, Line, Run, is_fault, not_run, outcome
 from benchmarks.memory import is_out_of_memory, try_batch
@@ -49,7 +49,8 @@ def line(measure: Callable[[Run], dict[str, Any]], *aims: Aim, check: bool = Fal
 def test_lines_have_what_is_aimed_at() -> None:
     by_key = {each.key: each for each in LINES}
     assert len(by_key) == len(LINES)
-    assert GROUPS == ("ops", "sanitizer", "parity", "soak", "speed", "memory")
+    words = "smoke ops sanitizer parity soak speed memory kernels"
+    assert words.split() == list(GROUPS)
     aims = {key: {a.figure: a.bound for a in each.aims} for key, each in by_key.items()}
     for key, eager, compiled in (
         ("gpt2", 2.0, 1.1),
@@ -70,7 +71,7 @@ def test_lines_have_what_is_aimed_at() -> None:
     assert aims["largest-batch"]["batch × eager's"] == 3
     assert aims["largest-batch"]["batch × compile's"] == 1.5
     assert all(each.seconds < 600 for each in LINES)
-    assert all(each.check == (each.group not in ("speed", "memory")) for each in LINES)
+    assert all(each.check == (each.group not in ("speed", "memory", "kernels")) for each in LINES)
 
 
 @pytest.mark.slow
@@ -122,7 +123,7 @@ def test_without_a_gpu_every_line_is_not_run(
     "arguments",
     [
         ["--only", "gpt5"],
-        ["--group", "kernels"],
+        ["--group", "gpus"],
         ["--peers", "eager"],
         ["--peers", "jax,ortrain"],
         ["--rounds", "0"],
@@ -355,92 +356,154 @@ def test_worker_ends_at_its_deadline() -> None:
             worker.ask("flops", workload=dataclasses.asdict(Workload("gpt2", 1, 1024)))
 
 
-class FakeWorker:
-    """Stands for a worker whose process ends at one case and is lost for its device at another."""
-
-    ended = 5
-    broken = 8
-    started = 0
-
-    def __init__(self, *_: Any) -> None:
-        type(self).started += 1
-
-    def ask(self, request: str, *, function: str, indices: list[int], **_: Any) -> dict[str, Any]:
-        assert (request, function) == ("call", "gpu_all.op_cases:check")
-        if self.ended in indices:
-            raise WorkerEndedError("the process ended with status -11")
-        done = len(indices)
-        failed = int(self.broken in indices)
-        if failed:
-            done = indices.index(self.broken) + 1
-        messages = ["case 8 broke the device"] * failed
-        found = {"passed": done - failed, "failed": failed, "refused": 0, "largest": 0.1}
-        return found | {"messages": messages, "done": done}
-
-    def close(self) -> None:
-        pass
-
-
-def test_cases_go_on_after_one_that_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_cases, "Worker", FakeWorker)
-    found = op_cases.check_all(run(), range(20), gradient=False)
-    assert (found["passed"], found["failed"], found["cases"], found["left out"]) == (18, 2, 20, 0)
-    assert any("case 5: the process ended" in message for message in found["messages"])
-    assert any("broke the device" in message for message in found["messages"])
-    late = op_cases.check_all(run(deadline=time.monotonic()), range(20), gradient=False)
-    assert late["left out"] == 20
+# Stands for ortrain_check_kernels: ten cases, one of which ends the process, one is the last that
+# its device takes, one never ends.
+PROGRAM = """#!{python}
+import json, sys, time
+arguments = sys.argv[2:]
+part, parts = map(int, arguments[arguments.index("--part") + 1].split("/"))
+after = int(arguments[arguments.index("--after") + 1]) if "--after" in arguments else -1
+checked = failed = 0
+for case in range(10):
+    if case % parts != part or case <= after:
+        continue
+    print(json.dumps({{"at": case, "case": "Op/" + str(case)}}), flush=True)
+    checked += 1
+    if case == 3:
+        sys.exit("killed by case 3")
+    if case == 5:
+        print(json.dumps({{"failed": 5, "case": "Op/5", "kernel": "own", "type": "float32",
+                          "message": "illegal address"}}), flush=True)
+        sys.exit(3)
+    if case == 7:
+        time.sleep(60)
+print(json.dumps({{"cases": checked, "passed": checked, "failed": failed, "refused": 0,
+                  "largest": 0.25, "left_out": 0}}))
+"""
 
 
-def test_case_that_raises_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(index: int, device: str) -> Any:
-        raise _core.DeviceError("illegal address")
-
-    monkeypatch.setattr(_core, "check_case", fail)
-    found = op_cases.check("cpu", [0, 1], gradient=False)
-    assert (found["failed"], found["done"]) == (2, 2)
-    assert "illegal address" in found["messages"][0]
-
-
-def test_cases_of_own_kernels_only() -> None:
-    everything = op_cases.chosen(PROVIDER, gradient=False, own=False)
-    assert sorted(everything) == list(range(len(_core.op_cases())))
-    assert len(op_cases.chosen(PROVIDER, gradient=True, own=False)) < len(everything)
-    kernels = _core.device_kernels(PROVIDER)
-    cases = _core.op_cases()
-    ops = {cases[i]["op"] for i in op_cases.chosen(PROVIDER, gradient=False, own=True)}
-    assert "Softmax" in ops
-    assert all(kernels[op] not in (["host"], ["view"], ["view", "host"]) for op in ops)
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "program"
+    path.write_text(PROGRAM.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setenv("ORTRAIN_CHECK_KERNELS", str(path))
+    monkeypatch.setattr(op_cases, "SILENCE", 1.0)
+    return path
 
 
-def test_sanitizer_is_called_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("processes", [1, 3])
+def test_cases_go_on_after_one_that_ends_its_process(program: Path, processes: int) -> None:
+    figures = op_cases.check_all(["values"], processes, time.monotonic() + 60).figures()
+    assert figures["cases"] == 10 and figures["failed"] == 3 and figures["left out"] == 0
+    text = "\n".join(figures["messages"])
+    assert "Op/3: the process ended with status 1: killed by case 3" in text
+    assert "Op/5 own float32: illegal address" in text
+    assert "Op/5: the device takes no more work after it" in text
+    assert "Op/7: no answer in 1 s" in text
+
+
+def test_cases_that_were_left_out_are_told(program: Path) -> None:
+    figures = op_cases.check_all(["values"], 1, time.monotonic() - 1).figures()
+    assert figures["left out"] > 0
+
+
+def test_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_CHECK_KERNELS", "/nowhere/program")
+    with pytest.raises(FileNotFoundError, match="/nowhere/program is missing: cmake --build"):
+        op_cases.check_all(["values"], 1, time.monotonic() + 5)
+
+
+def test_sanitizer_is_called_and_read(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(
         "#!/bin/sh\n"
         'test "$1 $2 $3 $4" = "--tool memcheck --print-limit 20" || exit 3\n'
         'echo "========= Invalid __global__ write of size 4 bytes"\n'
-        'echo \'{"passed": 3, "failed": 0, "cases": 1, "messages": []}\'\n'
+        'echo \'{"cases": 1, "passed": 3, "failed": 0, "refused": 0, "left_out": 2}\'\n'
         'echo "========= ERROR SUMMARY: 2 errors"\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    monkeypatch.setattr(op_cases, "_processes", lambda _: 2)
     assert op_cases.find_sanitizer() == str(tool)
-    figures = op_cases.measure_sanitized(run(rehearsal=False))
-    assert figures["errors"] == 2 and figures["passed"] == 3
+    measured = run(rehearsal=False)
+    figures = op_cases.measure_sanitized(measured, tool="memcheck")
+    assert figures["errors"] == 4 and figures["passed"] == 6 and figures["left out"] == 4
     assert "Invalid __global__ write" in figures["reports"][0]
-    tool.write_text("#!/bin/sh\necho '{\"failed\": 0}'\n")
-    assert "no summary" in op_cases.measure_sanitized(run(rehearsal=False))["error"]
     tool.write_text("#!/bin/sh\necho device not supported; exit 1\n")
-    with pytest.raises(RuntimeError, match="status 1: device not supported"):
-        op_cases.measure_sanitized(run(rehearsal=False))
+    figures = op_cases.measure_sanitized(measured, tool="memcheck")
+    assert "no summary" in figures["error"]
+    assert figures["processes that did not end well"] == 2
     monkeypatch.setattr(op_cases, "find_sanitizer", lambda: None)
     with pytest.raises(FileNotFoundError, match="compute-sanitizer was not found"):
-        op_cases.measure_sanitized(run(rehearsal=False))
+        op_cases.measure_sanitized(measured, tool="memcheck")
 
 
-def test_program_of_cases_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert op_cases.main(["--provider", PROVIDER, "--seconds", "0.5"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["failed"] == 0 and found["passed"] > 0 and found["left out"] >= 0
+def test_hazards_of_a_race_are_counted() -> None:
+    text = "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"
+    assert op_cases.sanitized_figures([(text, None)], rehearsal=False)["errors"] == 3
+
+
+# --- parts
+
+
+def test_parts_name_lines_that_there_are() -> None:
+    keys = {each.key for each in LINES}
+    for name, part in parts.PARTS.items():
+        named = [key for lane in part.lanes for key in lane]
+        assert set(named) <= keys and len(named) == len(set(named)), name
+        assert part.seconds <= 570, "a command has ten minutes"
+    assert {key for part in parts.PARTS.values() for lane in part.lanes for key in lane} == keys
+
+
+def test_lanes_go_on_after_a_line_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTRAIN_CHECK_KERNELS", "/nowhere/program")
+    output = tmp_path / "out"
+    lanes = ["--lane", "op-cases,found", "--rehearse", "--seconds", "100"]
+    assert parts.main([*lanes, "--output", str(output)]) == 0
+    made = json.loads((output / "lines.json").read_text())
+    assert set(made) == {"op-cases", "found"}
+    assert all(each["status"] == "failed" for each in made.values())
+    assert "/nowhere/program is missing" in made["op-cases"]["error"]
+    assert "=== found" in (output / "log.txt").read_text()
+
+
+def test_line_that_overruns_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "KILLED_AFTER", -3.0)
+    results = parts.Results(tmp_path)
+    parts.run_line("found", ["--rehearse"], 3.1, results)
+    made = json.loads((tmp_path / "lines.json").read_text())
+    assert made["found"] == {
+        "status": "failed",
+        "error": "no result, status None",
+        "whole seconds": made["found"]["whole seconds"],
+    }
+
+
+def test_no_line_is_begun_without_time(tmp_path: Path) -> None:
+    parts.run_lanes([["found"]], 1.0, [], parts.Results(tmp_path))
+    made = json.loads((tmp_path / "lines.json").read_text())
+    assert made["found"]["status"] == "not run"
+
+
+def test_kernels_of_a_profile_are_added_up() -> None:
+    head = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    rows = [
+        ("0", "a", "gpu__time_duration.sum", "ns", "1,000"),
+        ("0", "a", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", "80"),
+        ("1", "a", "gpu__time_duration.sum", "us", "3"),
+        ("1", "a", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", "40"),
+        ("2", "b", "gpu__time_duration.sum", "ns", "9000"),
+    ]
+    lines = [head, *(",".join(f'"{cell}"' for cell in row) for row in rows)]
+    first, second = kernels.summarize(lines)
+    assert first == {"kernel": "b", "us": 9.0, "launches": 1}
+    assert second == {"kernel": "a", "us": 4.0, "launches": 2, "memory %": 50.0}
 
 
 def test_parity_sees_a_wrong_gradient() -> None:
@@ -502,21 +565,22 @@ def rehearsed(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     return document["lines"]
 
 
-def test_rehearsal_of_cases(tmp_path: Path) -> None:
-    figures = rehearsed(tmp_path, "--only", "op-cases")["op-cases"]["figures"]
-    assert figures["failed"] == 0 and figures["passed"] > 0
-    assert figures["cases"] == 30 and figures["left out"] == 0
+def test_rehearsal_of_checks_without_the_program(tmp_path: Path) -> None:
+    lines = rehearsed(tmp_path, "--only", "fault")
+    assert lines["fault"]["figures"]["wrong"] == 0
+    assert "1000000" in lines["fault"]["figures"]["error raised"]
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_rehearsal_of_checks(tmp_path: Path) -> None:
     lines = rehearsed(tmp_path, "--only", ",".join(e.key for e in LINES if e.check))
-    assert lines["op-gradients"]["figures"]["failed"] == 0
-    assert lines["op-gradients"]["figures"]["passed"] == 30
-    assert lines["op-sanitizer"]["figures"]["passed"] > 0
+    for key in ("op-cases", "op-gradients", "op-memcheck", "op-racecheck", "op-synccheck"):
+        assert lines[key]["figures"]["failed"] == 0 and lines[key]["figures"]["passed"] > 0
     for key in ("parity-f32", "parity-bf16"):
         assert lines[key]["figures"]["wrong"] == 0 and lines[key]["figures"]["compared"] == 2
+    for key in ("layers-f32", "layers-bf16", "steps", "fault", "profile"):
+        assert lines[key]["figures"]["wrong"] == 0, lines[key]
     assert lines["soak"]["figures"]["steps"] == 20
     assert lines["ddp"]["figures"]["loss difference"] < 1e-4
     assert lines["ddp"]["figures"]["ranks differ"] == 0
