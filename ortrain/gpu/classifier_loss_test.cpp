@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "ortrain/base/half.h"
+#include "ortrain/gpu/cublaslt.h"
+#include "ortrain/gpu/gemm_padded.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/runtime/session.h"
@@ -102,6 +104,64 @@ TEST(ClassifierLossGrad, SumsOfManyRowsAreRoundedOnce) {
     expect_one_rounding<BFloat16>("bfloat16", has_base);
     expect_one_rounding<Float16>("float16", has_base);
   }
+}
+
+// Results of all three gradients for rows of 11 classes, side by side.
+std::vector<float> gradients_of_odd_rows(int64_t rows, bool has_base) {
+  constexpr int64_t kClasses = 11, kFeatures = 5;
+  const auto numbers = [](int64_t count, int64_t step) {
+    std::vector<BFloat16> values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(BFloat16(static_cast<float>(i * step % 17 - 8) / 16));
+    }
+    return values;
+  };
+  const float dloss = 1;
+  const auto logits = numbers(rows * kClasses, 5), x = numbers(rows * kFeatures, 3);
+  const auto w = numbers(kClasses * kFeatures, 7), base = numbers(kClasses * kFeatures, 2);
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < rows; ++i) labels.push_back(i % kClasses);
+  const std::vector<float> sums(static_cast<size_t>(rows), std::log(12.0f));
+  auto session = std::make_shared<Session>(
+      parse_graph(graph_text("bfloat16", kClasses, kFeatures, has_base)), gpu::kernels(0));
+  std::vector<const void*> inputs{&dloss,      logits.data(), labels.data(),
+                                  sums.data(), x.data(),      w.data()};
+  std::vector<Dims> dims{{},     {rows, kClasses},  {rows},
+                         {rows}, {rows, kFeatures}, {kClasses, kFeatures}};
+  if (has_base) {
+    inputs.push_back(base.data());
+    dims.push_back({kClasses, kFeatures});
+  }
+  RunContext context(session, session->plan(dims));
+  const std::vector<RunOutput> outputs = context.forward(inputs);
+  const int64_t counts[] = {rows * kFeatures, kClasses * kFeatures, kClasses};
+  std::vector<float> results;
+  for (size_t k = 0; k < 3; ++k) {
+    const auto* from = static_cast<const BFloat16*>(outputs[k].block->data());
+    for (int64_t i = 0; i < counts[k]; ++i) results.push_back(static_cast<float>(from[i]));
+  }
+  return results;
+}
+
+// At once, and in chunks whose weight gradients are summed in float.
+TEST(ClassifierLossGrad, PaddingChangesNothing) {
+  for (const char* path : {"", ORTRAIN_CUBLASLT_STAND_IN}) {
+    gpu::set_cublaslt_path(path);
+    for (const int64_t rows : {300, 4500}) {
+      for (const bool has_base : {false, true}) {
+        const std::vector<float> wanted = gradients_of_odd_rows(rows, has_base);
+        gpu::set_always_padding(true);
+        const std::vector<float> padded = gradients_of_odd_rows(rows, has_base);
+        gpu::set_always_padding(false);
+        ASSERT_EQ(padded.size(), wanted.size());
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          ASSERT_NEAR(padded[i], wanted[i], 0.005f * std::max(1.0f, std::abs(wanted[i])))
+              << rows << " " << has_base << " " << i;
+        }
+      }
+    }
+  }
+  gpu::set_cublaslt_path("");
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/base/log.h"
-#include "ortrain/gpu/gemm_kernel.h"
+#include "ortrain/gpu/gemm_padded.h"
 
 namespace ortrain::gpu {
 namespace {
@@ -92,6 +92,12 @@ std::vector<Way> ways_of(const GemmProblem& p, bool in_parts) {
   const bool activation = p.activation != Activation::none;
   std::vector<Way> ways;
   std::string why;
+  if (padding_pays(p)) {
+    if (auto kernel = padded_gemm(without_passes(p), kMostPaddedBytes, why)) {
+      ways.push_back({*kernel, activation, p.bias_gradient});
+      return ways;
+    }
+  }
   if (!in_parts && (activation || p.bias_gradient)) {
     if (auto kernel = library_gemm(p, why)) ways.push_back({*kernel});
   }

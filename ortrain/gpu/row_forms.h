@@ -161,8 +161,9 @@ class RowInput {
 
 // Calls body(RowForm<...>()) with the form for rows of `columns` elements of T. `aligned`: whether
 // every tensor that is read or written by rows starts at a multiple of 16 bytes. kMostThreads:
-// of a block; fewer leave each of them more registers.
-template <class T, int kMostThreads = 1024, class Body>
+// of a block; fewer leave each of them more registers. kMostPacks: of a lane where a warp has a row
+// of its own; 8 for kernels that keep little else, since a warp waits for no barrier.
+template <class T, int kMostThreads = 1024, int kMostPacks = 4, class Body>
 void with_row_form(int64_t columns, bool aligned, const Body& body) {
   constexpr int kWidth = kPackWidth<T>;
   using Block = BlockTeam<kMostThreads>;
@@ -171,6 +172,9 @@ void with_row_form(int64_t columns, bool aligned, const Body& body) {
       constexpr int64_t kPerWarp = int64_t{kWarpSize} * kWidth;
       if (columns <= kPerWarp) return body(RowForm<WarpTeam, kWidth, 1>());
       if (columns <= 4 * kPerWarp) return body(RowForm<WarpTeam, kWidth, 4>());
+      if constexpr (kMostPacks > 4) {
+        if (columns <= kMostPacks * kPerWarp) return body(RowForm<WarpTeam, kWidth, kMostPacks>());
+      }
       if (columns <= int64_t{2} * kMostThreads * kWidth) return body(RowForm<Block, kWidth, 2>());
       return body(RowForm<Block, kWidth, 0>());
     }

@@ -76,6 +76,13 @@ void store(int32_t type, void* data, int64_t i, double value) {
   }
 }
 
+// Matrices of 16-bit numbers whose columns begin or end within 16 bytes.
+int64_t odd_matrices = 0;
+bool is_odd(const LayoutOf& layout) {
+  if (layout.type != kF16 && layout.type != kBF16) return false;
+  return layout.rows % 8 != 0 || layout.ld % 8 != 0 || layout.stride() % 8 != 0;
+}
+
 double gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
@@ -84,6 +91,13 @@ double gelu_slope(double x) { return (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5; }
 }  // namespace
 
 extern "C" {
+
+// Of the products since it was asked last.
+int64_t ortrain_stand_in_odd_matrices() {
+  const int64_t count = odd_matrices;
+  odd_matrices = 0;
+  return count;
+}
 
 Status cublasLtCreate(Handle* handle) {
   static int one;
@@ -171,6 +185,7 @@ Status cublasLtMatmul(Handle, MatmulDesc desc, const void* alpha, const void* a,
              *lc = static_cast<LayoutOf*>(c_layout), *ld = static_cast<LayoutOf*>(d_layout);
   if (algorithm->data[0] != 42 || workspace == nullptr || workspace_bytes < 64)
     return kInvalidValue;
+  for (const LayoutOf* layout : {la, lb, lc, ld}) odd_matrices += is_odd(*layout) ? 1 : 0;
   const bool trans_a = matmul->get<int32_t>(kTransA, 0) != 0;
   const bool trans_b = matmul->get<int32_t>(kTransB, 0) != 0;
   const int64_t m = ld->rows, n = ld->columns, k = trans_a ? la->rows : la->columns;

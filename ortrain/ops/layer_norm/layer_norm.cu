@@ -19,12 +19,14 @@ KernelFn make_layer_norm(NodeSpec& spec) {
       const T* scale = has_scale ? args.input<T>(1) : nullptr;
       const T* bias = has_bias ? args.input<T>(2) : nullptr;
       T* y = args.output<T>(0);
-      with_row_form<T>(shape.n, pack_aligned(x, scale, bias, y), [&](auto form) {
-        using Form = decltype(form);
-        launch(norm_rows<false, T, Form>, row_shape<Form>(shape.rows, shape.n), args.stream, shape,
-               static_cast<C>(epsilon), x, scale, bias, y, has_mean ? args.output<C>(1) : nullptr,
-               has_inv_std ? args.output<C>(2) : nullptr);
-      });
+      with_row_form<T, kNormThreads, kNormPacks>(
+          shape.n, pack_aligned(x, scale, bias, y), [&](auto form) {
+            using Form = decltype(form);
+            launch(norm_rows<false, T, Form>, row_shape<Form>(shape.rows, shape.n), args.stream,
+                   shape, static_cast<C>(epsilon), x, scale, bias, y,
+                   has_mean ? args.output<C>(1) : nullptr,
+                   has_inv_std ? args.output<C>(2) : nullptr);
+          });
     };
   });
 }

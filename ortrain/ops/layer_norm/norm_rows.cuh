@@ -60,11 +60,14 @@ ORTRAIN_DEVICE RowStatistics<ComputeType<T>> row_statistics(RowInput<T, Form>& r
   return {mean, rest, C{1} / static_cast<C>(sqrt((variance < C{0} ? C{0} : variance) + epsilon))};
 }
 
-// y and the statistics may be null.
+// How `norm_rows` is run: rows of 1024 floats or 2048 halves by a warp each.
+inline constexpr int kNormThreads = 1024, kNormPacks = 8;
+
+// y and the statistics may be null. y may be x, but is neither scale nor bias.
 template <bool kRms, class T, class Form>
 __global__ void __launch_bounds__(Form::Team::kThreads)
-    norm_rows(NormShape shape, ComputeType<T> epsilon, const T* x, const T* scale, const T* bias,
-              T* y, ComputeType<T>* mean, ComputeType<T>* inv_std) {
+    norm_rows(NormShape shape, ComputeType<T> epsilon, const T* x, const T* __restrict__ scale,
+              const T* __restrict__ bias, T* y, ComputeType<T>* mean, ComputeType<T>* inv_std) {
   using C = ComputeType<T>;
   const int64_t n = shape.n;
   for (int64_t row = Form::Team::index(); row < shape.rows; row += Form::Team::count()) {

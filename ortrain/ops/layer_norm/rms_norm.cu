@@ -17,12 +17,13 @@ KernelFn make_rms_norm(NodeSpec& spec) {
       const T* x = args.input<T>(0);
       const T* scale = has_scale ? args.input<T>(1) : nullptr;
       T* y = args.output<T>(0);
-      with_row_form<T>(shape.n, pack_aligned(x, scale, y), [&](auto form) {
-        using Form = decltype(form);
-        launch(norm_rows<true, T, Form>, row_shape<Form>(shape.rows, shape.n), args.stream, shape,
-               static_cast<C>(epsilon), x, scale, static_cast<const T*>(nullptr), y,
-               static_cast<C*>(nullptr), static_cast<C*>(nullptr));
-      });
+      with_row_form<T, kNormThreads, kNormPacks>(
+          shape.n, pack_aligned(x, scale, y), [&](auto form) {
+            using Form = decltype(form);
+            launch(norm_rows<true, T, Form>, row_shape<Form>(shape.rows, shape.n), args.stream,
+                   shape, static_cast<C>(epsilon), x, scale, static_cast<const T*>(nullptr), y,
+                   static_cast<C*>(nullptr), static_cast<C*>(nullptr));
+          });
     };
   });
 }

@@ -5,6 +5,8 @@
 
 #include "ortrain/gpu/column_sums.h"
 #include "ortrain/gpu/gemm.h"
+#include "ortrain/gpu/gemm_padded.h"
+#include "ortrain/gpu/padded_copy.h"
 #include "ortrain/ops/loss/cross_entropy_rows.cuh"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -15,6 +17,8 @@
 // weight gradient in float as well, in which the chunks add up before they are rounded once. Where
 // that is more than the gradient of all rows, these are one chunk. So no length of a batch takes
 // more than C * (2048 * size of the type + 4 K) bytes, and some for the bias and the products.
+// Where rows of C begin anywhere, as C is odd, and it pays, a copy of the weight with rows of zeros
+// takes C * K * size of the type more: then all products run along whole vectors.
 namespace ortrain::gpu {
 namespace {
 
@@ -82,6 +86,7 @@ struct Chunk {
   int64_t begin, rows;
   bool adds;  // to the weight gradient of the chunks before, or at once to base
   std::optional<Gemm> dx, dweight;
+  std::optional<Gemm> odd_dweight;  // the rows behind those that `dweight` makes
 };
 
 struct ClassifierLoss {
@@ -90,11 +95,13 @@ struct ClassifierLoss {
   DType dtype;
   int64_t features;
   int64_t stride;  // of rows of the logits' gradient: whole 16 bytes, for fast products
+  int64_t even;    // classes whose rows of the weight gradient are made at once
+  bool pads;       // the weight, with rows of zeros up to `stride`
   int64_t part_rows;
   bool wants_dx, wants_dweight, wants_dbias, has_base;
   bool sums_in_float = false;  // the weight gradient
   std::vector<Chunk> chunks;
-  ByteCount logit_bytes, sum_bytes, gemm_bytes;
+  ByteCount logit_bytes, sum_bytes, padded_bytes, gemm_bytes;
   int64_t parts = 0;  // of the bias gradient
 
   explicit ClassifierLoss(const NodeSpec& spec)
@@ -107,16 +114,32 @@ struct ClassifierLoss {
         wants_dweight(spec.has_output(1)),
         wants_dbias(spec.has_output(2)),
         has_base(spec.has_input(kBase)) {
-    const int64_t pack = 16 / static_cast<int64_t>(size_of(dtype));
-    stride = ceil_div(rows.classes, pack) * pack;
+    stride = padded_extent(rows.classes, static_cast<int64_t>(size_of(dtype)));
+    const bool is_odd = stride > rows.classes && vectors_pay();
+    pads = is_odd && wants_dx;
+    if (pads) {
+      padded_bytes = ByteCount::of(size_of(dtype), stride, features).rounded_up(kWorkspaceUnit);
+    }
     const int64_t size = chunk_rows();
     if (size < rows.outer && wants_dweight && size_of(dtype) == 2) {
       sums_in_float = true;
-      sum_bytes = bytes_of<float>(rows.classes, features).rounded_up(kWorkspaceUnit);
+      sum_bytes = bytes_of<float>(stride, features).rounded_up(kWorkspaceUnit);
     }
+    const int64_t pack = 16 / static_cast<int64_t>(size_of(dtype));
+    // Sums have room for the rows of padding, which are zeros.
+    even = sums_in_float ? stride : is_odd ? rows.classes / pack * pack : rows.classes;
+    if (even == 0) even = rows.classes;
     // Without rows, too: the weight gradient is written.
     for (int64_t begin = 0; begin == 0 || begin < rows.outer; begin += size) add_chunk(begin, size);
     logit_bytes = ByteCount::of(size_of(dtype), chunks[0].rows, stride).rounded_up(kWorkspaceUnit);
+  }
+
+  // Both products against a copy of the weight, and one more for what is left of the classes.
+  bool vectors_pay() const {
+    const auto weights = static_cast<double>(rows.classes * features);
+    const auto size = static_cast<double>(size_of(dtype));
+    return padding_pays(4 * weights * static_cast<double>(rows.outer), static_cast<int>(size),
+                        2 * weights * size, 2, dtype);
   }
 
   int64_t chunk_rows() const {
@@ -139,26 +162,35 @@ struct ClassifierLoss {
     }
     Chunk chunk{.begin = begin, .rows = count, .adds = adds, .dx = {}, .dweight = {}};
     if (wants_dx) {
-      chunk.dx.emplace(
-          GemmProblem{.dtype = dtype, .m = count, .n = features, .k = rows.classes, .lda = stride});
+      chunk.dx.emplace(GemmProblem{.dtype = dtype,
+                                   .m = count,
+                                   .n = features,
+                                   .k = pads ? stride : rows.classes,
+                                   .lda = stride});
       gemm_bytes = std::max(gemm_bytes, chunk.dx->workspace_bytes());
     }
     if (wants_dweight) {
-      chunk.dweight.emplace(GemmProblem{.dtype = dtype,
-                                        .m = rows.classes,
-                                        .n = features,
-                                        .k = count,
-                                        .trans_a = true,
-                                        .lda = stride,
-                                        .beta = adds ? 1.0 : 0.0,
-                                        .keep_sums = sums_in_float});
+      GemmProblem problem{.dtype = dtype,
+                          .m = even,
+                          .n = features,
+                          .k = count,
+                          .trans_a = true,
+                          .lda = stride,
+                          .beta = adds ? 1.0 : 0.0,
+                          .keep_sums = sums_in_float};
+      chunk.dweight.emplace(problem);
       gemm_bytes = std::max(gemm_bytes, chunk.dweight->workspace_bytes());
+      if (even < rows.classes) {
+        problem.m = rows.classes - even;
+        chunk.odd_dweight.emplace(problem);
+        gemm_bytes = std::max(gemm_bytes, chunk.odd_dweight->workspace_bytes());
+      }
     }
     chunks.push_back(std::move(chunk));
   }
 
-  // The workspace: weights of labels, gradients of logits, parts of dbias, sums of dweight, that of
-  // products.
+  // The workspace: weights of labels, gradients of logits, parts of dbias, sums of dweight, the
+  // padded weight, that of products.
   ByteCount weight_bytes() const { return gradient.bytes().rounded_up(kWorkspaceUnit); }
   ByteCount part_bytes() const {
     if (!wants_dbias) return {};
@@ -166,7 +198,7 @@ struct ClassifierLoss {
     return ByteCount::of(size, parts, rows.classes).rounded_up(kWorkspaceUnit);
   }
   ByteCount bytes() const {
-    return weight_bytes() + logit_bytes + part_bytes() + sum_bytes + gemm_bytes;
+    return weight_bytes() + logit_bytes + part_bytes() + sum_bytes + padded_bytes + gemm_bytes;
   }
 };
 
@@ -202,13 +234,23 @@ void run(const ClassifierLoss& loss, const KernelArgs& args) {
   T* dlogits = reinterpret_cast<T*>(memory);
   C* parts = reinterpret_cast<C*>(memory += loss.logit_bytes.value());
   auto* sums = reinterpret_cast<float*>(memory += loss.part_bytes().value());
-  void* gemm_workspace = memory + loss.sum_bytes.value();
+  void* const padded = memory += loss.sum_bytes.value();
+  void* gemm_workspace = memory + loss.padded_bytes.value();
   const ClassLossGrad<T> grad =
       loss.gradient.grad<T>(args, args.input<C>(3), static_cast<const T*>(nullptr), dlogits);
   loss.gradient.launch_weights(args, grad);
   const T* base = loss.has_base ? args.input<T>(kBase) : nullptr;
   void* const dweight = loss.sums_in_float ? static_cast<void*>(sums) : args.out[1];
   const void* before = loss.sums_in_float ? nullptr : base;
+  if (loss.pads) {
+    copy_padded({.from_rows = loss.rows.classes,
+                 .from_columns = loss.features,
+                 .from_ld = loss.features,
+                 .rows = loss.stride,
+                 .columns = loss.features,
+                 .to_ld = loss.features},
+                sizeof(T), args.in[5], padded, args.stream);
+  }
   int64_t part = 0;
   for (const Chunk& chunk : loss.chunks) {
     launch_rows(loss, grad, chunk, args.stream);
@@ -217,13 +259,23 @@ void run(const ClassifierLoss& loss, const KernelArgs& args) {
     }
     const int64_t at = chunk.begin * loss.features;
     if (chunk.dweight) {
-      chunk.dweight->run({.a = dlogits, .b = args.input<T>(4) + at, .d = dweight, .c = before},
-                         gemm_workspace, args.stream);
+      const T* x = args.input<T>(4) + at;
+      chunk.dweight->run({.a = dlogits, .b = x, .d = dweight, .c = before}, gemm_workspace,
+                         args.stream);
+      if (chunk.odd_dweight) {  // in T, as sums in float have no rest
+        const int64_t bytes = loss.even * loss.features * static_cast<int64_t>(sizeof(T));
+        chunk.odd_dweight->run({.a = dlogits + loss.even,
+                                .b = x,
+                                .d = moved(dweight, bytes),
+                                .c = moved(before, bytes)},
+                               gemm_workspace, args.stream);
+      }
       before = dweight;
     }
     if (chunk.dx) {
-      chunk.dx->run({.a = dlogits, .b = args.in[5], .d = args.output<T>(0) + at}, gemm_workspace,
-                    args.stream);
+      chunk.dx->run(
+          {.a = dlogits, .b = loss.pads ? padded : args.in[5], .d = args.output<T>(0) + at},
+          gemm_workspace, args.stream);
     }
   }
   if (loss.sums_in_float) {

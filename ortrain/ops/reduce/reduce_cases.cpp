@@ -68,6 +68,7 @@ void register_reduce(CaseRegistry& cases) {
     large("all_blocks", {3, 40000}, {0, 1});
     large("long_columns", {5000, 33}, {0});
     large("wide_columns", {70, 1500}, {0});
+    large("packed_columns", {700, 264}, {0});
     large("column_blocks", {300, 2, 9, 40}, {0, 2});
     large("run_blocks", {70, 3, 500}, {0, 2});
     large("short_rows", {700, 9}, {1});

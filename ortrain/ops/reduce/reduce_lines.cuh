@@ -40,6 +40,13 @@ struct ReduceLayout {
     for (int k = 0; k + 1 < reduced; ++k) fits &= reduced_strides[k] % width == 0;
     return fits;
   }
+  // Whether neighbouring outputs have elements side by side in such groups.
+  bool in_wide_columns(int64_t width) const {
+    bool fits = inner() % width == 0;
+    for (int k = 0; k + 1 < kept; ++k) fits &= kept_strides[k] % width == 0;
+    for (int k = 0; k < reduced; ++k) fits &= reduced_strides[k] % width == 0;
+    return fits;
+  }
 
  private:
   ORTRAIN_DEVICE static int64_t offset(int64_t i, int axes, const DeviceArray<int64_t, kMost>& dims,
@@ -136,23 +143,47 @@ __global__ void reduce_by_block(Op op, ReduceLayout a, const typename Op::In* x,
   }
 }
 
-// Lanes on neighbouring outputs, warps on elements.
-template <class Op>
-__global__ void reduce_columns(Op op, ReduceLayout a, int64_t inner, const typename Op::In* x,
-                               ReduceTarget<Op> to) {
+// Lanes on kWidth neighbouring outputs each, warps on elements. The order of an output's elements
+// does not depend on kWidth.
+inline constexpr int kColumnThreads = 8 * kWarpSize;
+
+template <class Op, int kWidth>
+__global__ void __launch_bounds__(kColumnThreads)
+    reduce_columns(Op op, ReduceLayout a, int64_t inner, const typename Op::In* x,
+                   ReduceTarget<Op> to) {
   using C = ComputeType<typename Op::In>;
-  const int64_t tiles = (inner + kWarpSize - 1) / kWarpSize, warps = blockDim.x / kWarpSize;
+  using Pack = RowPack<typename Op::In, kWidth>;
+  constexpr int kAhead = 4;  // loads under way before the first is waited for
+  constexpr int kTile = kWarpSize * kWidth;
+  const int64_t tiles = (inner + kTile - 1) / kTile, warps = blockDim.x / kWarpSize;
   for (int64_t tile = blockIdx.x; tile < a.outputs / inner * tiles; tile += gridDim.x) {
-    const int64_t column = tile % tiles * kWarpSize + lane(), o = tile / tiles * inner + column;
-    typename Op::State state = op.none();
+    const int64_t column = tile % tiles * kTile + lane() * kWidth;
+    const int64_t o = tile / tiles * inner + column;
+    typename Op::State states[kWidth];
+    ORTRAIN_UNROLL
+    for (int i = 0; i < kWidth; ++i) states[i] = op.none();
     if (column < inner) {
-      const int64_t start = a.start(o), end = to.begin(a, blockIdx.y + 1);
-      for (int64_t r = to.begin(a, blockIdx.y) + warp(); r < end; r += warps) {
-        op.add(state, static_cast<C>(x[start + a.step(r)]), r);
+      const typename Op::In* const from = x + a.start(o);
+      const int64_t end = to.begin(a, blockIdx.y + 1);
+      const auto add = [&](const Pack& pack, int64_t r) {
+        ORTRAIN_UNROLL
+        for (int i = 0; i < kWidth; ++i) op.add(states[i], static_cast<C>(pack[i]), r);
+      };
+      int64_t r = to.begin(a, blockIdx.y) + warp();
+      for (; r + (kAhead - 1) * warps < end; r += kAhead * warps) {
+        Pack packs[kAhead];
+        ORTRAIN_UNROLL
+        for (int k = 0; k < kAhead; ++k) packs[k] = load_pack<kWidth>(from + a.step(r + k * warps));
+        ORTRAIN_UNROLL
+        for (int k = 0; k < kAhead; ++k) add(packs[k], r + k * warps);
       }
+      for (; r < end; r += warps) add(load_pack<kWidth>(from + a.step(r)), r);
     }
-    state = merge_warps(state, op);
-    if (warp() == 0 && column < inner) to.store(op, a, o, blockIdx.y, state);
+    ORTRAIN_UNROLL
+    for (int i = 0; i < kWidth; ++i) {
+      const typename Op::State state = merge_warps(states[i], op);
+      if (warp() == 0 && column < inner) to.store(op, a, o + i, blockIdx.y, state);
+    }
   }
 }
 
@@ -217,8 +248,10 @@ class ReduceLaunch {
       form_ = Form::block;
     } else if (inner >= 16) {
       form_ = Form::columns;
-      blocks = outputs / inner * ((inner + kWarpSize - 1) / kWarpSize);
-      grain = 128;
+      is_wide_ = layout.in_wide_columns(kPackWidth<In>);
+      const int64_t tile = kWarpSize * (is_wide_ ? kPackWidth<In> : 1);
+      blocks = outputs / inner * ((inner + tile - 1) / tile);
+      grain = is_wide_ ? 32 : 128;  // four loads of each warp
     } else {
       form_ = Form::narrow;
       blocks = outputs / inner;
@@ -261,9 +294,17 @@ class ReduceLaunch {
       }
       case Form::columns:
         if constexpr (kAllForms) {
-          shape.blocks = blocks(layout_.outputs / inner * ((inner + kWarpSize - 1) / kWarpSize));
-          shape.threads = row_threads(share * kWarpSize, 8, 8 * kWarpSize);
-          launch(reduce_columns<Op>, shape, args.stream, op_, layout_, inner, x, to);
+          shape.threads = row_threads(share * kWarpSize, 8, kColumnThreads);
+          const auto run = [&](auto kernel, int64_t width) {
+            const int64_t tile = kWarpSize * width;
+            shape.blocks = blocks(layout_.outputs / inner * ((inner + tile - 1) / tile));
+            launch(kernel, shape, args.stream, op_, layout_, inner, x, to);
+          };
+          if (is_wide_ && pack_aligned(x)) {
+            run(reduce_columns<Op, kPackWidth<In>>, kPackWidth<In>);
+          } else {
+            run(reduce_columns<Op, 1>, 1);
+          }
         }
         break;
       case Form::narrow:
@@ -287,6 +328,7 @@ class ReduceLaunch {
   Op op_;
   ReduceLayout layout_;
   Form form_ = Form::thread;
+  bool is_wide_ = false;  // columns come in packs
   int64_t parts_ = 1;
 };
 
