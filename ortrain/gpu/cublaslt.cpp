@@ -11,6 +11,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/base/log.h"
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/library_folders.h"
 
 namespace ortrain::gpu {
 namespace {
@@ -43,20 +44,26 @@ std::vector<std::string> files_of(const std::string& path) {
 
 std::shared_ptr<Cublaslt> look(const std::string& path, std::string& why) {
   why = "no libcublasLt.so.13 or .12 is found";
-  const auto attempt = [&](const std::string& name, int flags) -> std::shared_ptr<Cublaslt> {
-    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
-    if (library != nullptr) return Cublaslt::open(library, name, why);
-    const char* error = dlerror();
-    if (flags == 0 && error != nullptr) why = error;
-    return nullptr;
-  };
   for (const std::string& file : files_of(path)) {
-    if (auto found = attempt(file, 0)) return found;
+    if (void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      if (auto found = Cublaslt::open(library, file, why)) return found;
+    } else if (const char* error = dlerror()) {
+      why = error;
+    }
   }
   if (platform() != "cuda") return nullptr;
-  for (const int flags : {RTLD_NOLOAD, 0}) {
-    for (const char* name : kNames) {
-      if (auto found = attempt(name, flags)) return found;
+  for (const char* name : kNames) {
+    // Either version, if it is PyTorch's, goes before what the system has.
+    void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (library == nullptr) {
+      static_cast<void>(dlerror());
+    } else if (auto found = Cublaslt::open(library, name, why)) {
+      return found;
+    }
+  }
+  for (const char* name : kNames) {
+    if (void* const library = open_library(name, why)) {
+      if (auto found = Cublaslt::open(library, name, why)) return found;
     }
   }
   return nullptr;

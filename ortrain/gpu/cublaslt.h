@@ -12,7 +12,7 @@
 namespace ortrain::gpu {
 
 // cuBLASLt of this process. Looked for when the first product is planned: the file or folder of
-// `set_cublaslt_path`; the library that PyTorch has loaded; libcublasLt.so.13 and .12 by name.
+// `set_cublaslt_path`; libcublasLt.so.13 and .12 as library_folders.h finds them.
 // Builds that are not for CUDA look at the path alone.
 class Cublaslt {
  public:

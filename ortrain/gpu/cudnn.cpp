@@ -16,6 +16,7 @@
 #include "ortrain/base/flags.h"
 #include "ortrain/base/log.h"
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/library_folders.h"
 
 namespace ortrain::gpu {
 namespace {
@@ -51,21 +52,18 @@ Search& search() {
 
 std::shared_ptr<Cudnn> look(const std::string& path, std::string& why) {
   why = str("no ", kName, " is found");
-  const auto attempt = [&](const std::string& name, int flags) -> std::shared_ptr<Cudnn> {
-    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
-    if (library != nullptr) return make_cudnn(library, std::nullopt, why);
-    const char* error = dlerror();
-    if (flags == 0 && error != nullptr) why = error;
-    return nullptr;
-  };
   if (!path.empty()) {
     const bool folder = std::filesystem::is_directory(path);
     const std::string file = folder ? (std::filesystem::path(path) / kName).string() : path;
-    if (auto found = attempt(file, 0)) return found;
+    if (void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      if (auto found = make_cudnn(library, std::nullopt, why)) return found;
+    } else if (const char* error = dlerror()) {
+      why = error;
+    }
   }
   if (platform() != "cuda") return nullptr;
-  if (auto found = attempt(kName, RTLD_NOLOAD)) return found;
-  return attempt(kName, 0);
+  void* const library = open_library(kName, why);
+  return library == nullptr ? nullptr : make_cudnn(library, std::nullopt, why);
 }
 
 void append(std::string& key, int64_t value) { key += std::to_string(value) + ' '; }

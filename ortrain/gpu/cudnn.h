@@ -85,9 +85,8 @@ std::shared_ptr<Cudnn> make_cudnn(void* library, std::optional<DescribedDevice> 
                                   std::string& why);
 
 // cuDNN of this process, looked for when the first node is planned that it could take: the file or
-// folder of `set_cudnn_path`; the library that PyTorch has loaded; libcudnn.so.9 by name. Builds
-// that are not for CUDA look at the path alone. Null, with the reason in `why`, where there is
-// none.
+// folder of `set_cudnn_path`; libcudnn.so.9 as library_folders.h finds it. Builds that are not for
+// CUDA look at the path alone. Null, with the reason in `why`, where there is none.
 std::shared_ptr<Cudnn> find_cudnn(std::string& why);
 // A file, or a folder with one. Empty: none. For plans made later.
 void set_cudnn_path(std::string path);

@@ -221,13 +221,15 @@ Builder describe(const CudnnAttention& p, int capability) {
 }
 
 // What no algorithm may do: see Cudnn.
-std::vector<fe::NumericalNote_t> unwanted(bool exact_floats) {
-  std::vector<fe::NumericalNote_t> notes{fe::NumericalNote_t::NONDETERMINISTIC,
-                                         fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION,
-                                         fe::NumericalNote_t::DOWN_CONVERT_INPUTS};
+std::vector<fe::NumericalNote_t> unwanted(DType dtype, bool exact_floats) {
+  using Note = fe::NumericalNote_t;
+  std::vector<Note> notes{Note::NONDETERMINISTIC, Note::REDUCED_PRECISION_REDUCTION,
+                          Note::DOWN_CONVERT_INPUTS};
+  // Transformed factors are rounded to 16 bits once more: a gradient by float16 was seen to be 13
+  // roundings away.
+  if (size_of(dtype) == 2) notes.insert(notes.end(), {Note::WINOGRAD, Note::FFT});
   if (exact_floats) {
     // What rounds factors, and what transforms them, with errors larger than those of sums.
-    using Note = fe::NumericalNote_t;
     notes.insert(notes.end(), {Note::TENSOR_CORE, Note::FFT, Note::WINOGRAD_TILE_6x6,
                                Note::WINOGRAD_TILE_13x13});
   }
@@ -296,7 +298,7 @@ class FrontendCudnn final : public Cudnn {
     if (!fine(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}))) {
       return nullptr;
     }
-    graph.deselect_numeric_notes(unwanted(exact_floats))
+    graph.deselect_numeric_notes(unwanted(problem.dtype, exact_floats))
         .deselect_workspace_greater_than(kMostWorkspace);
     if (!fine(graph.check_support())) return nullptr;
     if (!fine(graph.build_plans())) {

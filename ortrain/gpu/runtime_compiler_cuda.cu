@@ -11,6 +11,7 @@
 #include "ortrain/base/log.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/launch.h"
+#include "ortrain/gpu/library_folders.h"
 #include "ortrain/gpu/runtime_compiler.h"
 #include "ortrain/gpu/runtime_names.h"
 
@@ -73,11 +74,11 @@ RuntimeCompilerLibrary load_library(const std::string& wanted) {
   std::vector<std::string> names(std::begin(kLibraries), std::end(kLibraries));
   if (wanted != "auto") names = {wanted};
   for (const std::string& name : names) {
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    std::string error;
+    library = open_library(name, error);
     if (library != nullptr && dlsym(library, ORTRAIN_RTC "CompileProgram") != nullptr) break;
-    const char* error = library == nullptr ? dlerror() : nullptr;
     if (api.missing.empty()) {
-      api.missing = error != nullptr ? error : name + " has no " ORTRAIN_RTC "CompileProgram";
+      api.missing = library == nullptr ? error : name + " has no " ORTRAIN_RTC "CompileProgram";
     }
     library = nullptr;
   }

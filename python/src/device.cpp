@@ -4,6 +4,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +22,7 @@
 #include "ortrain/gpu/cudnn.h"
 #include "ortrain/gpu/gemm.h"
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/library_folders.h"
 #endif
 #if defined(ORTRAIN_GPU_IS_SIMULATED)
 #include "ortrain/gpu/simulated_device.h"
@@ -150,10 +153,30 @@ void set_allocators(const dlpack::ExchangeTable* table, bool torch_results) {
   gpu::set_allocator(std::move(allocate), std::move(results));
 }
 
+// Of the vendor's libraries among Python's packages: <site-packages>/nvidia/*/lib.
+std::vector<std::string> library_folders() {
+  std::vector<std::string> folders;
+  const nb::object spec =
+      nb::module_::import_("importlib.util").attr("find_spec")(nb::str("nvidia"));
+  if (spec.is_none() || spec.attr("submodule_search_locations").is_none()) return folders;
+  for (nb::handle place : spec.attr("submodule_search_locations")) {
+    std::error_code unreadable;
+    for (const auto& package :
+         std::filesystem::directory_iterator(nb::cast<std::string>(place), unreadable)) {
+      const std::filesystem::path folder = std::filesystem::absolute(package.path() / "lib");
+      if (std::filesystem::is_directory(folder, unreadable)) folders.push_back(folder.string());
+    }
+  }
+  std::ranges::sort(folders);
+  return folders;
+}
+
 void install_allocator() {
   static std::once_flag once;
-  std::call_once(
-      once, [table = exchange_table()] { set_allocators(table, gpu::platform() != "simulator"); });
+  std::call_once(once, [table = exchange_table()] {
+    set_allocators(table, gpu::platform() != "simulator");
+    if (gpu::platform() == "cuda") gpu::set_library_folders(library_folders());
+  });
 }
 
 #endif
