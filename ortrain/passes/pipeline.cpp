@@ -17,18 +17,22 @@
 #include "ortrain/passes/eliminate_identity.h"
 #include "ortrain/passes/fold_known_shapes.h"
 #include "ortrain/passes/fuse_classifier_loss.h"
+#include "ortrain/passes/full_losses.h"
 #include "ortrain/passes/fuse_elementwise.h"
 #include "ortrain/passes/merge_attention_heads.h"
 #include "ortrain/passes/merge_common.h"
 #include "ortrain/passes/move_casts.h"
 #include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/recompute_checkpoints.h"
+#include "ortrain/passes/recompute_elementwise.h"
 
 namespace ortrain {
 namespace {
 
 // A stage can be halted behind it.
 constexpr std::string_view kRecomputePass = "recompute_checkpoints";
+// Left out on the CPU, which computes less while it moves a byte.
+constexpr std::string_view kGpuPass = "recompute_elementwise";
 
 struct Stage {
   std::string name;
@@ -40,11 +44,11 @@ const std::vector<Stage>& stages() {
   static const auto* const all = new std::vector<Stage>{
       {"simplify",
        {fold_known_shapes(), eliminate_identity(), merge_common(), causal_masks(),
-        merge_attention_heads(), eliminate_identity()}},
+        merge_attention_heads(), full_losses(), eliminate_identity()}},
       {"fuse",
        {fold_known_shapes(), eliminate_stop_gradient(), eliminate_identity(), merge_common(),
         move_casts(), recompute_checkpoints(), accumulate_products(), fuse_classifier_loss(),
-        fuse_elementwise()}},
+        recompute_elementwise(), fuse_elementwise()}},
   };
   return *all;
 }
@@ -116,7 +120,8 @@ bool is_disabled(const std::string& pass) {
   return names.find("," + pass + ",") != std::string::npos;
 }
 
-std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name, StagePart part) {
+std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name, StagePart part,
+                                     Processor processor) {
   for (const Stage& stage : stages()) {
     if (stage.name != stage_name) continue;
     const auto recompute = std::ranges::find(stage.passes, kRecomputePass, &Pass::name);
@@ -128,6 +133,7 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name
     const auto run_all = [&](std::span<const Pass> passes, bool verify_after) {
       for (const Pass& pass : passes) {
         if (is_disabled(pass.name)) continue;
+        if (pass.name == kGpuPass && processor != Processor::gpu) continue;
         results.push_back(run_pass(pass, graph, stage.name, verify_after));
       }
     };

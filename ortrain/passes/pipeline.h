@@ -34,8 +34,11 @@ struct PassInfo {
 // A stage can be run in two parts, for who decides in between what to compute again: up to
 // recompute_checkpoints, and what follows it. A stage without that pass is all in the first part.
 enum class StagePart { whole, up_to_recompute, behind_recompute };
+// What the graph is going to run on: how compute and memory compare there.
+enum class Processor { cpu, gpu };
 std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage,
-                                     StagePart part = StagePart::whole);
+                                     StagePart part = StagePart::whole,
+                                     Processor processor = Processor::cpu);
 
 // Every pass once, in order.
 std::vector<PassInfo> all_passes();

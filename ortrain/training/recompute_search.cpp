@@ -111,7 +111,8 @@ const RecomputeSearch::Candidate& RecomputeSearch::at_price(const std::vector<do
   candidate.recomputed = recompute_in_backward(*graph, found->first);
   graph->sort();
   graph->remove_dead_nodes();
-  run_pipeline(*graph, "fuse", StagePart::behind_recompute);
+  run_pipeline(*graph, "fuse", StagePart::behind_recompute,
+               kernels_.device().is_host() ? Processor::cpu : Processor::gpu);
   if (finish_) finish_(*graph);
   candidate.plan = make_execution_plan(*graph, input_dims_, kernels_, options_);
   candidate.graph = std::move(graph);

@@ -77,8 +77,9 @@ struct Parameter {
 
 class TrainingGraphMaker {
  public:
-  TrainingGraphMaker(const Graph& model, const TrainingOptions& options, bool fused = true)
-      : graph_(model), options_(options), fused_(fused), builder_(graph_) {
+  TrainingGraphMaker(const Graph& model, const TrainingOptions& options, bool fused = true,
+                     Processor processor = Processor::cpu)
+      : graph_(model), options_(options), fused_(fused), processor_(processor), builder_(graph_) {
     builder_.set_phase(Phase::backward);
     if (options.accumulation < 1) {
       throw InvalidModelError(
@@ -402,13 +403,14 @@ class TrainingGraphMaker {
     });
     graph_.remove_dead_nodes();
     graph_.sort();
-    if (fused_) run_pipeline(graph_, "fuse");
+    if (fused_) run_pipeline(graph_, "fuse", StagePart::whole, processor_);
     verify(graph_);
   }
 
   Graph graph_;
   const TrainingOptions& options_;
   const bool fused_;
+  const Processor processor_;
   GraphBuilder builder_;
   std::set<std::string> all_parameters_ = names_of_parameters();
   std::vector<Parameter> parameters_;
@@ -426,8 +428,8 @@ class TrainingGraphMaker {
 }  // namespace
 
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
-                          bool fused) {
-  return TrainingGraphMaker(model, options, fused).make(kind);
+                          bool fused, Processor processor) {
+  return TrainingGraphMaker(model, options, fused, processor).make(kind);
 }
 
 bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind) {

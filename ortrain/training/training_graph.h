@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ortrain/ir/graph.h"
+#include "ortrain/passes/pipeline.h"
 #include "ortrain/training/training_options.h"
 
 namespace ortrain {
@@ -25,9 +26,9 @@ enum class StepKind {
 //     nothing reads its old value any more, so that gradients do not live together.
 // Throws InvalidModelError for a loss that is none, for groups that name no parameter, or one
 // twice; UnsupportedError as build_backward.
-// `fused`: rewritten by the stage "fuse", as it runs.
+// `fused`: rewritten by the stage "fuse", as it runs on `processor`.
 Graph make_training_graph(const Graph& model, const TrainingOptions& options, StepKind kind,
-                          bool fused = true);
+                          bool fused = true, Processor processor = Processor::cpu);
 
 // Whether the graph of a kind updates each large parameter as soon as its gradient is there.
 bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind);

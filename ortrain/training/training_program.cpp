@@ -118,6 +118,7 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
   if (made == nullptr) {
     Graph graph;
     Session::Options session_options{.plan = {.updates_in_place = true}};
+    const Processor processor = kernels_->device().is_host() ? Processor::cpu : Processor::gpu;
     const auto keep_within = [&](Graph unfused, std::function<void(Graph&)> finish) {
       if (!options_.budget.is_set()) return;
       session_options.make_plan =
@@ -128,11 +129,12 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
       keep_within(graph, {});
     } else if (from_files_) {
       graph = which == kOptimizerAlone ? optimizer_ : model_;
-      run_pipeline(graph, "fuse");
+      run_pipeline(graph, "fuse", StagePart::whole, processor);
     } else {
       const auto kind = static_cast<StepKind>(which);
       graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options_)
-                                       : make_training_graph(model_, options_, kind);
+                                       : make_training_graph(model_, options_, kind,
+                                                             /*fused=*/true, processor);
       if (which != kOptimizerAlone) {
         keep_within(make_training_graph(model_, options_, kind, /*fused=*/false),
                     updates_as_gradients_come(options_, kind) ? update_as_gradients_come

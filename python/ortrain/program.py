@@ -93,15 +93,15 @@ class Program:
                 graph.build_backward(list(outputs))
             stages["autodiff"] = timing.seconds
         unfused = graph.copy() if budget is not None else None
+        provider = devices.provider_of(device)
         with progress.stage("passes") as timing:
-            graph.run_passes("fuse")
+            graph.run_passes("fuse", provider)
         stages["passes"] = timing.seconds
         self.stages = stages
         nodes = graph.nodes()
         self.num_escaped = sum(node["op"] in _ESCAPES for node in nodes)
         self.num_native = len(nodes) - self.num_escaped
         limits = {} if budget is None else budget.session_options
-        provider = devices.provider_of(device)
         self.session = _core.Session(graph, device=provider, unfused=unfused, **limits)
         self.graph = graph
         names = [o["name"] for o in graph.outputs if o["role"] == "user"]
@@ -166,7 +166,7 @@ def explain_passes(program: Program, unfused: Any) -> tuple[list[Any], list[Any]
     graph = unfused.copy()
     if program.gradient_of:
         graph.build_backward(list(program.gradient_of))
-    passes, notes = graph.explain_passes("fuse")
+    passes, notes = graph.explain_passes("fuse", program.session.device)
     return (passes, notes) if graph.text() == program.graph.text() else None
 
 

@@ -205,15 +205,20 @@ nb::dict describe_note(const PassNote& note) {
   return row;
 }
 
+// Of a device's name, as of `_core.Session`.
+Processor processor_of(const std::string& device) {
+  return device == "cpu" ? Processor::cpu : Processor::gpu;
+}
+
 // Runs the passes of a stage; returns what each did to the number of nodes, and the rewrites that
 // they took and refused.
-nb::tuple explain_passes(Graph& graph, const std::string& stage) {
+nb::tuple explain_passes(Graph& graph, const std::string& stage, const std::string& device) {
   std::vector<PassResult> results;
   std::vector<PassNote> notes;
   {
     nb::gil_scoped_release release;
     PassNotes collected;
-    results = run_pipeline(graph, stage);
+    results = run_pipeline(graph, stage, StagePart::whole, processor_of(device));
     notes = collected.all();
   }
   nb::list passes;
@@ -300,11 +305,11 @@ void init_graph(nb::module_& module) {
           nb::arg("output_indices"))
       .def(
           "run_passes",
-          [](Graph& g, const std::string& stage) {
+          [](Graph& g, const std::string& stage, const std::string& device) {
             std::vector<PassResult> results;
             {
               nb::gil_scoped_release release;
-              results = run_pipeline(g, stage);
+              results = run_pipeline(g, stage, StagePart::whole, processor_of(device));
             }
             nb::list rows;
             for (const PassResult& result : results) {
@@ -312,8 +317,8 @@ void init_graph(nb::module_& module) {
             }
             return rows;
           },
-          nb::arg("stage"))
-      .def("explain_passes", &explain_passes, nb::arg("stage"))
+          nb::arg("stage"), nb::arg("device") = "cpu")
+      .def("explain_passes", &explain_passes, nb::arg("stage"), nb::arg("device") = "cpu")
       .def(
           "mixed_precision",
           [](Graph& g, const std::string& dtype, std::vector<std::string> allow,

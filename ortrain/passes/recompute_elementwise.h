@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: Ortrain contributors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "ortrain/passes/pass.h"
+
+namespace ortrain {
+
+// Where memory bounds a step, computing an element again costs less than reading it. What one
+// kernel of the backward reads of a forward kernel's inside is computed again in it:
+//
+//   x ─ Sigmoid ─ s ─ Mul(x) ─ y                  x ─ Sigmoid ─ Mul(x) ─ y
+//   │             └──────────┐             =>     │
+//   └─ backward: f(dy, x, s) ┘                    └─ backward: f(dy, x, Sigmoid(x))
+//
+// The forward's kernel writes y alone then, and the backward's reads x and dy. A minimum cut finds
+// what to keep; what it finds is taken where, for any extents, the backward keeps no more bytes
+// than before, and by a nominal size fewer bytes move. Nodes that run again are elementwise, draw
+// no random numbers, and stand in no checkpoint: what those keep is the user's choice. They read
+// what the graph computes; inputs only where the backward reads them already, as a caller may
+// write to an input, or the graph to a buffer, in between.
+//
+// Gradients stay the same, bit by bit: a value of 16 bits that the backward has read from memory
+// is rounded to them where it is computed again, as storing it did.
+Pass recompute_elementwise();
+
+}  // namespace ortrain
