@@ -42,6 +42,22 @@ void check_class_loss(const InferContext& context, size_t scores, size_t labels,
   }
 }
 
+DType full_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
+
+DType loss_type(const AttributeReader& attrs, DType scores) {
+  const int64_t full = attrs.int_("full_loss");
+  if (full != 0 && full != 1) {
+    throw InvalidModelError(str("attribute 'full_loss' is ", full, ", not 0 or 1"));
+  }
+  return full != 0 ? full_type(scores) : scores;
+}
+
+void check_loss_gradient(const InferContext& context, DType scores) {
+  const DType wanted = loss_type(context.attrs(), scores);
+  if (context.dtype(0) == wanted) return;
+  throw DTypeError(str("'dloss' is ", name_of(context.dtype(0)), ", expected ", name_of(wanted)));
+}
+
 Shape loss_shape(const AttributeReader& attrs, const Shape& labels) {
   return reduction_of(attrs) == Reduction::none ? labels : Shape{};
 }

@@ -28,6 +28,7 @@ void infer_classifier_loss_grad(InferContext& context) {
   }
   check_input_shape(context, 0, loss_shape(context.attrs(), context.shape(2)));
   check_input_shape(context, 3, context.shape(2));
+  check_loss_gradient(context, context.dtype(1));
   if (context.has_input(6)) check_input_shape(context, 6, weight);
   context.set_output(0, context.dtype(4), x);
   context.set_output(1, context.dtype(4), weight);
@@ -43,7 +44,7 @@ void register_classifier_loss(OpRegistry& registry) {
        .summary = "The gradients of CrossEntropy(x weight^T + bias, labels) by x[..., K], "
                   "weight[C, K] (added to base) and bias[C], without the gradient of all logits at "
                   "once: rows whose label is ignored are skipped.",
-       .inputs = {{"dloss", "T"},
+       .inputs = {{"dloss", "L"},
                   {"logits", "T"},
                   {"labels", "I"},
                   {"logsumexp", "U"},
@@ -55,8 +56,10 @@ void register_classifier_loss(OpRegistry& registry) {
                    {"dbias", "T", Arity::optional}},
        .attrs = {{"reduction", std::string("mean")},
                  {"ignore_index", int64_t{-100}},
-                 {"label_smoothing", 0.0}},
-       .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
+                 {"label_smoothing", 0.0},
+                 {"full_loss", int64_t{0}}},
+       .types =
+           {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
        .infer = infer_classifier_loss_grad,
        .differentiable = false,  // All rows; those without a label are skipped.
        .flops = [](const NodeSpec& s) {

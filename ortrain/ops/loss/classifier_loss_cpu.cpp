@@ -24,7 +24,8 @@ struct Head {
   bool wants_dx, wants_dweight, wants_dbias, has_base;
 
   explicit Head(const NodeSpec& spec)
-      : config{ops::LabelRows(spec, 1, 2), spec.attrs().float_("label_smoothing"), false},
+      : config{ops::LabelRows(spec, 1, 2), spec.attrs().float_("label_smoothing"), false,
+               spec.attrs().int_("full_loss") != 0},
         dtype(spec.input(1).dtype),
         rows(spec.input(1).dims[0]),
         classes(spec.input(1).dims[1]),

@@ -12,8 +12,6 @@
 namespace ortrain::ops {
 namespace {
 
-DType logsumexp_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
-
 void check_smoothing(const AttributeReader& attrs) {
   const double smoothing = attrs.float_("label_smoothing");
   if (!(smoothing >= 0.0 && smoothing <= 1.0)) {
@@ -25,14 +23,16 @@ void check_smoothing(const AttributeReader& attrs) {
 void infer_cross_entropy(InferContext& context) {
   check_class_loss(context, 0, 1, 2);
   check_smoothing(context.attrs());
-  context.set_output(0, context.dtype(0), loss_shape(context.attrs(), context.shape(1)));
-  context.set_output(1, logsumexp_type(context.dtype(0)), context.shape(1));
+  context.set_output(0, loss_type(context.attrs(), context.dtype(0)),
+                     loss_shape(context.attrs(), context.shape(1)));
+  context.set_output(1, full_type(context.dtype(0)), context.shape(1));
 }
 
 Attributes options_of(const AttributeReader& attrs) {
   return {{"reduction", attrs.string_("reduction")},
           {"ignore_index", attrs.int_("ignore_index")},
-          {"label_smoothing", attrs.float_("label_smoothing")}};
+          {"label_smoothing", attrs.float_("label_smoothing")},
+          {"full_loss", attrs.int_("full_loss")}};
 }
 
 void refuse_weight_gradient(const GradContext& g) {
@@ -59,10 +59,11 @@ void infer_cross_entropy_grad(InferContext& context) {
   check_smoothing(context.attrs());
   check_input_shape(context, 0, loss_shape(context.attrs(), context.shape(2)));
   if (context.has_input(3)) check_input_shape(context, 3, context.shape(2));
-  if (context.has_input(3) && context.dtype(3) != logsumexp_type(context.dtype(0))) {
+  if (context.has_input(3) && context.dtype(3) != full_type(context.dtype(1))) {
     throw DTypeError(str("'logsumexp' is ", name_of(context.dtype(3))));
   }
-  context.set_output(0, context.dtype(0), context.shape(1));
+  check_loss_gradient(context, context.dtype(1));
+  context.set_output(0, context.dtype(1), context.shape(1));
 }
 
 // --- the standard operator
@@ -101,12 +102,15 @@ std::vector<ValueId> cross_entropy_form(ExpandContext& e) {
   const std::string& reduction = e.attrs().string_("reduction");
   // The standard loss takes batches; a single label stands for one of one.
   const bool single = e.rank(e.input(0)) == 1;
-  const ValueId logits = single ? e.unsqueeze(e.input(0), {0}) : e.input(0);
+  // The standard loss has the type of its scores.
+  const DType type = loss_type(e.attrs(), e.dtype(e.input(0)));
+  const ValueId scores = e.cast(e.input(0), type);
+  const ValueId logits = single ? e.unsqueeze(scores, {0}) : scores;
   const ValueId labels = single ? e.unsqueeze(e.input(1), {0}) : e.input(1);
   const auto per_label = [&](ValueId loss) { return single ? e.squeeze(loss, {0}) : loss; };
   const auto loss = [&](const std::string& by) {
     std::vector<ValueId> inputs{logits, labels};
-    if (e.has_input(2)) inputs.push_back(e.input(2));
+    if (e.has_input(2)) inputs.push_back(e.cast(e.input(2), type));
     return e.op("SoftmaxCrossEntropyLoss", inputs, {{"ignore_index", ignored}, {"reduction", by}});
   };
   ValueId logsumexp = kNoValue;
@@ -140,38 +144,44 @@ std::vector<ValueId> cross_entropy_form(ExpandContext& e) {
 }  // namespace
 
 void register_cross_entropy(OpRegistry& registry) {
-  registry.add({.name = "CrossEntropy",
-                .domain = std::string(kOrtrainDomain),
-                .summary =
-                    "Cross entropy of softmax(logits[N, C, d...]) and labels[N, d...] as "
-                    "torch.nn.functional.cross_entropy has it, and log(sum(exp(logits))) per "
-                    "label (0 where it is ignored).",
-                .inputs = {{"logits", "T"}, {"labels", "I"}, {"weight", "T", Arity::optional}},
-                .outputs = {{"loss", "T"}, {"logsumexp", "U", Arity::optional}},
-                .attrs = {{"reduction", std::string("mean")},
-                          {"ignore_index", int64_t{-100}},
-                          {"label_smoothing", 0.0}},
-                .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
-                .precision = Precision::deny,
-                .infer = infer_cross_entropy,
-                .gradient = cross_entropy_gradient,
-                .standard_form = cross_entropy_form});
-  registry.add({.name = "CrossEntropyGrad",
-                .domain = std::string(kOrtrainDomain),
-                .summary =
-                    "dloss times the gradient of CrossEntropy by its logits: (softmax(logits) "
-                    "- target) / normalizer, zeros where the label is ignored.",
-                .inputs = {{"dloss", "T"},
-                           {"logits", "T"},
-                           {"labels", "I"},
-                           {"logsumexp", "U", Arity::optional},
-                           {"weight", "T", Arity::optional}},
-                .outputs = {{"dlogits", "T"}},
-                .attrs = {{"reduction", std::string("mean")},
-                          {"ignore_index", int64_t{-100}},
-                          {"label_smoothing", 0.0}},
-                .types = {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}},
-                .infer = infer_cross_entropy_grad});
+  registry.add(
+      {.name = "CrossEntropy",
+       .domain = std::string(kOrtrainDomain),
+       .summary =
+           "Cross entropy of softmax(logits[N, C, d...]) and labels[N, d...] as "
+           "torch.nn.functional.cross_entropy has it, and log(sum(exp(logits))) per "
+           "label (0 where it is ignored). The loss has the type of the logits, with full_loss "
+           "that of logsumexp: float for 16-bit logits.",
+       .inputs = {{"logits", "T"}, {"labels", "I"}, {"weight", "T", Arity::optional}},
+       .outputs = {{"loss", "L"}, {"logsumexp", "U", Arity::optional}},
+       .attrs = {{"reduction", std::string("mean")},
+                 {"ignore_index", int64_t{-100}},
+                 {"label_smoothing", 0.0},
+                 {"full_loss", int64_t{0}}},
+       .types =
+           {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
+       .precision = Precision::deny,
+       .infer = infer_cross_entropy,
+       .gradient = cross_entropy_gradient,
+       .standard_form = cross_entropy_form});
+  registry.add(
+      {.name = "CrossEntropyGrad",
+       .domain = std::string(kOrtrainDomain),
+       .summary = "dloss times the gradient of CrossEntropy by its logits: (softmax(logits) "
+                  "- target) / normalizer, zeros where the label is ignored.",
+       .inputs = {{"dloss", "L"},
+                  {"logits", "T"},
+                  {"labels", "I"},
+                  {"logsumexp", "U", Arity::optional},
+                  {"weight", "T", Arity::optional}},
+       .outputs = {{"dlogits", "T"}},
+       .attrs = {{"reduction", std::string("mean")},
+                 {"ignore_index", int64_t{-100}},
+                 {"label_smoothing", 0.0},
+                 {"full_loss", int64_t{0}}},
+       .types =
+           {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
+       .infer = infer_cross_entropy_grad});
   registry.add(
       {.name = "SoftmaxCrossEntropyLoss",
        .since = 12,

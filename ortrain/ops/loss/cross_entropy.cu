@@ -17,6 +17,7 @@ struct ClassLoss {
   C smoothing;
   const T *x, *weight;
   T* each;
+  C* full_each;  // in place of each
   LossSums* parts;
   C* logsumexp;
   T* log_probabilities;
@@ -42,6 +43,7 @@ struct ClassLoss {
       sums.second += static_cast<double>(w);
     }
     if (each != nullptr) each[i] = static_cast<T>(loss);
+    if (full_each != nullptr) full_each[i] = loss;
     if (logsumexp != nullptr) logsumexp[i] = label >= 0 ? lse : C{0};
   }
 };
@@ -130,6 +132,7 @@ KernelFn make_forward(NodeSpec& spec) {
   const double smoothing = standard ? 0.0 : spec.attrs().float_("label_smoothing");
   const bool has_weight = spec.has_input(2), has_second = spec.has_output(1);
   const bool reduces = rows.reduction != ops::Reduction::none;
+  const bool full = !standard && spec.attrs().int_("full_loss") != 0;
   // One part more than teams: those of a block may be more than rows are left.
   if (reduces) spec.request_workspace(bytes_of<LossSums>(kMostLossParts + kWarpSize));
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
@@ -144,7 +147,8 @@ KernelFn make_forward(NodeSpec& spec) {
           .smoothing = static_cast<C>(smoothing),
           .x = args.input<T>(0),
           .weight = has_weight ? args.input<T>(2) : nullptr,
-          .each = reduces ? nullptr : args.output<T>(0),
+          .each = reduces || full ? nullptr : args.output<T>(0),
+          .full_each = !reduces && full ? args.output<C>(0) : nullptr,
           .parts = reduces ? static_cast<LossSums*>(args.workspace) : nullptr,
           .logsumexp = has_second && !standard ? args.output<C>(1) : nullptr,
           .log_probabilities = has_second && standard ? args.output<T>(1) : nullptr};
@@ -163,7 +167,11 @@ KernelFn make_forward(NodeSpec& spec) {
                  args.stream, loss, rows.outer);
         });
       }
-      if (reduces) launch_finish_loss<T>(args, rows, parts);
+      if (reduces && full) {
+        launch_finish_loss<C>(args, rows, parts);
+      } else if (reduces) {
+        launch_finish_loss<T>(args, rows, parts);
+      }
     };
   });
 }
@@ -207,7 +215,7 @@ KernelFn make_backward(NodeSpec& spec) {
   const ClassLossGradPlan plan(spec, rows, spec.has_input(4));
   const bool has_lse = spec.has_input(3), has_weight = spec.has_input(4);
   spec.request_workspace(plan.bytes());
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+  return dispatch_float(spec.input(1).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     using C = ComputeType<T>;
     return [=](const KernelArgs& args) {

@@ -42,6 +42,15 @@ double loss_of(const Config& c, int64_t label, double lse, const T* weight, Scor
   return loss;
 }
 
+template <class T>
+void write_loss(const Config& c, const Workspace& work, double weights, const KernelArgs& args) {
+  if (c.full_loss) {
+    ops::reduce_losses(c.rows, work.losses, weights, args.output<Compute<T>>(0));
+  } else {
+    ops::reduce_losses(c.rows, work.losses, weights, args.output<T>(0));
+  }
+}
+
 // Outputs: loss, then either the log-sum-exp per label or the log-probabilities.
 enum class Second { kNone, kLogsumexp, kLogProbabilities };
 
@@ -74,8 +83,7 @@ void forward_rows(const Config& c, Second second, const KernelArgs& args) {
       }
     }
   });
-  ops::reduce_losses(rows, work.losses, ops::weight_sum(rows, work.labels, weight),
-                     args.output<T>(0));
+  write_loss<T>(c, work, ops::weight_sum(rows, work.labels, weight), args);
 }
 
 template <class T>
@@ -109,15 +117,15 @@ void forward_ref(const Config& c, Second second, const KernelArgs& args) {
       }
     }
   });
-  ops::reduce_losses(rows, work.losses, ops::weight_sum(rows, work.labels, weight),
-                     args.output<T>(0));
+  write_loss<T>(c, work, ops::weight_sum(rows, work.labels, weight), args);
 }
 
 template <bool kRows>
 KernelFn make_forward(NodeSpec& spec) {
   const bool standard = spec.node().op == "SoftmaxCrossEntropyLoss";
   const Config config{LabelRows(spec, 0, 1),
-                      standard ? 0.0 : spec.attrs().float_("label_smoothing"), spec.has_input(2)};
+                      standard ? 0.0 : spec.attrs().float_("label_smoothing"), spec.has_input(2),
+                      !standard && spec.attrs().int_("full_loss") != 0};
   const Second second = !spec.has_output(1) ? Second::kNone
                         : standard          ? Second::kLogProbabilities
                                             : Second::kLogsumexp;
@@ -198,10 +206,10 @@ void backward_ref(const Config& c, bool has_lse, const KernelArgs& args) {
 template <bool kRows>
 KernelFn make_backward(NodeSpec& spec) {
   const Config config{LabelRows(spec, 1, 2), spec.attrs().float_("label_smoothing"),
-                      spec.has_input(4)};
+                      spec.has_input(4), spec.attrs().int_("full_loss") != 0};
   const bool has_lse = spec.has_input(3);
   spec.request_workspace(Workspace::bytes(config.rows.count()));
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+  return dispatch_float(spec.input(1).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
     return [config, has_lse](const KernelArgs& args) {
       if constexpr (kRows) {

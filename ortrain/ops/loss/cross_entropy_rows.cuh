@@ -17,7 +17,9 @@ struct ClassLossGrad {
   Labels labels;
   C smoothing;
   bool each, mean;  // a dloss per label; its division by the weights
-  const T *dloss, *x, *weight;
+  const T* dloss;
+  const C* full_dloss;  // in place of dloss
+  const T *x, *weight;
   const C* logsumexp;
   const LossSums* parts;  // of the weights; null where they are known to be 1
   int64_t part_count;
@@ -40,7 +42,8 @@ struct ClassLossSlope {
                                 int64_t label)
       : label(label) {
     if (label < 0) return;
-    C upstream = a.dloss[a.each ? i : 0];
+    const int64_t at = a.each ? i : 0;
+    C upstream = a.full_dloss != nullptr ? a.full_dloss[at] : static_cast<C>(a.dloss[at]);
     if (a.mean) upstream /= static_cast<C>(weights.first);
     hit = (C{1} - a.smoothing) * upstream;
     if (a.weight != nullptr) hit *= static_cast<C>(a.weight[label]);
@@ -93,7 +96,9 @@ ORTRAIN_DEVICE void class_loss_grad_row(const ClassLossGrad<T>& a, const LossSum
 class ClassLossGradPlan {
  public:
   ClassLossGradPlan(const NodeSpec& spec, const ClassRows& rows, bool has_weight)
-      : rows_(rows), smoothing_(spec.attrs().float_("label_smoothing")) {
+      : rows_(rows),
+        smoothing_(spec.attrs().float_("label_smoothing")),
+        full_(spec.attrs().int_("full_loss") != 0) {
     sums_ = rows.reduction == ops::Reduction::mean || (has_weight && smoothing_ > 0.0);
   }
   ByteCount bytes() const {
@@ -108,7 +113,8 @@ class ClassLossGradPlan {
             .smoothing = static_cast<ComputeType<T>>(smoothing_),
             .each = rows_.reduction == ops::Reduction::none,
             .mean = rows_.reduction == ops::Reduction::mean,
-            .dloss = args.input<T>(0),
+            .dloss = full_ ? nullptr : args.input<T>(0),
+            .full_dloss = full_ ? args.input<ComputeType<T>>(0) : nullptr,
             .x = args.input<T>(1),
             .weight = weight,
             .logsumexp = logsumexp,
@@ -124,6 +130,7 @@ class ClassLossGradPlan {
  private:
   ClassRows rows_;
   double smoothing_;
+  bool full_;
   bool sums_;
 };
 

@@ -15,6 +15,7 @@ struct CrossEntropyConfig {
   ops::LabelRows rows;
   double smoothing;
   bool has_weight;
+  bool full_loss = false;  // the loss and its gradient are of the compute type
 };
 
 struct CrossEntropyWorkspace {
@@ -58,7 +59,9 @@ struct CrossEntropyGradRun {
 
   double upstream(int64_t i) const {
     const int64_t at = c.rows.reduction == ops::Reduction::none ? i : 0;
-    return static_cast<double>(args.input<T>(0)[at]) / normalizer;
+    const double dloss = c.full_loss ? static_cast<double>(args.input<ComputeType<T>>(0)[at])
+                                     : static_cast<double>(args.input<T>(0)[at]);
+    return dloss / normalizer;
   }
   double hit(int64_t i) const {
     const double w = weight == nullptr ? 1.0 : static_cast<double>(weight[labels[i]]);

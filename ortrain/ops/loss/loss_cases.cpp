@@ -32,8 +32,10 @@ void add_classifier(CaseRegistry& cases, std::string name, Dims x, int64_t class
                     Attributes attributes, bool with_base, size_t outputs) {
   const int64_t rows = num_elements(Dims(x.begin(), x.end() - 1));
   const std::string reduction = std::get<std::string>(attributes.at("reduction"));
+  const bool full = attributes.contains("full_loss");
   for (const DType type : {DType::f32, DType::f64}) {
-    std::vector<CaseInput> inputs{CaseInput::normal(reduction == "none" ? Dims{rows} : Dims{}),
+    const CaseInput dloss = CaseInput::normal(reduction == "none" ? Dims{rows} : Dims{});
+    std::vector<CaseInput> inputs{full ? with_type(dloss, type) : dloss,
                                   CaseInput::normal({rows, classes}),
                                   CaseInput::integers(DType::i64, {rows}, 0, classes),
                                   with_type(CaseInput::uniform({rows}, 5, 6), type),
@@ -63,6 +65,10 @@ void add_classifiers(CaseRegistry& cases) {
   add_classifier(cases, "ignoring", {17, 8}, 3, ignoring, false, 3);
   add_classifier(cases, "ignoring_smooth", {17, 8}, 3, smooth, true, 3);
   add_classifier(cases, "none", {9, 4}, 2, {{"reduction", std::string("none")}}, false, 3);
+  for (const std::string reduction : {"mean", "none"}) {
+    const Attributes full{{"reduction", reduction}, {"full_loss", int64_t{1}}};
+    add_classifier(cases, "full_loss_" + reduction, {2, 5, 4}, 9, full, true, 3);
+  }
   add_classifier(cases, "sum", {9, 1}, 2, {{"reduction", std::string("sum")}}, false, 3);
   Attributes all = mean;
   all["ignore_index"] = int64_t{0};
@@ -246,6 +252,51 @@ void register_loss(CaseRegistry& cases) {
                .attributes = {{"reduction", std::string("median")}},
                .refusal = "not none, mean or sum"});
   }
+  // The loss in float, whatever the logits are.
+  for (const std::string reduction : {"mean", "sum", "none"}) {
+    for (const bool weighted : {false, true}) {
+      for (const Dims& scores : {Dims{3, 5}, Dims{7, 33}, Dims{2, 5, 3}}) {
+        const CaseInput y =
+            CaseInput::integers(DType::i64, labels_of(scores), 0, classes_of(scores));
+        const CaseInput weight =
+            with_type(CaseInput::positive({classes_of(scores)}), DType::undefined);
+        const Attributes attributes{
+            {"reduction", reduction}, {"full_loss", int64_t{1}}, {"label_smoothing", 0.1}};
+        const std::string name = "full_loss_" + reduction + (weighted ? "_weighted_" : "_") +
+                                 std::to_string(scores.size()) + "_" + std::to_string(scores[0]);
+        std::vector<CaseInput> inputs{CaseInput::normal(scores), y};
+        if (weighted) inputs.push_back(weight);
+        cases.add({.op = "ortrain::CrossEntropy",
+                   .name = name,
+                   .inputs = inputs,
+                   .attributes = attributes,
+                   .outputs = 2,
+                   .check_gradient = !weighted});
+        const Dims loss = reduction == "none" ? labels_of(scores) : Dims{};
+        std::vector<CaseInput> grad_inputs{
+            with_type(CaseInput::normal(loss), DType::f32), CaseInput::normal(scores), y,
+            with_type(CaseInput::uniform(labels_of(scores), 5, 6), DType::f32)};
+        if (weighted) grad_inputs.push_back(weight);
+        cases.add({.op = "ortrain::CrossEntropyGrad",
+                   .name = name,
+                   .inputs = grad_inputs,
+                   .attributes = attributes,
+                   .types = DTypeSet{DType::f32, DType::f16, DType::bf16},
+                   .tolerance = 2e-5});
+      }
+    }
+  }
+  cases.add({.op = "ortrain::CrossEntropyGrad",
+             .name = "refuses_dloss_of_another_type",
+             .inputs = {CaseInput::normal({}), x, labels({0, 1, 2})},
+             .attributes = {{"full_loss", int64_t{1}}},
+             .types = DTypeSet{DType::f16, DType::bf16},
+             .refusal = "expected float32"});
+  cases.add({.op = "ortrain::CrossEntropy",
+             .name = "refuses_full_loss",
+             .inputs = {x, labels({0, 1, 2})},
+             .attributes = {{"full_loss", int64_t{2}}},
+             .refusal = "'full_loss' is 2"});
   cases.add({.op = "ortrain::CrossEntropyGrad",
              .name = "refuses_large_label",
              .inputs = {CaseInput::normal({}), x, labels({0, 5, 1})},

@@ -664,10 +664,11 @@ def _bin_count(inputs: list[Any], attributes: Attributes) -> Tensor:
 @operator("CrossEntropy", "ortrain")
 def _cross_entropy(inputs: list[Any], attributes: Attributes) -> tuple[Tensor, Tensor]:
     logits, labels, weight = (*inputs, None)[:3]
+    full = bool(attributes.get("full_loss", 0)) and logits.dtype != torch.float64
     loss = F.cross_entropy(
-        logits,
+        logits.float() if full else logits,
         labels,
-        weight,
+        weight.float() if full and weight is not None else weight,
         ignore_index=attributes["ignore_index"],
         reduction=attributes["reduction"],
         label_smoothing=attributes["label_smoothing"],
