@@ -84,6 +84,10 @@ def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         "causal attention of 512": (functools.partial(attend, True), (2, 512, 256)),
         "cumsum": (lambda x: x.cumsum(1), (5, 300)),
         "where": (lambda x: torch.where(x > 0, x, 0.1 * x), (77, 13)),
+        "gelu by hand": (
+            lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * torch.pow(x, 3)))),
+            (64, 3072),
+        ),
         "gather": (lambda x: x[torch.arange(20, device=x.device) % 7], (8, 33)),
     }
     layers: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -93,6 +97,9 @@ def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
     return layers | {
         "linear": (lambda: nn.Linear(65, 129), (33, 65)),
         "linear of a vocabulary": (lambda: nn.Linear(64, 50257), (48, 64)),
+        # Large enough for products of rows that are padded.
+        "linear of odd rows": (lambda: nn.Linear(768, 50257, bias=False), (1024, 768)),
+        "layer norm of 768": (lambda: nn.LayerNorm(768), (4096, 768)),
         "layer norm": (lambda: nn.LayerNorm(769), (64, 769)),
         "rms norm": (lambda: nn.RMSNorm(512), (64, 512)),
         "group norm": (lambda: nn.GroupNorm(4, 12), (3, 12, 17, 9)),
