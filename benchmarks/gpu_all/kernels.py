@@ -25,6 +25,7 @@ from benchmarks.workloads import Workload
 
 WORKLOAD = Workload("gpt2", 8, 1024)
 MOST_KERNELS = 40
+LAUNCHES = 120  # each takes a large part of a second
 _METRICS = {
     "gpu__time_duration.sum": "ns",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory %",
@@ -73,7 +74,7 @@ def summarize(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Profile a step, without recordings, each kernel by itself."""
+    """Profile the first launches of a step, without recordings, each kernel by itself."""
     program = [sys.executable, "-m", "benchmarks.gpu_all.kernels", "--device", run.device]
     if run.rehearsal:
         command = [*program, "--rehearse"]
@@ -83,7 +84,8 @@ def measure(run: Run) -> dict[str, Any]:
             raise FileNotFoundError("ncu was not found on PATH or beside CUDA")
         command = [
             *(ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"),
-            *("--print-units", "base", "--metrics", ",".join(_METRICS), *program),
+            *("--print-units", "base", "--launch-count", str(LAUNCHES)),
+            *("--metrics", ",".join(_METRICS), *program),
         ]
     run.say("ncu")
     made = subprocess.run(

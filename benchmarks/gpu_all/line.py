@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -105,7 +106,10 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
     try:
         figures = line.measure(run)
         error = figures.pop("error", "")
-    except (WorkerError, OSError, RuntimeError, ValueError, KeyError, ImportError) as raised:
+    except (
+        *(WorkerError, OSError, RuntimeError, ValueError, KeyError, ImportError),
+        subprocess.TimeoutExpired,
+    ) as raised:
         # The other lines go on; what happened stands in the result and sets the exit status.
         figures, error = {}, f"{type(raised).__name__}: {raised}"
     aims = []

@@ -248,7 +248,7 @@ def measure_sanitized(run: Run, *, tool: str) -> dict[str, Any]:
         raise FileNotFoundError("compute-sanitizer was not found on PATH or beside CUDA")
     watched = [] if sanitizer is None else [sanitizer, "--tool", tool, "--print-limit", "20"]
     seconds = 5.0 if run.rehearsal else 0.6 * run.seconds_left()
-    processes = _processes(run)
+    processes = max(1, _processes(run) // 3)  # its tools may run side by side
     run.say(f"compute-sanitizer, {tool}")
 
     def one(part: int) -> tuple[str, dict[str, Any] | None]:

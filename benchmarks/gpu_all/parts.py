@@ -57,7 +57,7 @@ PARTS = {
         (("op-cases", "op-gradients"), ("parity-f32",), ("parity-bf16",)),
     ),
     "C": Part("GPT-2 against PyTorch", 550.0, (("gpt2", "kernels"),)),
-    "D": Part("sanitizers", 480.0, (("op-memcheck", "op-racecheck", "op-synccheck"),)),
+    "D": Part("sanitizers", 180.0, (("op-memcheck",), ("op-racecheck",), ("op-synccheck",))),
     "E": Part(
         "the other speeds, by worth",
         550.0,

@@ -427,7 +427,7 @@ def test_sanitizer_is_called_and_read(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    monkeypatch.setattr(op_cases, "_processes", lambda _: 2)
+    monkeypatch.setattr(op_cases, "_processes", lambda _: 6)
     assert op_cases.find_sanitizer() == str(tool)
     measured = run(rehearsal=False)
     figures = op_cases.measure_sanitized(measured, tool="memcheck")
