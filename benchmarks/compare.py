@@ -70,7 +70,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the figures of every side.
 
-    Each side lives in a process of its own and does a few steps per turn while the others sleep.
+    Each side lives in a process of its own and does a few steps per turn while the others sleep; on
+    a device, whose memory they would share, one side is done before the next begins.
     A side that fails is reported with the reason, and the others go on.
 
     Args:
@@ -90,22 +91,74 @@ def compare(
     """
     plain = dataclasses.asdict(workload)
     sides: dict[str, dict[str, Any]] = {}
-    samples: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
         reference = stack.enter_context(Worker({}, settings.threads, deadline))
         flops = reference.ask("flops", workload=plain)
-        product = {"repeat": GEMM_REPEAT, "device": settings.device, "edge": settings.product_edge}
-        rates = reference.ask("gemm", **product)
-        workers: dict[str, Worker] = {}
-        turn: dict[str, int] = {}
-        for name in settings.peers:
+        products = _Products(reference, settings)
+        # On a device the sides would share its memory: each has it to itself, one after the other.
+        alone = settings.device != "cpu"
+        groups = [(name,) for name in settings.peers] if alone else [tuple(settings.peers)]
+        for group in groups:
+            _compare_group(group, workload, settings, say, deadline, products, sides)
+        gemm = {library: statistics.median(each) for library, each in products.rates.items()}
+        gemm_best = {library: max(each) for library, each in products.rates.items()}
+        for side in sides.values():
+            if "wall" in side:
+                side["eta"] = flops / max(gemm.values()) / side["wall"]["median"]
+                side["eta_best"] = flops / max(gemm_best.values()) / side["wall"]["min"]
+    return {
+        "workload": {"name": workload.name, **plain},
+        "settings": dataclasses.asdict(settings),
+        "load": os.getloadavg()[0],
+        "flops": flops,
+        "gemm": gemm,
+        "gemm_best": gemm_best,
+        "sides": sides,
+    }
+
+
+class _Products:
+    """The rates of large products, by library, measured between the sides' turns."""
+
+    def __init__(self, worker: Worker, settings: Settings) -> None:
+        self._worker = worker
+        self._arguments = {
+            "repeat": GEMM_REPEAT,
+            "device": settings.device,
+            "edge": settings.product_edge,
+        }
+        self.rates: dict[str, list[float]] = worker.ask("gemm", **self._arguments)
+
+    def measure(self) -> None:
+        """Measure once more."""
+        for library, more in self._worker.ask("gemm", **self._arguments).items():
+            self.rates[library] += more
+
+
+def _compare_group(
+    names: Sequence[str],
+    workload: Workload,
+    settings: Settings,
+    say: Callable[[str], None],
+    deadline: float | None,
+    products: _Products,
+    sides: dict[str, dict[str, Any]],
+) -> None:
+    """Time sides that take turns, and add what is found to ``sides``."""
+    workers: dict[str, Worker] = {}
+    samples: dict[str, dict[str, list[float]]] = {}
+    turn: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        for name in names:
             say(f"{workload.name}: {name}, first step")
             environment = dict(PEERS[name].environment)
             environment |= peer_caches(stack, cold=settings.cold_compile)
             worker = stack.enter_context(Worker(environment, settings.threads, deadline))
             where = {"dtype": settings.dtype, "device": settings.device}
             try:
-                sides[name] = worker.ask("build", workload=plain, peer=name, **where)
+                sides[name] = worker.ask(
+                    "build", workload=dataclasses.asdict(workload), peer=name, **where
+                )
                 sides[name]["first_step"] = worker.ask("first_step")
                 step = worker.ask("warm_up")
             except WorkerError as error:
@@ -121,8 +174,7 @@ def compare(
                 break
             start = time.monotonic()
             say(f"{workload.name}: round {number + 1} of {settings.rounds}")
-            for library, more in reference.ask("gemm", **product).items():
-                rates[library] += more
+            products.measure()
             for name in list(workers) if number % 2 == 0 else list(reversed(workers)):
                 try:
                     done = workers[name].ask("steps", count=turn[name])
@@ -135,27 +187,13 @@ def compare(
                 samples[name]["block"].append(done["block"])
                 samples[name]["loss"].append(done["loss"])
             longest = max(longest, time.monotonic() - start)
-        gemm = {library: statistics.median(each) for library, each in rates.items()}
-        gemm_best = {library: max(each) for library, each in rates.items()}
         for name in list(workers):
             try:
                 facts = workers[name].ask("finish")
             except WorkerError as error:
                 _drop(name, error, sides, workers, workers[name])
                 continue
-            figures = _figures(samples[name])
-            figures["eta"] = flops / max(gemm.values()) / figures["wall"]["median"]
-            figures["eta_best"] = flops / max(gemm_best.values()) / figures["wall"]["min"]
-            sides[name] |= facts | figures
-    return {
-        "workload": {"name": workload.name, **plain},
-        "settings": dataclasses.asdict(settings),
-        "load": os.getloadavg()[0],
-        "flops": flops,
-        "gemm": gemm,
-        "gemm_best": gemm_best,
-        "sides": sides,
-    }
+            sides[name] |= facts | _figures(samples[name])
 
 
 def ratio(result: dict[str, Any], of: str, to: str, clock: str = "wall") -> float | None:
