@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.fx.experimental._config
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._config_module import _UNSET_SENTINEL
 
 _CONFIGS = (
     torch._dynamo.config,
@@ -55,7 +57,13 @@ def process_state() -> dict[str, Any]:
 
 def _overrides(config: Any) -> Iterator[tuple[str, Any]]:
     for name, entry in config._config.items():
-        yield f"{config.__name__}.{name}", entry.user_override
+        override = entry.user_override  # of this thread from 2.12 on
+        if isinstance(override, contextvars.ContextVar):
+            override = override.get()
+        # What is put back may be set to what it was by default, not unset.
+        values = (override, entry.env_value_default, entry.default)
+        value = next((v for v in values if v is not _UNSET_SENTINEL), None)
+        yield f"{config.__name__}.{name}", value
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> str:

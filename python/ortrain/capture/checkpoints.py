@@ -25,7 +25,7 @@ def marked_checkpoints() -> Iterator[None]:
     Reentrant checkpoints, and those with contexts of their own, stay what they are.
     """
     thread, numbers = threading.get_ident(), itertools.count(1)
-    is_open = False
+    is_open = has_ended = False
 
     def marking(original: CheckpointGenerator) -> CheckpointGenerator:
         def generator(
@@ -39,17 +39,26 @@ def marked_checkpoints() -> Iterator[None]:
                 yield
                 return
             is_open = True
+            around = fx_traceback.current_meta.get("custom")
+            fx_traceback.current_meta["custom"] = {**(around or {}), _KEY: next(numbers)}
             try:
-                with fx_traceback.annotate({_KEY: next(numbers)}):
-                    yield
+                yield
             finally:
                 is_open = False
+                # Behind an error the generator may live for longer than the trace.
+                if not has_ended:
+                    fx_traceback.current_meta["custom"] = around
+                    if around is None:
+                        del fx_traceback.current_meta["custom"]
 
         return generator
 
     # The export copies no annotations to its nodes otherwise.
     with checkpoints_by(marking), fx_traceback.preserve_node_meta():
-        yield
+        try:
+            yield
+        finally:
+            has_ended = True
 
 
 def checkpoint_of(node: torch.fx.Node) -> int:

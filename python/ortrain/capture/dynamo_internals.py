@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import logging
@@ -61,20 +62,52 @@ def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]
     """
     apart = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     options: dict[str, Any] = {"isolate_recompiles": True} if apart else {}
-    return torch.compile(function, backend=backend, **options)
+    # What was compiled for one backend is not run for another, however equal their functions are.
+    own = functools.wraps(backend)(lambda *args: backend(*args))
+    return torch.compile(function, backend=own, **options)
 
 
 @contextlib.contextmanager
 def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
-    config = _config()
     spare_reports()
     before, _thread.makes_pieces = getattr(_thread, "makes_pieces", False), True
     try:
-        with config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)}):
+        with _settings_held():
             yield
     finally:
         _thread.makes_pieces = before
+
+
+class _Holders:
+    """How many threads want Dynamo's settings to be ours, and what puts them back."""
+
+    lock = threading.Lock()
+    count = 0
+    patch: Any = None
+
+
+@contextlib.contextmanager
+def _settings_held() -> Iterator[None]:
+    config = _config()
+    patch = config.patch(**{n: v for n, v in _SETTINGS.items() if hasattr(config, n)})
+    if isinstance(next(iter(config._config.values())).user_override, contextvars.ContextVar):
+        with patch:
+            yield
+        return
+    # Up to 2.11 settings are the process's: what one thread puts back would be the other's.
+    with _Holders.lock:
+        if _Holders.count == 0:
+            _Holders.patch = patch
+            patch.__enter__()
+        _Holders.count += 1
+    try:
+        yield
+    finally:
+        with _Holders.lock:
+            _Holders.count -= 1
+            if _Holders.count == 0:
+                _Holders.patch.__exit__(None, None, None)
 
 
 class _Message(str):

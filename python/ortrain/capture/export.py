@@ -86,6 +86,7 @@ from ortrain.capture.signature import (
     order_of,
     without_cache,
 )
+from ortrain.capture.slice_sizes import slices_have_formulas
 from ortrain.capture.symbolic_budget import (
     LIMIT,
     Freedom,
@@ -247,6 +248,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.autograd_functions_by(functions.apply),
         dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
+        slices_have_formulas(),
         internals.quiet_logs(),
         failures_untold(),
         no_traces_kept(),

@@ -91,12 +91,16 @@ def hint(number: Any) -> Any:
 
 
 def without_contents(value: Any) -> Any:
-    """Return a tensor with a gradient that stands for one of the graph, or its number."""
+    """Return a tensor with a gradient that stands for one of the graph, or its number.
+
+    Raises:
+      CaptureError: Its sizes depend on values.
+    """
     if not isinstance(value, torch.Tensor):
         return hint(value)
     made = torch.empty_strided(
-        [hint(size) for size in value.shape],
-        [hint(stride) for stride in value.stride()],
+        [internals.size_hint(size) for size in value.shape],
+        [internals.size_hint(stride) for stride in value.stride()],
         dtype=value.dtype,
         device="meta",
     )

@@ -24,6 +24,13 @@ from ortrain.capture.aliases import memories_of
 _aten = torch.ops.aten
 # They change what a tensor is, not what it holds, as all do that PyTorch tags inplace_view.
 _NOT_VALUES = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
+# Their results are like their first arguments. Up to 2.11 PyTorch asks sizes for more when it makes
+# them.
+_LIKE_FIRST = (
+    _aten.copy.default,
+    _aten.select_scatter.default,
+    _aten.slice_scatter.default,
+)
 # Of torch.nn.functional.batch_norm.
 _RUNNING = (3, 4)
 _TRAINING = 5
@@ -183,7 +190,13 @@ class _Rewriting:
             raise _CannotRewriteError
         node = self._graph.call_function(target, args, kwargs)
         node.meta = {k: v for k, v in like.meta.items() if k != "val"}
-        node.meta["val"] = internals.fake_result(target, *fx.map_arg((args, kwargs), _value))
+        given, named = fx.map_arg((args, kwargs), _value)
+        if target in _LIKE_FIRST:
+            like_first = (given[0], given[0].shape, given[0].stride())
+            made = internals.fake_result(_aten.new_empty_strided.default, like_first, {})
+        else:
+            made = internals.fake_result(target, given, named)
+        node.meta["val"] = made
         if node.meta["val"] is None:
             raise _CannotRewriteError
         return node

@@ -321,6 +321,7 @@ class _Conversion:
             for user in node.users
             if user.target is operator.getitem and user in self._live
         )
+        e.traced = node.meta.get("val")
         if node.op == "get_attr" and isinstance(
             held := getattr(self._captured.graph_module, str(node.target), None), fx.GraphModule
         ):

@@ -17,6 +17,8 @@ from ortrain.capture.convert.registry import converts
 from ortrain.capture.convert.sizes import Size, as_size
 from ortrain.capture.dtypes import category
 
+_MOST_BINS = 2**20  # times the range of int32 a number that float64 holds
+
 
 def _dtype_of_fill(e: Emitter, value: Any, dtype: torch.dtype | None) -> torch.dtype:
     return dtype or e.dtype_of(value)
@@ -188,7 +190,19 @@ def histc(e: Emitter, x: Tensor, bins: int = 100, min: float = 0, max: float = 0
         raise e.unsupported("equal min and max take the range from the values")
     if not all(math.isfinite(v) for v in (min, max)):
         raise e.unsupported(f"range [{min}, {max}] is not finite")
-    return e.node("BinCount", x, bins=int(bins), min=float(min), max=float(max), domain="ortrain")
+    values: Tensor | Value = x
+    if not x.dtype.is_floating_point:
+        # PyTorch takes none on the CPU, and divides whole numbers elsewhere: float64 does that as
+        # exactly for these.
+        whole = all(v == int(v) and abs(v) < 2**31 for v in (min, max))
+        exact = x.dtype is torch.int32 and whole and bins <= _MOST_BINS
+        if e.traced.device.type == "cpu" or not exact:
+            raise e.unsupported(f"a histogram of {x.dtype}")
+        values = e.cast(x, torch.float64)
+    counts = e.node(
+        "BinCount", values, bins=int(bins), min=float(min), max=float(max), domain="ortrain"
+    )
+    return e.cast(counts, x.dtype)
 
 
 @converts("aten.item.default", "aten._local_scalar_dense.default")

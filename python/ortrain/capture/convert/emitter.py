@@ -70,6 +70,8 @@ class Emitter:
         self.path = ""
         self.source = ""
         self.used_results: frozenset[int] = frozenset()
+        # What the current operator gives in PyTorch: a tensor without contents, or several.
+        self.traced: Any = None
         self._names: dict[str, int] = {}
         self._streams = 0
         self._seed: Value | None = None

@@ -535,6 +535,8 @@ def embedding(
 ) -> Value:
     if scale_grad_by_freq or sparse:
         raise e.unsupported(f"scale_grad_by_freq={scale_grad_by_freq}, sparse={sparse}")
+    if indices.dtype not in (torch.int32, torch.int64):  # of which traces say nothing up to 2.12
+        raise e.unsupported(f"indices that are {indices.dtype}")
     rows = e.cast(indices, torch.int64)
     return e.node("Embedding", weight, rows, padding_idx=int(padding_idx), domain="ortrain")
 

@@ -165,6 +165,21 @@ def _batch_norm_training(
     )
 
 
+def _by_batch_alone(
+    e: Emitter,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    """Return y, mean and inverse deviation of the batch; running statistics are made up, and dropped."""
+    channels, dtype = [x.shape[1]], x.dtype if weight is None else weight.dtype
+    mean, var = e.full(channels, 0, dtype), e.full(channels, 1, dtype)
+    y, _, _, *statistics = _batch_norm_training(e, x, weight, bias, mean, var, momentum, eps)
+    return y, *statistics
+
+
 def _batch_norm_inference(
     e: Emitter,
     x: Tensor,
@@ -191,6 +206,28 @@ def _batch_norm_inference(
     return e.cast(result, x.dtype)
 
 
+def _in_types_of_trace(e: Emitter, first: int, *statistics: Value) -> tuple[Value | None, ...]:
+    """Return results from the ``first`` on as PyTorch has them, None for those that nobody uses.
+
+    Statistics of a batch in 16 bits have its type on the CPU and are wider on other devices.
+    """
+    return tuple(
+        # PyTorch differentiates by the first result alone.
+        e.cast(e.node("StopGradient", value, domain="ortrain"), e.traced[index].dtype)
+        if e.uses_result(index)
+        else None
+        for index, value in enumerate(statistics, first)
+    )
+
+
+def _no_statistics(e: Emitter, x: Tensor) -> tuple[Value | None, ...]:
+    """Return the statistics of a batch that is normalized by others: nothing on the CPU."""
+    used = [index for index in (1, 2) if e.uses_result(index)]
+    if any(tuple(e.traced[index].shape) != (0,) for index in used):
+        raise e.unsupported("the statistics are used")
+    return tuple(e.full([0], 0, x.dtype) if index in used else None for index in (1, 2))
+
+
 @converts("aten._native_batch_norm_legit_functional.default")
 def batch_norm_functional(
     e: Emitter,
@@ -202,20 +239,18 @@ def batch_norm_functional(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
+) -> tuple[Value | None, ...]:
     if not training:
         result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-        none = e.full([0], 0, x.dtype)
-        return result, none, none, running_mean.value, running_var.value
+        kept = (
+            e.cast(running_mean, e.traced[3].dtype),
+            e.cast(running_var, e.traced[4].dtype),
+        )
+        return result, *_no_statistics(e, x), *kept
     y, new_mean, new_var, mean, deviation = _batch_norm_training(
         e, x, weight, bias, running_mean, running_var, momentum, eps
     )
-    # PyTorch differentiates by y alone.
-    new_mean, new_var, mean, deviation = (
-        e.node("StopGradient", v, domain="ortrain") for v in (new_mean, new_var, mean, deviation)
-    )
-    # PyTorch's composite on the CPU gives the statistics of the batch in the type of x.
-    return y, e.cast(mean, x.dtype), e.cast(deviation, x.dtype), new_mean, new_var
+    return y, *_in_types_of_trace(e, 1, mean, deviation, new_mean, new_var)
 
 
 @converts("aten._native_batch_norm_legit.no_stats")
@@ -227,14 +262,10 @@ def batch_norm_no_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
-    """Normalize by the batch alone; the running statistics are made up and dropped."""
+) -> tuple[Value | None, ...]:
     del training
-    channels, dtype = [x.shape[1]], x.dtype if weight is None else weight.dtype
-    mean, var = e.full(channels, 0, dtype), e.full(channels, 1, dtype)
-    y, _, _, mean, deviation = _batch_norm_training(e, x, weight, bias, mean, var, momentum, eps)
-    mean, deviation = (e.node("StopGradient", v, domain="ortrain") for v in (mean, deviation))
-    return y, e.cast(mean, x.dtype), e.cast(deviation, x.dtype)
+    y, mean, deviation = _by_batch_alone(e, x, weight, bias, momentum, eps)
+    return y, *_in_types_of_trace(e, 1, mean, deviation)
 
 
 @converts("aten._native_batch_norm_legit_no_training.default")
@@ -247,11 +278,10 @@ def batch_norm_no_training(
     running_var: Tensor,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
+) -> tuple[Value | None, ...]:
     del momentum
     result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
-    none = e.full([0], 0, x.dtype)
-    return result, none, none
+    return result, *_no_statistics(e, x)
 
 
 @converts("aten.batch_norm.default")
@@ -271,5 +301,5 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         if running_mean is not None:
             raise e.unsupported("an update of running statistics that is not functional")
-        return batch_norm_no_stats(e, x, weight, bias, True, momentum, eps)[0]
+        return _by_batch_alone(e, x, weight, bias, momentum, eps)[0]
     return _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
