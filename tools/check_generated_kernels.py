@@ -84,7 +84,11 @@ def main() -> int:
         sources = {path.stem: path.read_text() for path in sorted(Path(folder).glob("*.cu"))}
         for architecture in architectures:
             options = [option + architecture, "-std=c++17"]
-            options.append("-default-device" if prefix == "nvrtc" else "-O3")
+            options += (
+                ["-default-device", "--fmad=false"]
+                if prefix == "nvrtc"
+                else ["-O3", "-ffp-contract=off"]
+            )
             start = time.monotonic()
 
             def compile_one(name: str, options: list[str] = options) -> tuple[str, int, str]:

@@ -161,11 +161,14 @@ Target target_of(const RuntimeCompilerLibrary& api, int device) {
 #endif
 }
 
+// Products and sums are not contracted: what a kernel of the backward computes again has the bits of
+// the forward's kernel, whatever stands around it.
 std::vector<std::string> options_of(const Target& target) {
 #if defined(__HIPCC__)
-  return {"--offload-arch=" + target.architecture, "-std=c++17", "-O3"};
+  return {"--offload-arch=" + target.architecture, "-std=c++17", "-O3", "-ffp-contract=off"};
 #else
-  return {"--gpu-architecture=" + target.architecture, "-std=c++17", "-default-device"};
+  return {"--gpu-architecture=" + target.architecture, "-std=c++17", "-default-device",
+          "--fmad=false"};
 #endif
 }
 

@@ -68,7 +68,10 @@ void add_condition(Predicate& to, Condition condition, const Shape& shape) {
     const auto least = least_of(*condition.at_least_zero, shape);
     if (least && *least >= 0) return;
     const auto most = most_of(*condition.at_least_zero, shape);
-    if (most && *most < 0) to.never = true;
+    if (most && *most < 0) {
+      to.never = true;
+      return;
+    }
   }
   to.conditions.push_back(std::move(condition));
 }
@@ -400,7 +403,9 @@ std::optional<Predicate> AffineValues::predicate_of(const Node& node) const {
   if (node.op == "Unsqueeze") {
     // Truth alone: what a condition reads has another rank.
     const Predicate* from = predicate(node.inputs[0]);
-    if (from != nullptr && (from->never || from->conditions.empty())) return *from;
+    if (from != nullptr && (from->never || from->conditions.empty())) {
+      return Predicate{.never = from->never, .conditions = {}};
+    }
   }
   return std::nullopt;
 }

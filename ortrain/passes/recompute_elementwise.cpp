@@ -93,7 +93,9 @@ class ElementwiseRecomputation {
     find_reads();
     if (!find_candidates()) return false;
     std::vector<bool> is_kept = cheapest_cut();
-    keep_what_does_not_pay(is_kept);
+    do {
+      keep_what_does_not_pay(is_kept);
+    } while (keep_what_would_differ(is_kept));
     const size_t num_values = graph_.num_values();
     const size_t num_nodes = graph_.num_node_slots();
     if (recompute_in_backward(graph_, is_kept).empty()) return false;
@@ -120,7 +122,11 @@ class ElementwiseRecomputation {
   bool can_be_read_again(ValueId id) const;
   NodeId find_home(NodeId id);
   std::vector<bool> cheapest_cut() const;
+  bool runs_again(NodeId id, const std::vector<bool>& is_kept) const {
+    return id != kNoNode && is_candidate(id) && !is_kept[index_of(graph_.node(id).outputs[0])];
+  }
   void keep_what_does_not_pay(std::vector<bool>& is_kept);
+  bool keep_what_would_differ(std::vector<bool>& is_kept) const;
   void add_result(NodeId id, Balance& balance) const;
   void add_source(ValueId id, NodeId home, Balance& balance) const;
   bool is_written_anyway(ValueId id) const;
@@ -274,9 +280,7 @@ void ElementwiseRecomputation::add_source(ValueId id, NodeId home, Balance& bala
 // The cut counts bytes that are kept, at nominal extents. Nodes that hang together are judged
 // together, by what moves too.
 void ElementwiseRecomputation::keep_what_does_not_pay(std::vector<bool>& is_kept) {
-  const auto runs_again = [&](NodeId id) {
-    return id != kNoNode && is_candidate(id) && !is_kept[index_of(graph_.node(id).outputs[0])];
-  };
+  const auto runs_again = [&](NodeId id) { return this->runs_again(id, is_kept); };
   std::vector<NodeId> leader(graph_.num_node_slots());
   for (size_t n = 0; n < leader.size(); ++n) leader[n] = static_cast<NodeId>(n);
   const auto find = [&](NodeId id) {
@@ -308,6 +312,28 @@ void ElementwiseRecomputation::keep_what_does_not_pay(std::vector<bool>& is_kept
     if (balance.moved < 0 && balance.kept.at_most_zero()) continue;
     is_kept[index_of(graph_.node(id).outputs[0])] = true;
   }
+}
+
+// A 16-bit value is rounded where it is stored: a reader in the kernel that makes it has it as it
+// was, others have it rounded. A copy must read what its original did, or comparisons and maxima
+// come out otherwise: what cannot is kept. Returns whether there was such a node.
+bool ElementwiseRecomputation::keep_what_would_differ(std::vector<bool>& is_kept) const {
+  bool found = false;
+  for (NodeId id : graph_.order()) {
+    if (!runs_again(id, is_kept)) continue;
+    const bool differs = std::ranges::any_of(graph_.node(id).inputs, [&](ValueId input) {
+      if (input == kNoValue || !is_16_bit_float(graph_.value(input).dtype)) return false;
+      const NodeId producer = graph_.value(input).producer;
+      if (producer == kNoNode || graph_.node(producer).op == "Cast") return false;  // rounds
+      const bool one_kernel =
+          forecast_.is_elementwise(producer) && forecast_.of(producer) == forecast_.of(id);
+      return one_kernel != runs_again(producer, is_kept);
+    });
+    if (!differs) continue;
+    is_kept[index_of(graph_.node(id).outputs[0])] = true;
+    found = true;
+  }
+  return found;
 }
 
 // Fused nodes round what they store and nothing in between. What the backward has read from memory

@@ -20,8 +20,10 @@ namespace ortrain {
 // what the graph computes; inputs only where the backward reads them already, as a caller may
 // write to an input, or the graph to a buffer, in between.
 //
-// Gradients stay the same, bit by bit: a value of 16 bits that the backward has read from memory
-// is rounded to them where it is computed again, as storing it did.
+// Values that are computed again have the bits that they had: what of 16 bits was read from memory
+// is rounded again, what was used unrounded inside of a kernel is not, and what can do neither is
+// kept. Gradients in 16 bits may still be rounded at other places: a kernel of the backward that
+// grows beyond what one can hold is cut elsewhere.
 Pass recompute_elementwise();
 
 }  // namespace ortrain
