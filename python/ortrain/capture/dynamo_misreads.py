@@ -17,6 +17,9 @@ from ortrain.capture.reachable_state import ReachableState
 
 # Methods that write to their tensor.
 _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
+# Dynamo of 2.11 was seen to miss attributes of classes that a forward counts up, and hooks of layers
+# that are exchanged between calls: nothing that changes can be left to its guards.
+_MISSES_CHANGES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
 
@@ -31,6 +34,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
       module: The module.
       arguments: What it is called with.
     """
+    if _MISSES_CHANGES:
+        return "what changes between calls, before PyTorch 2.12"
     reached = ReachableState(module, arguments, keeps_contents=False, tensors=False)
     if cached := reached.caches.names():
         return f"the cache of {cached[0]}"

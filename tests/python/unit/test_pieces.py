@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
-from ortrain.capture import tracing
+from ortrain.capture import dynamo_misreads, tracing
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 
@@ -67,6 +67,16 @@ def assert_same_steps(ours: nn.Module, plain: nn.Module, steps: int = 4) -> None
         else:
             torch.testing.assert_close(mine.grad, theirs.grad)
     torch.testing.assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_nothing_runs_in_pieces_where_dynamo_misses_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does in PyTorch 2.11."""
+    monkeypatch.setattr(dynamo_misreads, "_MISSES_CHANGES", True)
+    ours, plain = pair(branch)
+    assert_same_steps(ours, plain)
+    assert all(c.pieces == 0 for c in ours.report().captures)
 
 
 def branch(m: Any, h: torch.Tensor) -> torch.Tensor:
