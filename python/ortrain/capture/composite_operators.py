@@ -16,9 +16,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
 from torch._export import utils as export_utils
 from torch._subclasses import fake_impls
 from torch.export import exported_program
+
+from ortrain.capture.torch_internals import fake_result
 
 _override = exported_program._override_composite_implicit_decomp
 _materialize = export_utils._materialize_cpp_cia_ops
@@ -45,7 +48,19 @@ def run_decompositions(
         mock.patch.object(export_utils, "_materialize_cpp_cia_ops", lambda: None),
     ):
         _materialize_once()
-        return program.run_decompositions(dict(table))
+        made = program.run_decompositions(dict(table))
+    _correct_losses(made)
+    return made
+
+
+def _correct_losses(program: torch.export.ExportedProgram) -> None:
+    """Give losses per label their shape: traced again, PyTorch's cross entropy says a single number of each."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.cross_entropy_loss.default:
+            given, named = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            result = fake_result(node.target, given, named)
+            if result is not None:
+                node.meta["val"] = result
 
 
 def _materialize_once() -> None:

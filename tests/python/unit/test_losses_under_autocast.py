@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Cross entropy under autocast: 16-bit logits, a loss in float, as PyTorch has it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+
+
+class Classifier(nn.Module):
+    def __init__(self, reduction: str, flat: bool, wide: bool, smoothing: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 5)
+        self.reduction, self.flat, self.wide, self.smoothing = reduction, flat, wide, smoothing
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.linear(x)
+        if self.wide:
+            logits = logits.float()
+        if self.flat:
+            logits, labels = logits.flatten(0, 1), labels.flatten()
+        else:
+            logits = logits.transpose(1, 2)
+        loss = nn.functional.cross_entropy(
+            logits, labels, reduction=self.reduction, label_smoothing=self.smoothing
+        )
+        return loss.mean() if self.reduction == "none" else loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("wide", "smoothing"), [(True, 0.0), (False, 0.0), (True, 0.1)])
+def test_loss_is_pytorchs(
+    reduction: str, flat: bool, wide: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTRAIN_STRICT", "1")
+    torch.manual_seed(0)
+    plain = Classifier(reduction, flat, wide, smoothing)
+    ours, exact = ORTModule(copy.deepcopy(plain)), copy.deepcopy(plain)
+    for rows in (2, 3):
+        x, labels = torch.randn(rows, 5, 8), torch.randint(0, 5, (rows, 5))
+        labels[0, 1] = -100
+        made = []
+        for model, on in ((ours, True), (plain, True), (exact, False)):
+            model.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+                loss = model(x, labels)
+            loss.backward()
+            made.append((loss.detach(), next(model.parameters()).grad.clone()))
+        assert made[0][0].dtype == made[1][0].dtype == torch.float32
+        torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-5, atol=1e-5)
+        apart, theirs = ((made[i][1] - made[2][1]).norm() for i in (0, 1))
+        assert apart <= 1.5 * theirs + 1e-6
