@@ -28,6 +28,7 @@ SOURCES = [
     "ortrain/base/dim.cpp",
     "ortrain/base/dtype.cpp",
     "ortrain/base/error.cpp",
+    "ortrain/base/printable.cpp",
 ]
 
 
