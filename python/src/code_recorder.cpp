@@ -132,10 +132,10 @@ class CodeRecorder {
     return result;
   }
 
-  // Whether the present exception is one that C code takes for an answer: an attribute, an item or a
-  // module that is not there, the end of a loop.
+  // Whether the present exception is one that C code takes for an answer: an attribute, an item or
+  // a module that is not there, the end of a loop.
   static bool ends_a_search() {
-    PyObject* const kinds[] = {PyExc_AttributeError, PyExc_LookupError,      PyExc_ImportError,
+    PyObject* const kinds[] = {PyExc_AttributeError, PyExc_LookupError,        PyExc_ImportError,
                                PyExc_StopIteration,  PyExc_StopAsyncIteration, PyExc_GeneratorExit};
     for (PyObject* const kind : kinds) {
       if (PyErr_ExceptionMatches(kind)) return true;

@@ -25,6 +25,15 @@ from ortrain.capture.torch_internals import fake_result
 
 _override = exported_program._override_composite_implicit_decomp
 _materialize = export_utils._materialize_cpp_cia_ops
+# A loss per label, of which PyTorch says a single number where it traces symbolic sizes again.
+_LOSSES = frozenset(
+    {
+        torch.ops.aten.cross_entropy_loss.default,
+        torch.ops.aten.nll_loss.default,
+        torch.ops.aten.nll_loss2d.default,
+        torch.ops.aten.nll_loss_nd.default,
+    }
+)
 _lock = threading.RLock()
 # For each operator that is kept whole: its kernels before and during a trace, and its rule for fake tensors.
 _kept: dict[Any, tuple[dict[Any, Any], dict[Any, Any], Callable[..., Any]]] = {}
@@ -54,9 +63,9 @@ def run_decompositions(
 
 
 def _correct_losses(program: torch.export.ExportedProgram) -> None:
-    """Give losses per label their shape: traced again, PyTorch's cross entropy says a single number of each."""
+    """Give losses per label their shape."""
     for node in program.graph.nodes:
-        if node.target is torch.ops.aten.cross_entropy_loss.default:
+        if node.target in _LOSSES:
             given, named = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             result = fake_result(node.target, given, named)
             if result is not None:

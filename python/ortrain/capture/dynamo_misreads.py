@@ -14,12 +14,13 @@ from torch import nn
 
 from ortrain.capture.error_handlers import handles_errors
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.torch_internals import TORCH_VERSION
 
 # Methods that write to their tensor.
 _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
 # Dynamo of 2.11 was seen to miss attributes of classes that a forward counts up, and hooks of layers
 # that are exchanged between calls: nothing that changes can be left to its guards.
-_MISSES_CHANGES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+_MISSES_CHANGES = TORCH_VERSION < (2, 12)
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
 

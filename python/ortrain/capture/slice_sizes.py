@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long slices are while tracing: a formula of the sizes, whether or not the slice ends within the tensor.
 
-PyTorch has such formulas from 2.12 on. Before, a slice of which it cannot tell gets a length that depends on values.
+PyTorch has such formulas of its own from 2.12 on. Before, a slice of which it cannot tell gets a length that depends on
+values.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ import torch
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
 
+from ortrain.capture.torch_internals import TORCH_VERSION
+
 _SLICE = torch.ops.aten.slice.Tensor
 
 
-@contextlib.contextmanager
-def slices_have_formulas() -> Iterator[None]:
+def slices_have_formulas() -> contextlib.AbstractContextManager[None]:
     """Give slices of fake tensors lengths that are formulas of sizes and bounds."""
+    return contextlib.nullcontext() if TORCH_VERSION >= (2, 12) else by_our_rule()
+
+
+@contextlib.contextmanager
+def by_our_rule() -> Iterator[None]:
+    """Do it whatever PyTorch's own rule is."""
     rules = fake_impls.op_implementations_dict
     original = rules[_SLICE]
 

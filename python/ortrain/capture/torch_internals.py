@@ -35,6 +35,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ortrain.capture.errors import CaptureError, SymbolicBudgetError
 
+TORCH_VERSION: tuple[int, ...] = tuple(map(int, torch.__version__.split(".")[:2]))
+
 FloorDiv = sympy_functions.FloorDiv
 Mod = sympy_functions.Mod
 

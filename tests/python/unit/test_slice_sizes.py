@@ -13,16 +13,19 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from ortrain import ORTModule
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.slice_sizes import slices_have_formulas
+from ortrain.capture.slice_sizes import by_our_rule, slices_have_formulas
 
 _SIZES = range(2, 12)
 _BOUNDS = (None, 0, 1, 5, -1, -5, 10**6, -(10**6))
 
 
-def _length(start: int | None, end: int | None, step: int) -> tuple[Any, int]:
+_RULES = pytest.mark.parametrize("rule", [slices_have_formulas, by_our_rule])
+
+
+def _length(rule: Any, start: int | None, end: int | None, step: int) -> tuple[Any, int]:
     """Return what a traced slice along an axis is long, and the guards that it has made."""
     shapes = ShapeEnv()
-    with internals.flexible_sizes(), slices_have_formulas():
+    with internals.flexible_sizes(), rule():
         mode = FakeTensorMode(shape_env=shapes)
         x = mode.from_tensor(torch.empty(3, 7))
         with mode:
@@ -31,11 +34,12 @@ def _length(start: int | None, end: int | None, step: int) -> tuple[Any, int]:
     return sliced.shape[1], len(shapes.guards)
 
 
+@_RULES
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("start", _BOUNDS)
-def test_a_length_is_that_of_python_at_every_size(start: int | None, step: int) -> None:
+def test_a_length_is_that_of_python_at_every_size(rule: Any, start: int | None, step: int) -> None:
     for end in _BOUNDS:
-        length, guards = _length(start, end, step)
+        length, guards = _length(rule, start, end, step)
         formula = internals.size_expression(length)
         assert not free_unbacked_symbols(length)
         assert guards == 0
@@ -46,9 +50,10 @@ def test_a_length_is_that_of_python_at_every_size(start: int | None, step: int) 
             assert value(*[size] * len(symbols)) == expected, (start, end, size)
 
 
-def test_a_slice_that_pytorch_refuses_is_refused() -> None:
+@_RULES
+def test_a_slice_that_pytorch_refuses_is_refused(rule: Any) -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    with slices_have_formulas(), mode:
+    with rule(), mode:
         x = torch.empty(3, 7)
         with pytest.raises(RuntimeError, match="step must be positive"):
             torch.ops.aten.slice.Tensor(x, 1, 0, 5, 0)
