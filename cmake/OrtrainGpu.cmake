@@ -141,7 +141,11 @@ if(ORTRAIN_GPU STREQUAL "simulator")
   ortrain_unity(ortrain_gpu 6 ${ORTRAIN_GPU_HOST_FILES} ${ORTRAIN_GPU_CODE_FILES})
 endif()
 
-# For machines with a GPU: the cases of all operators, without PyTorch.
-add_executable(ortrain_check_kernels EXCLUDE_FROM_ALL tools/check_device_kernels.cpp)
+# For machines with a GPU: the cases of all operators, without PyTorch. A development build has it for
+# its tests.
+add_executable(ortrain_check_kernels tools/check_device_kernels.cpp)
+if(NOT ORTRAIN_DEV)
+  set_target_properties(ortrain_check_kernels PROPERTIES EXCLUDE_FROM_ALL TRUE)
+endif()
 target_link_libraries(ortrain_check_kernels PRIVATE
   ortrain_testing ortrain_core ortrain_flags ortrain_gpu)

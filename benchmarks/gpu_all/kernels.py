@@ -12,18 +12,17 @@ import argparse
 import csv
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks import ROOT, package_path
-from benchmarks.gpu_all.line import Line, Run
+from benchmarks.gpu_all.line import Line, Run, find_tool
 from benchmarks.gpu_all.speed import tiny
 from benchmarks.workloads import Workload
 
-WORKLOAD = Workload("gpt2", 8, 1024)
+WORKLOAD = Workload("gpt2", 8, 1024)  # also of the line `profile`
 MOST_KERNELS = 40
 LAUNCHES = 120  # each takes a large part of a second
 _METRICS = {
@@ -33,13 +32,6 @@ _METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy %",
     "launch__registers_per_thread": "registers",
 }
-_PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
-
-
-def find_ncu() -> str | None:
-    """Return the path of ncu, or None."""
-    path = os.pathsep.join((os.environ.get("PATH", ""), *_PLACES))
-    return shutil.which("ncu", path=path)
 
 
 def summarize(lines: Iterable[str]) -> list[dict[str, Any]]:
@@ -79,7 +71,7 @@ def measure(run: Run) -> dict[str, Any]:
     if run.rehearsal:
         command = [*program, "--rehearse"]
     else:
-        ncu = find_ncu()
+        ncu = find_tool("ncu")
         if ncu is None:
             raise FileNotFoundError("ncu was not found on PATH or beside CUDA")
         command = [
@@ -111,21 +103,27 @@ def measure(run: Run) -> dict[str, Any]:
     return {"kernels": kernels[:MOST_KERNELS], "launches": sum(k["launches"] for k in kernels)}
 
 
+def trained(device: str, *, rehearsal: bool) -> tuple[Any, Callable[[], Any]]:
+    """Return the engine's side of the work and its step under bf16 autocast, after some steps."""
+    from benchmarks.peers import PEERS, make_step
+
+    workload = tiny(WORKLOAD) if rehearsal else WORKLOAD
+    side = PEERS["ortrain"].make(workload.build().to(device))
+    step = make_step(side, workload.make_batch(), "bf16", device)
+    for _ in range(4):
+        step()
+    return side, step
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Train; prints the last loss."""
     import torch
-
-    from benchmarks.peers import PEERS, make_step
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_all.kernels")
     parser.add_argument("--device", required=True)
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args(arguments)
-    workload = tiny(WORKLOAD) if options.rehearse else WORKLOAD
-    side = PEERS["ortrain"].make(workload.build().to(options.device))
-    step = make_step(side, workload.make_batch(), "bf16", options.device)
-    for _ in range(3):
-        step()
+    _, step = trained(options.device, rehearsal=options.rehearse)
     on_device = torch.device(options.device).type == "cuda"
     if on_device:
         torch.cuda.synchronize()

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,12 @@ from typing import Any
 from benchmarks.worker import WorkerError
 
 Say = Callable[[str], None]
+_TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/cuda/bin", "/opt/nvidia/nsight-compute")
+
+
+def find_tool(name: str) -> str | None:
+    """Return the path of one of CUDA's tools, on PATH or where CUDA lies; None where there is none."""
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), *_TOOL_FOLDERS)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.gpu_all.line import Aim, Line, Run
+from benchmarks.gpu_all.line import Aim, Line, Run, find_tool
 
 # Whatever cuDNN has an algorithm for: each kernel that takes a case is checked, also those that
 # another goes before.
@@ -34,7 +33,6 @@ MOST_SHOWN = 400
 SILENCE = 60.0  # seconds after which a case counts as one that does not end
 _COUNTS = ("cases", "passed", "failed", "refused")
 _REHEARSED = ["--only", "Softmax/"]
-_SANITIZER_PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 
 
 def find_program() -> str:
@@ -232,18 +230,12 @@ def measure_gradients(run: Run) -> dict[str, Any]:
 # --- under compute-sanitizer
 
 
-def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, or None."""
-    path = os.pathsep.join((os.environ.get("PATH", ""), *_SANITIZER_PLACES))
-    return shutil.which("compute-sanitizer", path=path)
-
-
 def measure_sanitized(run: Run, *, tool: str) -> dict[str, Any]:
     """Run cases of the provider's own kernels under a tool of compute-sanitizer.
 
     Each process has a part of the cases, as many as fit into the time.
     """
-    sanitizer = None if run.rehearsal else find_sanitizer()
+    sanitizer = None if run.rehearsal else find_tool("compute-sanitizer")
     if sanitizer is None and not run.rehearsal:
         raise FileNotFoundError("compute-sanitizer was not found on PATH or beside CUDA")
     watched = [] if sanitizer is None else [sanitizer, "--tool", tool, "--print-limit", "20"]

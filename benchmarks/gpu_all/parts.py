@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the list in parts that fit a short loan of a machine: ``run.sh A`` of ``make gpu-kit``.
+"""Lines of the list in parts of some minutes each: ``run.sh A`` of ``make gpu-kit``.
 
 A part has lanes, which go side by side; the lines of a lane follow each other. Every line is a
 process of its own: one that fails, or does not end, takes nothing else with it. What comes back is

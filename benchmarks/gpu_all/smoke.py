@@ -272,20 +272,15 @@ def check_fault(device: str) -> dict[str, Any]:
     return _caught(work)
 
 
-def profile_step(device: str, batch: int, length: int, overrides: dict[str, Any]) -> dict[str, Any]:
+def profile_step(device: str, rehearsal: bool) -> dict[str, Any]:
     """Return the kernels of a step of GPT-2 under bf16 autocast, longest first."""
     import torch
 
-    from benchmarks.peers import PEERS, make_step
-    from benchmarks.workloads import Workload
-
-    workload = Workload("gpt2", batch, length, overrides=overrides)
+    from benchmarks.gpu_all.kernels import trained
 
     def work() -> dict[str, Any]:
-        side = PEERS["ortrain"].make(workload.build().to(device))
-        step = make_step(side, workload.make_batch(), "bf16", device)
-        for _ in range(4):
-            loss = float(step())
+        side, step = trained(device, rehearsal=rehearsal)
+        loss = float(step())
         activities = [torch.profiler.ProfilerActivity.CPU]
         if device != "cpu":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -357,20 +352,7 @@ def measure_fault(run: Run) -> dict[str, Any]:
 
 def measure_profile(run: Run) -> dict[str, Any]:
     """Profile a step in a worker."""
-    from benchmarks.gpu_all.speed import tiny
-    from benchmarks.workloads import Workload
-
-    size = Workload("gpt2", 8, 1024)
-    size = tiny(size) if run.rehearsal else size
-    made = _ask(
-        run,
-        "profile_step",
-        {},
-        device=run.device,
-        batch=size.batch,
-        length=size.seq,
-        overrides=dict(size.overrides),
-    )
+    made = _ask(run, "profile_step", {}, device=run.device, rehearsal=run.rehearsal)
     return {"wrong": int(not made["right"]), **made}
 
 

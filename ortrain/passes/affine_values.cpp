@@ -3,7 +3,9 @@
 #include "ortrain/passes/affine_values.h"
 
 #include <algorithm>
-#include <span>
+
+#include "ortrain/ir/attribute_reader.h"
+#include "ortrain/ir/op_registry.h"
 
 namespace ortrain {
 namespace {
@@ -47,19 +49,8 @@ std::optional<int64_t> extreme(const AffineForm& form, const Shape& shape, int s
   return value.is_constant() ? std::optional(value.constant()) : std::nullopt;
 }
 
-template <class T>
-std::span<const T> elements_of(const TensorData& data) {
-  return {static_cast<const T*>(data.data()), static_cast<size_t>(num_elements(data.dims()))};
-}
-
-const Attribute* attribute(const Node& node, const char* name) {
-  const auto found = node.attributes.find(name);
-  return found == node.attributes.end() ? nullptr : &found->second;
-}
-
-int64_t integer(const Node& node, const char* name, int64_t otherwise) {
-  const Attribute* value = attribute(node, name);
-  return value == nullptr ? otherwise : std::get<int64_t>(*value);
+AttributeReader attributes_of(const Node& node) {
+  return {op_registry().get(node.domain, node.op), node};
 }
 
 // Keeps what is not decided on the shape; a condition that never holds decides all.
@@ -108,15 +99,14 @@ void AffineValues::visit_constant(ValueId id) {
   if (value.kind != ValueKind::constant || !value.constant.defined()) return;
   const int64_t count = num_elements(value.constant.dims());
   if (count == 0 || count > kMostElements) return;
+  if (value.dtype != DType::i64 && value.dtype != DType::boolean) return;
+  const std::vector<int64_t> all = value.constant.to_int64s();
+  if (!std::ranges::all_of(all, [&](int64_t each) { return each == all[0]; })) return;
   if (value.dtype == DType::i64) {
-    const std::span<const int64_t> all = elements_of<int64_t>(value.constant);
-    if (!std::ranges::all_of(all, [&](int64_t each) { return each == all[0]; })) return;
     AffineForm form{Dim(all[0]), std::vector<int64_t>(value.shape.size(), 0)};
     if (is_small(form)) forms_[static_cast<size_t>(id)] = std::move(form);
-  } else if (value.dtype == DType::boolean) {
-    const std::span<const bool> all = elements_of<bool>(value.constant);
-    if (!std::ranges::all_of(all, [&](bool each) { return each == all[0]; })) return;
-    predicates_[static_cast<size_t>(id)] = Predicate{.never = !all[0], .conditions = {}};
+  } else {
+    predicates_[static_cast<size_t>(id)] = Predicate{.never = all[0] == 0, .conditions = {}};
   }
 }
 
@@ -193,8 +183,7 @@ std::optional<std::vector<int64_t>> AffineValues::known_integers(const Node& nod
   std::vector<int64_t> result;
   if (value.kind == ValueKind::constant && value.dtype == DType::i64 && value.constant.defined()) {
     if (num_elements(value.constant.dims()) > kMostElements) return std::nullopt;
-    const std::span<const int64_t> all = elements_of<int64_t>(value.constant);
-    return std::vector<int64_t>(all.begin(), all.end());
+    return value.constant.to_int64s();
   }
   if (!value.known) return std::nullopt;
   for (const Dim& each : *value.known) {
@@ -258,7 +247,8 @@ std::optional<AffineForm> AffineValues::form_of(const Node& node) const {
     if (each > kMostSlope || each < -kMostSlope) return std::nullopt;
     AffineForm result{Dim(each), of->slopes};
     if (each == 0) return result;
-    if (integer(node, "exclusive", 0) != 0 || integer(node, "reverse", 0) != 0) return std::nullopt;
+    if (attributes_of(node).int_("exclusive") != 0 || attributes_of(node).int_("reverse") != 0)
+      return std::nullopt;
     result.slopes[static_cast<size_t>(normalize_axis(axis->at(0), shape.size()))] = each;
     return result;
   }
@@ -300,7 +290,7 @@ std::optional<AffineForm> AffineValues::sliced(const Node& node) const {
 
 std::optional<AffineForm> AffineValues::concatenation(const Node& node) const {
   const auto axis = static_cast<size_t>(
-      normalize_axis(integer(node, "axis", 0), shape_of(node.outputs[0]).size()));
+      normalize_axis(attributes_of(node).int_("axis"), shape_of(node.outputs[0]).size()));
   std::optional<AffineForm> whole;
   // First those parts that tell how the elements grow along the axis, then single elements.
   for (const bool single : {false, true}) {
@@ -324,7 +314,7 @@ std::optional<AffineForm> AffineValues::concatenation(const Node& node) const {
 
 std::optional<AffineForm> AffineValues::gathered(const Node& node) const {
   const AffineForm* data = form(node.inputs[0]);
-  if (data == nullptr || integer(node, "batch_dims", 0) != 0) return std::nullopt;
+  if (data == nullptr || attributes_of(node).int_("batch_dims") != 0) return std::nullopt;
   const Shape& from = shape_of(node.inputs[0]);
   const Shape& shape = shape_of(node.outputs[0]);
   const NodeId maker = graph_.value(node.inputs[1]).producer;
@@ -332,7 +322,7 @@ std::optional<AffineForm> AffineValues::gathered(const Node& node) const {
   const Node& concat = graph_.node(maker);
   const Shape& indices = shape_of(node.inputs[1]);
   const bool joins = concat.op == "Concat" && concat.domain.empty() && !indices.empty() &&
-                     normalize_axis(integer(concat, "axis", 0), indices.size()) + 1 ==
+                     normalize_axis(attributes_of(concat).int_("axis"), indices.size()) + 1 ==
                          static_cast<int64_t>(indices.size());
   if (!joins || concat.inputs.size() != from.size()) return std::nullopt;
   AffineForm result{data->constant, std::vector<int64_t>(shape.size(), 0)};

@@ -37,11 +37,6 @@ bool is_causal(const Condition& condition) {
   return true;
 }
 
-bool refuse(const Graph& graph, NodeId id, const char* reason) {
-  if (PassNotes* notes = PassNotes::current()) notes->refused(graph, {id}, reason);
-  return false;
-}
-
 bool rewrite(Graph& graph, NodeId id, const AffineValues& values) {
   const Node& node = graph.node(id);
   if (!has_boolean_mask(graph, node)) return false;

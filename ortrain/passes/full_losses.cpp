@@ -2,19 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/passes/full_losses.h"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
-
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/passes/move_casts.h"
 #include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
 
 constexpr size_t kWeight = 2;
-constexpr std::array<std::string_view, 7> kLayoutOps{"Flatten", "Identity",  "Reshape",  "Slice",
-                                                     "Squeeze", "Transpose", "Unsqueeze"};
 
 bool is_half(DType type) { return type == DType::f16 || type == DType::bf16; }
 
@@ -38,16 +33,11 @@ class Rewrite {
   }
 
  private:
-  bool refuse(NodeId id, const char* reason) const {
-    if (PassNotes* notes = PassNotes::current()) notes->refused(graph_, {id}, reason);
-    return false;
-  }
-
   bool rewrite(NodeId id) {
     const Node loss = graph_.node(id);
     if (graph_.value(loss.inputs[0]).dtype != DType::f32) return false;
     if (loss.inputs.size() > kWeight && loss.inputs[kWeight] != kNoValue) {
-      return refuse(id, "the classes have weights in float");
+      return refuse(graph_, id, "the classes have weights in float");
     }
     // From the logits up to the cast.
     std::vector<NodeId> between;
@@ -56,14 +46,14 @@ class Rewrite {
       if (static_cast<size_t>(at) >= users_.size()) return false;  // made by this pass
       // Another reader adds a gradient in float, which is rounded with this one.
       if (outputs_[static_cast<size_t>(at)] || users_[static_cast<size_t>(at)].size() != 1) {
-        return refuse(id, "the logits in float are read by others, too");
+        return refuse(graph_, id, "the logits in float are read by others, too");
       }
       const NodeId producer = graph_.value(at).producer;
       if (producer == kNoNode) return false;
       const Node& node = graph_.node(producer);
       if (!node.domain.empty()) return false;
       if (node.op == "Cast") break;
-      if (std::ranges::find(kLayoutOps, node.op) == kLayoutOps.end()) return false;
+      if (!only_moves(node) && node.op != "Slice") return false;
       between.push_back(producer);
       at = node.inputs[0];
     }

@@ -38,34 +38,30 @@ class Fusion {
     NodeId bias_grad = kNoNode;
   };
 
-  bool refuse(NodeId id, const char* reason) const {
-    if (PassNotes* notes = PassNotes::current()) notes->refused(graph_, {id}, reason);
-    return false;
-  }
-
   bool fuse(NodeId id) {
     const Node loss = graph_.node(id);
     if (graph_.value(loss.inputs[1]).shape.size() != 2) {
-      return refuse(id, "the logits have more dimensions than rows and classes");
+      return refuse(graph_, id, "the logits have more dimensions than rows and classes");
     }
     if (loss.inputs.size() < 4 || loss.inputs[3] == kNoValue) {
-      return refuse(id, "the forward kept no sums of exponentials");
+      return refuse(graph_, id, "the forward kept no sums of exponentials");
     }
     if (loss.inputs.size() > 4 && loss.inputs[4] != kNoValue) {
-      return refuse(id, "the classes have weights");
+      return refuse(graph_, id, "the classes have weights");
     }
     Readers found;
     if (!find_readers(loss.outputs[0], found)) {
-      return refuse(id, "the gradient of the logits is read by others than one linear layer");
+      return refuse(graph_, id,
+                    "the gradient of the logits is read by others than one linear layer");
     }
     if (found.input_grad == kNoNode || found.weight_grad == kNoNode) {
-      return refuse(id, "the linear layer's input or weight has no gradient");
+      return refuse(graph_, id, "the linear layer's input or weight has no gradient");
     }
     const Node input_grad = graph_.node(found.input_grad);
     const Node weight_grad = graph_.node(found.weight_grad);
     const ValueId x = weight_grad.inputs[1];
     if (!(graph_.value(x).shape == graph_.value(input_grad.outputs[0]).shape)) {
-      return refuse(id, "the linear layer's input was reshaped in between");
+      return refuse(graph_, id, "the linear layer's input was reshaped in between");
     }
 
     GraphBuilder builder(graph_);

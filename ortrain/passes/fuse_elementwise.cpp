@@ -14,27 +14,22 @@
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/shape_inference.h"
 #include "ortrain/passes/elementwise_group.h"
-#include "ortrain/passes/node_clusters.h"
+#include "ortrain/passes/fusion_groups.h"
 #include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
 namespace {
 
-// Bounds the registers that are alive at a time.
-constexpr size_t kMaxMembers = 64;
-
 class Fusion {
  public:
-  explicit Fusion(Graph& graph) : graph_(graph), clusters_(graph) {}
+  explicit Fusion(Graph& graph) : graph_(graph), groups_(graph) {}
 
   bool run() {
-    for (NodeId id : graph_.order()) inspect(id);
-    for (NodeId id : graph_.order()) join_producers(id);
     if (PassNotes* notes = PassNotes::current()) note_refusals(*notes);
-    std::map<NodeClusters::ClusterId, std::vector<NodeId>> found;
+    std::map<FusionGroups::ClusterId, std::vector<NodeId>> found;
     for (size_t at = 0; at < graph_.order().size(); ++at) {
       const NodeId id = graph_.order()[at];
-      if (clusters_.members(clusters_.of(id)).size() > 1) found[clusters_.of(id)].push_back(id);
+      if (groups_.members(groups_.of(id)).size() > 1) found[groups_.of(id)].push_back(id);
     }
     if (found.empty()) return false;
     users_ = graph_.users();
@@ -55,73 +50,17 @@ class Fusion {
   }
 
  private:
-  // Finds out whether a node may be in a group, and what group it makes by itself.
-  void inspect(NodeId id) {
-    const Node& node = graph_.node(id);
-    const OpDef& def = op_registry().get(node.domain, node.op);
-    if (is_constant(node, def)) {
-      constant_.resize(graph_.num_values(), false);
-      for (ValueId output : node.outputs) {
-        if (output != kNoValue) constant_[static_cast<size_t>(output)] = true;
-      }
-      return;
-    }
-    if (std::optional<ElementwiseGroup> group = group_of(graph_, node)) {
-      groups_[clusters_.of(id)] = std::move(*group);
-    }
-  }
-
-  bool is_constant(const Node& node, const OpDef& def) const {
-    if (def.draws_random_numbers) return false;
-    return std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
-      return input == kNoValue || graph_.value(input).kind == ValueKind::constant ||
-             (static_cast<size_t>(input) < constant_.size() &&
-              constant_[static_cast<size_t>(input)]);
-    });
-  }
-
-  void join_producers(NodeId id) {
-    if (!groups_.contains(clusters_.of(id))) return;
-    const size_t operands = row_reduction_of(graph_.node(id)) ? 1 : graph_.node(id).inputs.size();
-    for (size_t i = 0; i < operands; ++i) {
-      const ValueId input = graph_.node(id).inputs[i];
-      const NodeId producer = input == kNoValue ? kNoNode : graph_.value(input).producer;
-      if (producer == kNoNode) continue;
-      const char* const reason = join(clusters_.of(producer), clusters_.of(id));
-      if (reason != nullptr && PassNotes::current() != nullptr) refusals_[{producer, id}] = reason;
-    }
-  }
-
-  // Joins two groups, or says what keeps them apart.
-  const char* join(NodeClusters::ClusterId a, NodeClusters::ClusterId b) {
-    if (a == b || !groups_.contains(a)) return nullptr;
-    if (clusters_.members(a).size() + clusters_.members(b).size() > kMaxMembers) {
-      return "the group would have more than 64 members";
-    }
-    const char* why = nullptr;
-    std::optional<ElementwiseGroup> joined = join_groups(groups_.at(a), groups_.at(b), why);
-    if (!joined) return why;
-    if (!clusters_.merge(b, a)) return "a path between them leads through another node";
-    groups_[b] = std::move(*joined);
-    groups_.erase(a);
-    return nullptr;
-  }
-
   void note_refusals(PassNotes& notes) const;
 
-  bool rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members);
+  bool rewrite(FusionGroups::ClusterId cluster, const std::vector<NodeId>& members);
   bool build(const ElementwiseGroup& group, const std::vector<NodeId>& members,
              bool inline_constants);
   ExprReg operand(const ElementwiseGroup& group, ValueId id, bool inline_constants);
   ExprReg emit(const ElementwiseGroup& group, const Node& node, bool inline_constants);
-  bool leaves_group(ValueId id, NodeClusters::ClusterId cluster) const;
+  bool leaves_group(ValueId id, FusionGroups::ClusterId cluster) const;
 
   Graph& graph_;
-  NodeClusters clusters_;
-  std::map<NodeClusters::ClusterId, ElementwiseGroup> groups_;
-  // Maker and reader of a value that did not come together, and why; only for notes.
-  std::map<std::pair<NodeId, NodeId>, const char*> refusals_;
-  std::vector<bool> constant_;  // by value: computed from constants alone
+  FusionGroups groups_;
   std::vector<std::vector<NodeId>> users_;
   std::vector<bool> is_output_;
   // Of the program being built.
@@ -135,34 +74,34 @@ class Fusion {
 void Fusion::note_refusals(PassNotes& notes) const {
   for (NodeId id : graph_.order()) {
     const Node& node = graph_.node(id);
-    if (is_constant(node, op_registry().get(node.domain, node.op))) continue;
+    if (groups_.is_constant(node)) continue;
     std::vector<NodeId> seen;
     for (ValueId input : node.inputs) {
       const NodeId maker = input == kNoValue ? kNoNode : graph_.value(input).producer;
-      if (maker == kNoNode || clusters_.of(maker) == clusters_.of(id)) continue;
+      if (maker == kNoNode || groups_.of(maker) == groups_.of(id)) continue;
       if (std::ranges::find(seen, maker) != seen.end()) continue;
       seen.push_back(maker);
-      const bool maker_fits = groups_.contains(clusters_.of(maker));
-      const bool reader_fits = groups_.contains(clusters_.of(id));
+      const bool maker_fits = groups_.is_elementwise(maker);
+      const bool reader_fits = groups_.is_elementwise(id);
       if (!maker_fits && !reader_fits) continue;
       if (maker_fits && reader_fits) {
-        const auto found = refusals_.find({maker, id});
-        if (found != refusals_.end()) notes.refused(graph_, {maker, id}, found->second);
+        const auto found = groups_.refusals().find({maker, id});
+        if (found != groups_.refusals().end()) notes.refused(graph_, {maker, id}, found->second);
         continue;
       }
       const Node& other = graph_.node(maker_fits ? id : maker);
-      if (is_constant(other, op_registry().get(other.domain, other.op))) continue;
+      if (groups_.is_constant(other)) continue;
       std::string why;
       if (!group_of(graph_, other, &why)) notes.refused(graph_, {maker, id}, why);
     }
   }
 }
 
-bool Fusion::leaves_group(ValueId id, NodeClusters::ClusterId cluster) const {
+bool Fusion::leaves_group(ValueId id, FusionGroups::ClusterId cluster) const {
   if (is_output_[static_cast<size_t>(id)]) return true;
   const std::vector<NodeId>& users = users_[static_cast<size_t>(id)];
   return std::any_of(users.begin(), users.end(),
-                     [&](NodeId user) { return clusters_.of(user) != cluster; });
+                     [&](NodeId user) { return groups_.of(user) != cluster; });
 }
 
 ExprReg Fusion::operand(const ElementwiseGroup& group, ValueId id, bool inline_constants) {
@@ -206,8 +145,8 @@ ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inlin
   return def.expression(emitter);
 }
 
-bool Fusion::rewrite(NodeClusters::ClusterId cluster, const std::vector<NodeId>& members) {
-  const ElementwiseGroup& group = groups_.at(cluster);
+bool Fusion::rewrite(FusionGroups::ClusterId cluster, const std::vector<NodeId>& members) {
+  const ElementwiseGroup& group = groups_.common(cluster);
   // A scalar constant of high rank can be what gives the group its rank.
   return build(group, members, true) || build(group, members, false);
 }
@@ -217,7 +156,7 @@ bool Fusion::build(const ElementwiseGroup& group, const std::vector<NodeId>& mem
   builder_ = ExprBuilder();
   registers_.clear();
   inputs_.clear();
-  const NodeClusters::ClusterId cluster = clusters_.of(members[0]);
+  const FusionGroups::ClusterId cluster = groups_.of(members[0]);
   std::vector<ValueId> outputs;
   for (NodeId id : members) {
     const ValueId result = graph_.node(id).outputs[0];

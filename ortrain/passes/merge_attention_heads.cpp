@@ -24,11 +24,6 @@ ValueId source_of(const Graph& graph, ValueId value) {
   return shape[2].is_constant() && shape[3].is_constant() ? source : kNoValue;
 }
 
-bool refuse(const Graph& graph, NodeId id, const char* reason) {
-  if (PassNotes* notes = PassNotes::current()) notes->refused(graph, {id}, reason);
-  return false;
-}
-
 bool merge(Graph& graph, NodeId id, const std::vector<std::vector<NodeId>>& users) {
   const Node& node = graph.node(id);
   if (node.op != "Attention" || node.domain != kOrtrainDomain) return false;

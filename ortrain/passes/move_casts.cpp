@@ -13,13 +13,6 @@ namespace {
 
 bool is_cast(const Node& node) { return node.op == "Cast" && node.domain.empty(); }
 
-// Input 0 in another form, element by element.
-bool only_moves(const Node& node) {
-  static constexpr std::array<std::string_view, 5> kOps{"Flatten", "Reshape", "Squeeze",
-                                                        "Transpose", "Unsqueeze"};
-  return node.domain.empty() && std::ranges::find(kOps, node.op) != kOps.end();
-}
-
 // Every value of `from` is one of `to`.
 bool loses_nothing(DType from, DType to) {
   if (!is_float(from) || !is_float(to)) return false;
@@ -153,6 +146,12 @@ class CastMover {
 };
 
 }  // namespace
+
+bool only_moves(const Node& node) {
+  static constexpr std::array<std::string_view, 5> kOps{"Flatten", "Reshape", "Squeeze",
+                                                        "Transpose", "Unsqueeze"};
+  return node.domain.empty() && std::ranges::find(kOps, node.op) != kOps.end();
+}
 
 Pass move_casts() {
   return {.name = "move_casts",

@@ -16,4 +16,7 @@ namespace ortrain {
 // one checkpoint, and where nobody else reads what lies between.
 Pass move_casts();
 
+// Whether a node gives input 0 in another form, element by element.
+bool only_moves(const Node& node);
+
 }  // namespace ortrain

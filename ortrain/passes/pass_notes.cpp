@@ -35,4 +35,9 @@ void PassNotes::refused(const Graph& graph, std::initializer_list<NodeId> nodes,
   notes_.push_back(std::move(note));
 }
 
+bool refuse(const Graph& graph, NodeId id, const char* reason) {
+  if (PassNotes* notes = PassNotes::current()) notes->refused(graph, {id}, reason);
+  return false;
+}
+
 }  // namespace ortrain

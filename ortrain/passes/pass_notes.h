@@ -54,4 +54,7 @@ class PassNotes {
   std::vector<PassNote> notes_;
 };
 
+// For a pass that leaves a node as it is: notes why, where somebody listens. Returns false.
+bool refuse(const Graph& graph, NodeId id, const char* reason);
+
 }  // namespace ortrain

@@ -12,7 +12,7 @@
 
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/passes/choose_recomputation.h"
-#include "ortrain/passes/fusion_forecast.h"
+#include "ortrain/passes/fusion_groups.h"
 #include "ortrain/passes/recomputation.h"
 
 namespace ortrain {
@@ -87,7 +87,7 @@ class OpenBytes {
 class ElementwiseRecomputation {
  public:
   explicit ElementwiseRecomputation(Graph& graph)
-      : graph_(graph), forecast_(graph), users_(graph.users()) {}
+      : graph_(graph), groups_(graph), users_(graph.users()) {}
 
   bool run() {
     find_reads();
@@ -133,7 +133,7 @@ class ElementwiseRecomputation {
   void round_as_stores_do(size_t num_values, size_t num_nodes);
 
   Graph& graph_;
-  FusionForecast forecast_;
+  FusionGroups groups_;
   std::vector<std::vector<NodeId>> users_;
   std::vector<bool> is_read_;         // by ValueId: by the backward
   std::vector<ValueId> memory_of_;    // by ValueId: the value whose memory it may show
@@ -177,7 +177,7 @@ bool ElementwiseRecomputation::can_be_read_again(ValueId id) const {
 
 bool ElementwiseRecomputation::may_run_again(NodeId id) const {
   const Node& node = graph_.node(id);
-  if (node.phase != Phase::forward || node.checkpoint != 0 || !forecast_.is_elementwise(id)) {
+  if (node.phase != Phase::forward || node.checkpoint != 0 || !groups_.is_elementwise(id)) {
     return false;
   }
   const OpDef& def = op_registry().get(node.domain, node.op);
@@ -200,15 +200,15 @@ NodeId ElementwiseRecomputation::find_home(NodeId id) {
   for (NodeId user : users_[index_of(output)]) {
     NodeId reader = home_[index_of(user)];  // a forward node that runs again there
     if (reads_in_backward(user)) {
-      if (!forecast_.is_elementwise(user)) return kNoNode;
+      if (!groups_.is_elementwise(user)) return kNoNode;
       reader = user;
     }
     if (reader == kNoNode) continue;
-    if (home != kNoNode && !forecast_.join(home, reader)) return kNoNode;
+    if (home != kNoNode && groups_.join(home, reader) != nullptr) return kNoNode;
     home = reader;
   }
   const size_t members = is_16_bit_float(graph_.value(output).dtype) ? 2 : 1;  // with its rounding
-  return home != kNoNode && forecast_.admit(home, id, members) ? home : kNoNode;
+  return home != kNoNode && groups_.admit(home, id, members) ? home : kNoNode;
 }
 
 bool ElementwiseRecomputation::find_candidates() {
@@ -250,9 +250,9 @@ std::vector<bool> ElementwiseRecomputation::cheapest_cut() const {
 // Some reader is not in the kernel that makes it, and remains.
 bool ElementwiseRecomputation::is_written_anyway(ValueId id) const {
   const NodeId producer = graph_.value(id).producer;
-  if (!forecast_.is_elementwise(producer) || is_output_[index_of(id)]) return true;
+  if (!groups_.is_elementwise(producer) || is_output_[index_of(id)]) return true;
   return std::ranges::any_of(users_[index_of(id)], [&](NodeId user) {
-    return !reads_in_backward(user) && forecast_.of(user) != forecast_.of(producer);
+    return !reads_in_backward(user) && groups_.of(user) != groups_.of(producer);
   });
 }
 
@@ -269,7 +269,7 @@ void ElementwiseRecomputation::add_source(ValueId id, NodeId home, Balance& bala
   const Value& value = graph_.value(id);
   if (!balance.sources.insert(id).second) return;
   const bool is_read_there = std::ranges::any_of(users_[index_of(id)], [&](NodeId user) {
-    return reads_in_backward(user) && forecast_.of(user) == forecast_.of(home);
+    return reads_in_backward(user) && groups_.of(user) == groups_.of(home);
   });
   if (!is_read_there) balance.moved += nominal_bytes(value);
   if (value.kind != ValueKind::computed || is_read_[index_of(id)]) return;
@@ -326,7 +326,7 @@ bool ElementwiseRecomputation::keep_what_would_differ(std::vector<bool>& is_kept
       const NodeId producer = graph_.value(input).producer;
       if (producer == kNoNode || graph_.node(producer).op == "Cast") return false;  // rounds
       const bool one_kernel =
-          forecast_.is_elementwise(producer) && forecast_.of(producer) == forecast_.of(id);
+          groups_.is_elementwise(producer) && groups_.of(producer) == groups_.of(id);
       return one_kernel != runs_again(producer, is_kept);
     });
     if (!differs) continue;

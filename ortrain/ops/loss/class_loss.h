@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ortrain/ir/infer_context.h"
+#include "ortrain/ir/op_def.h"
 
 namespace ortrain::ops {
 
@@ -17,6 +20,11 @@ Reduction reduction_of(const AttributeReader& attrs);
 // Checks scores [N, C, d...] (or [C]) against labels [N, d...] (or a scalar) and class weights [C],
 // the latter at input `weight` if it is there; throws ShapeError.
 void check_class_loss(const InferContext& context, size_t scores, size_t labels, size_t weight);
+
+// Of CrossEntropy and its gradients: attributes, and the types of logits (T), labels (I), logsumexp
+// (U) and loss (L).
+std::vector<FormalAttribute> cross_entropy_attributes();
+std::map<std::string, DTypeSet> cross_entropy_types();
 
 // The type that sums over scores of a type have: float, or double for doubles.
 DType full_type(DType type);

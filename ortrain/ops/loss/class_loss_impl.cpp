@@ -42,6 +42,17 @@ void check_class_loss(const InferContext& context, size_t scores, size_t labels,
   }
 }
 
+std::vector<FormalAttribute> cross_entropy_attributes() {
+  return {{"reduction", std::string("mean")},
+          {"ignore_index", int64_t{-100}},
+          {"label_smoothing", 0.0},
+          {"full_loss", int64_t{0}}};
+}
+
+std::map<std::string, DTypeSet> cross_entropy_types() {
+  return {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}};
+}
+
 DType full_type(DType type) { return type == DType::f64 ? DType::f64 : DType::f32; }
 
 DType loss_type(const AttributeReader& attrs, DType scores) {

@@ -54,10 +54,7 @@ void register_classifier_loss(OpRegistry& registry) {
        .outputs = {{"dx", "T", Arity::optional},
                    {"dweight", "T", Arity::optional},
                    {"dbias", "T", Arity::optional}},
-       .attrs = {{"reduction", std::string("mean")},
-                 {"ignore_index", int64_t{-100}},
-                 {"label_smoothing", 0.0},
-                 {"full_loss", int64_t{0}}},
+       .attrs = cross_entropy_attributes(),
        .types =
            {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
        .infer = infer_classifier_loss_grad,

@@ -154,34 +154,26 @@ void register_cross_entropy(OpRegistry& registry) {
            "that of logsumexp: float for 16-bit logits.",
        .inputs = {{"logits", "T"}, {"labels", "I"}, {"weight", "T", Arity::optional}},
        .outputs = {{"loss", "L"}, {"logsumexp", "U", Arity::optional}},
-       .attrs = {{"reduction", std::string("mean")},
-                 {"ignore_index", int64_t{-100}},
-                 {"label_smoothing", 0.0},
-                 {"full_loss", int64_t{0}}},
-       .types =
-           {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
+       .attrs = cross_entropy_attributes(),
+       .types = cross_entropy_types(),
        .precision = Precision::deny,
        .infer = infer_cross_entropy,
        .gradient = cross_entropy_gradient,
        .standard_form = cross_entropy_form});
-  registry.add(
-      {.name = "CrossEntropyGrad",
-       .domain = std::string(kOrtrainDomain),
-       .summary = "dloss times the gradient of CrossEntropy by its logits: (softmax(logits) "
-                  "- target) / normalizer, zeros where the label is ignored.",
-       .inputs = {{"dloss", "L"},
-                  {"logits", "T"},
-                  {"labels", "I"},
-                  {"logsumexp", "U", Arity::optional},
-                  {"weight", "T", Arity::optional}},
-       .outputs = {{"dlogits", "T"}},
-       .attrs = {{"reduction", std::string("mean")},
-                 {"ignore_index", int64_t{-100}},
-                 {"label_smoothing", 0.0},
-                 {"full_loss", int64_t{0}}},
-       .types =
-           {{"T", kFloatTypes}, {"I", kIndexTypes}, {"U", kFullFloatTypes}, {"L", kFloatTypes}},
-       .infer = infer_cross_entropy_grad});
+  registry.add({.name = "CrossEntropyGrad",
+                .domain = std::string(kOrtrainDomain),
+                .summary =
+                    "dloss times the gradient of CrossEntropy by its logits: (softmax(logits) "
+                    "- target) / normalizer, zeros where the label is ignored.",
+                .inputs = {{"dloss", "L"},
+                           {"logits", "T"},
+                           {"labels", "I"},
+                           {"logsumexp", "U", Arity::optional},
+                           {"weight", "T", Arity::optional}},
+                .outputs = {{"dlogits", "T"}},
+                .attrs = cross_entropy_attributes(),
+                .types = cross_entropy_types(),
+                .infer = infer_cross_entropy_grad});
   registry.add(
       {.name = "SoftmaxCrossEntropyLoss",
        .since = 12,

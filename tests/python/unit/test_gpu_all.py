@@ -21,7 +21,7 @@ from benchmarks import step_clock
 from benchmarks.compare import Settings
 from benchmarks.gpu_all import kernels, memory, op_cases, parts, record, speed, training
 from benchmarks.gpu_all.__main__ import GROUPS, LINES, main, reason_not_to_run
-from benchmarks.gpu_all.line import Aim, Line, Run, is_fault, not_run, outcome
+from benchmarks.gpu_all.line import Aim, Line, Run, find_tool, is_fault, not_run, outcome
 from benchmarks.memory import is_out_of_memory, try_batch
 from benchmarks.peers import PEERS
 from benchmarks.table import make_console
@@ -408,6 +408,53 @@ def test_cases_that_were_left_out_are_told(program: Path) -> None:
     assert figures["left out"] > 0
 
 
+needs_program = pytest.mark.skipif(
+    PROVIDER != "simulator", reason="this build has no simulator of the GPU provider"
+)
+
+
+@needs_program
+def test_program_checks_cases_of_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORTRAIN_CHECK_KERNELS", raising=False)
+
+    def named(*arguments: str) -> tuple[set[str], dict[str, Any]]:
+        done = subprocess.run(
+            [op_cases.find_program(), *arguments], capture_output=True, text=True, check=True
+        )
+        *lines, last = map(json.loads, done.stdout.splitlines())
+        return {line["case"] for line in lines if "at" in line}, last
+
+    cases, found = named("values", "--only", "Softmax/rows")
+    assert found["cases"] == len(cases) > 0 and found["failed"] == found["left_out"] == 0
+    halves = [named("values", "--only", "Softmax/rows", "--part", f"{i}/2")[0] for i in (0, 1)]
+    assert halves[0] | halves[1] == cases and not halves[0] & halves[1]
+    kernels = _core.device_kernels(PROVIDER)
+    own = [c for c in _core.op_cases() if not {"host", "view"}.issuperset(kernels[c["op"]])]
+    _, found = named("values", "--own", "--seconds", "0")
+    assert found["cases"] == 0 and found["left_out"] == len(own) < len(_core.op_cases())
+    gradients, found = named("gradients", "--only", "Softmax/rows")
+    assert gradients < cases and found["failed"] == 0
+
+
+@needs_program
+@pytest.mark.parametrize(
+    "arguments", [[], ["sums"], ["values", "--part", "2/2"], ["values", "--seconds", "x"]]
+)
+def test_program_refuses(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORTRAIN_CHECK_KERNELS", raising=False)
+    command = [op_cases.find_program(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "usage:" in done.stderr and done.stdout == ""
+
+
+@needs_program
+def test_rehearsal_of_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORTRAIN_CHECK_KERNELS", raising=False)
+    figures = rehearsed(tmp_path, "--only", "op-cases")["op-cases"]["figures"]
+    assert figures["failed"] == 0 and figures["passed"] > 0
+    assert figures["cases"] > 30 and figures["left out"] == 0
+
+
 def test_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTRAIN_CHECK_KERNELS", "/nowhere/program")
     with pytest.raises(FileNotFoundError, match="/nowhere/program is missing: cmake --build"):
@@ -428,7 +475,7 @@ def test_sanitizer_is_called_and_read(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr(op_cases, "_processes", lambda _: 6)
-    assert op_cases.find_sanitizer() == str(tool)
+    assert find_tool("compute-sanitizer") == str(tool)
     measured = run(rehearsal=False)
     figures = op_cases.measure_sanitized(measured, tool="memcheck")
     assert figures["errors"] == 4 and figures["passed"] == 6 and figures["left out"] == 4
@@ -437,7 +484,7 @@ def test_sanitizer_is_called_and_read(
     figures = op_cases.measure_sanitized(measured, tool="memcheck")
     assert "no summary" in figures["error"]
     assert figures["processes that did not end well"] == 2
-    monkeypatch.setattr(op_cases, "find_sanitizer", lambda: None)
+    monkeypatch.setattr(op_cases, "find_tool", lambda name: None)
     with pytest.raises(FileNotFoundError, match="compute-sanitizer was not found"):
         op_cases.measure_sanitized(measured, tool="memcheck")
 
