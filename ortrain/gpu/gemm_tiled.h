@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     finish_parts(const ComputeType<T>* partial, int64_t parts, int64_t m, int64_t n,
                  BatchAxes batch, GemmEpilogue<T> epilogue) {
   const int64_t each = batch.count * m * n;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(256)
 
 // The same without an epilogue, added to `before`, or null.
 template <class C>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     add_parts(const C* partial, int64_t parts, int64_t each, const C* before, C* d) {
   for_each_item(each, [&](int64_t i) {
     C sum = before == nullptr ? C{0} : before[i];

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     place(int64_t positions, const int32_t* targets, int32_t* next, int32_t* placed) {
   for_each_item(positions, [&](int64_t i) {
     const int32_t target = targets[i];
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kSize>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     write_last(TargetSink sink, int64_t count, int64_t inner, const void* from_address,
                void* to_address) {
   using Word = typename WordOf<kSize>::type;

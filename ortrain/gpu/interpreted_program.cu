@@ -67,7 +67,7 @@ ORTRAIN_DEVICE void store_results(const DeviceProgram& program, bool per_row, in
   }
 }
 
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     interpret_elements(DeviceProgram program, Addresses addresses) {
   const DevicePass pass = program.passes[0];
   uint64_t slots[kSlots];

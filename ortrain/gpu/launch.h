@@ -96,9 +96,13 @@ void launch(void (*kernel)(Parameters...), const LaunchShape& shape, void* strea
 #endif
 }
 
+// Threads of a block of `items`, by which kernels for it bound their launches.
+inline constexpr unsigned kItemThreads = 256;
+
 // Blocks for a loop over `count` items in strides of the whole grid (see `for_each_item`): enough
 // to fill any device, so that index arithmetic is shared among many items.
-inline LaunchShape items(int64_t count, unsigned threads = 256, int64_t max_blocks = 4096) {
+inline LaunchShape items(int64_t count, unsigned threads = kItemThreads,
+                         int64_t max_blocks = 4096) {
   return {
       .blocks = block_count(std::clamp<int64_t>((count + threads - 1) / threads, 0, max_blocks)),
       .threads = threads};

@@ -13,7 +13,7 @@ constexpr int64_t kLeastSide = 16;
 constexpr int kTileThreads = 256;
 
 template <int kWord, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     copy_words(CopyAxes axes, int64_t count, const void* in_address, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   const Word* in = static_cast<const Word*>(in_address);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(256)
 // Every element of the input becomes a word of copies: steps of the input count elements, those of
 // the output words.
 template <int kWord, int kElement, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     splat_words(CopyAxes axes, int64_t count, const void* in_address, void* out_address) {
   using Word = typename WordOf<kWord>::type;
   using Element = typename WordOf<kElement>::type;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <int kWord>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     fill_words(int64_t count, typename WordOf<8>::type bits, void* address) {
   using Word = typename WordOf<kWord>::type;
   Word* out = static_cast<Word*>(address);

@@ -21,7 +21,7 @@ struct Window {
 
 // Steps count words; the value is one element.
 template <int kWord, int kElement, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     copy_window(Window window, int64_t count, const void* in_address, const void* value_address,
                 void* out_address) {
   using Word = typename WordOf<kWord>::type;

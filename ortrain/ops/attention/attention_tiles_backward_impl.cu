@@ -110,7 +110,7 @@ void launch_backward(const AttentionBackwardProblem& p, bool first, bool second,
 
 // A warp per row of dout and out.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     row_products(AttentionBackwardProblem p, ComputeType<T>* delta) {
   using C = ComputeType<T>;
   const AttentionProblem& f = p.forward;

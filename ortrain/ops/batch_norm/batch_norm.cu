@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(128)
 
 // With given statistics.
 template <class C>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     inference_affine(int64_t channels, C epsilon, ForwardChannels ch, Affine<C>* affine) {
   for_each_item(channels, [&](int64_t c) {
     const C invstd = C{1} / static_cast<C>(sqrt(ch.running_var.get(c, C{1}) + epsilon));
@@ -184,7 +184,8 @@ KernelFn make_forward(NodeSpec& spec) {
 
 // Means as the sums need them.
 template <class C>
-__global__ void __launch_bounds__(256) copy_means(int64_t channels, ChannelValues from, C* means) {
+__global__ void __launch_bounds__(kItemThreads)
+    copy_means(int64_t channels, ChannelValues from, C* means) {
   for_each_item(channels, [&](int64_t c) { means[c] = from.get(c, C{0}); });
 }
 

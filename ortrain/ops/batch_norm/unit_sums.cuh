@@ -226,7 +226,7 @@ struct Affine {
 
 // dy and x may be null: their term is left out.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     apply_affine(Units u, const Affine<ComputeType<T>>* of, const T* dy, const T* x, T* out) {
   using C = ComputeType<T>;
   const int64_t run = u.size / kWidth, count = u.batch * u.units * run;

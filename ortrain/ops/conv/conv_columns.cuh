@@ -81,7 +81,7 @@ struct ColumnStrides {
 
 // The columns of `images` images and `positions` outputs from `first` on, all channels.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     windows_to_columns(ConvExtents e, int64_t images, int64_t first, int64_t positions,
                        ColumnStrides strides, const T* x, T* columns) {
   const int64_t rows = e.in_channels * e.kernel_size;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(256)
 // x = bias + what the columns of `channels` channels from `first` on hold for each position; `x`
 // begins at the first image.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     columns_to_inputs(ConvExtents e, int64_t images, int64_t first, int64_t channels,
                       const ComputeType<T>* columns, const T* bias, T* x) {
   using C = ComputeType<T>;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(256)
 
 // gradients[m][image][position] of the positions from `first` on: as the columns have them.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     gather_gradients(ConvExtents e, int64_t images, int64_t first, int64_t positions, const T* dy,
                      T* gradients) {
   for_each_item(e.out_channels * images * positions, [&](int64_t i) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(256)
 
 // dw = the sum of the parts, in order.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     add_weight_parts(const ComputeType<T>* parts, int64_t count, int64_t size, T* dw) {
   using C = ComputeType<T>;
   for_each_item(size, [&](int64_t i) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(256)
 // --- one input channel per group
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     depthwise(ConvExtents e, const T* x, const T* w, const T* bias, T* y) {
   using C = ComputeType<T>;
   for_each_item(e.batch * e.out_channels * e.out_size, [&](int64_t i) {
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     depthwise_input(ConvExtents e, const T* dy, const T* w, const T* bias, T* dx) {
   using C = ComputeType<T>;
   for_each_item(e.batch * e.in_channels * e.in_size, [&](int64_t i) {

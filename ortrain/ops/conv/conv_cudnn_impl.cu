@@ -18,7 +18,7 @@ bool bias_is_a_pass(const ConvNode& node) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     add_bias(int64_t count, int64_t channels, int64_t size, const T* bias, T* x) {
   using C = ComputeType<T>;
   for_each_item(count, [&](int64_t i) {

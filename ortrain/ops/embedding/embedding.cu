@@ -31,7 +31,7 @@ struct Gather {
 };
 
 template <class I, class Pack>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     gather_rows(Gather g, const Pack* weight, const I* indices, Pack* y) {
   const int rows_at_once = kThreads / g.per_row;
   const int place = static_cast<int>(threadIdx.x) % g.per_row;
@@ -100,7 +100,7 @@ constexpr int kShort = 64;  // lists up to this are followed; for others all ind
 constexpr int kRead = 4;    // indices per thread at a time
 
 template <class T>
-__global__ void __launch_bounds__(256) begin_scatter(Scatter s, const T* base, T* table) {
+__global__ void __launch_bounds__(kItemThreads) begin_scatter(Scatter s, const T* base, T* table) {
   for_each_item(s.rows, [&](int64_t row) {
     s.head[row] = -1;
     s.length[row] = 0;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256) begin_scatter(Scatter s, const T* base, T
 }
 
 template <class I>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     link_rows(Scatter s, const I* indices, FaultReporter faults) {
   for_each_item(s.count, [&](int64_t i) {
     const int64_t index = indices[i];

@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class C>
-__global__ void __launch_bounds__(256) write_counts(int64_t count, const Counter* counts, T* out) {
+__global__ void __launch_bounds__(kItemThreads)
+    write_counts(int64_t count, const Counter* counts, T* out) {
   for_each_item(count, [&](int64_t b) { out[b] = static_cast<T>(static_cast<C>(counts[b])); });
 }
 

@@ -8,7 +8,7 @@ namespace ortrain::gpu {
 namespace {
 
 template <class I>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     check_indices(int64_t count, const I* indices, const int64_t* extent, FaultReporter faults,
                   I* out) {
   for_each_item(count, [&](int64_t i) {

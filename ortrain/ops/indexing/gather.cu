@@ -23,7 +23,7 @@ struct GatherShape {
 };
 
 template <class I, int kWord, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     gather(GatherShape s, Divider inner, Divider indices_divider, int64_t count,
            FaultReporter faults, const void* data_address, const I* indices, void* out_address) {
   using Word = typename WordOf<kWord>::type;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(256)
 
 // Indices are wrong or not also where there is nothing to move.
 template <class I>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     check_indices(GatherShape s, FaultReporter faults, const I* indices) {
   for_each_item(s.indices, [&](int64_t i) {
     int64_t index = indices[i];
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class I>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     find_targets(GatherShape s, FaultReporter faults, const I* indices, TargetSink sink) {
   for_each_item(s.indices, [&](int64_t i) {
     int64_t index = indices[i];

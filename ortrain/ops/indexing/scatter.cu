@@ -49,7 +49,7 @@ Elements elements_of(const NodeSpec& spec) {
 }
 
 template <class I, int kSize, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     gather_elements(Elements e, FaultReporter faults, const void* data_address, const I* indices,
                     void* out_address) {
   using Word = typename WordOf<kSize>::type;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class I>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     element_targets(Elements e, FaultReporter faults, const I* indices, TargetSink sink) {
   for_each_item(e.count,
                 [&](int64_t i) { sink.put(i, e.template place<uint32_t>(i, indices[i], faults)); });
@@ -130,7 +130,7 @@ struct Tuples {
 };
 
 template <int kWord>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     gather_tuples(Tuples t, int64_t words, int64_t count, FaultReporter faults,
                   const void* data_address, const int64_t* indices, void* out_address) {
   using Word = typename WordOf<kWord>::type;
@@ -143,12 +143,12 @@ __global__ void __launch_bounds__(256)
   });
 }
 
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     tuple_targets(Tuples t, FaultReporter faults, const int64_t* indices, TargetSink sink) {
   for_each_item(t.count, [&](int64_t i) { sink.put(i, t.place(i, indices, faults)); });
 }
 
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     check_tuples(Tuples t, FaultReporter faults, const int64_t* indices) {
   for_each_item(t.count, [&](int64_t i) { t.place(i, indices, faults); });
 }

@@ -48,7 +48,7 @@ KernelFn make_forward(NodeSpec& spec) {
 
 // dx is -w dloss at the labels and zero elsewhere.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     nll_loss_grad(ClassRows rows, Labels labels, bool each, const T* dloss, const T* weight,
                   const LossSums* parts, int64_t part_count, T* dx) {
   using C = ComputeType<T>;

@@ -24,7 +24,8 @@ struct KernelPass {
 };
 
 template <class From, class To, class Index>
-__global__ void __launch_bounds__(256) resample(KernelPass pass, const From* from, To* to) {
+__global__ void __launch_bounds__(kItemThreads)
+    resample(KernelPass pass, const From* from, To* to) {
   using C = ComputeType<To>;
   for_each_item(pass.count, [&](int64_t i) {
     const Index row = pass.inner.divide(static_cast<Index>(i));

@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(256)
 
 // out = the sum of those that are there.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     sum_states(int64_t count, const ComputeType<T>* a, const ComputeType<T>* b, const T* c,
                T* out) {
   using C = ComputeType<T>;

@@ -47,7 +47,7 @@ KernelFn make_constant(NodeSpec& spec, Device& device) {
 }
 
 template <int kSize>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     eye(int64_t count, int64_t columns, int64_t k, typename WordOf<8>::type one_bits,
         void* address) {
   using Word = typename WordOf<kSize>::type;

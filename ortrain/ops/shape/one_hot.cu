@@ -32,7 +32,7 @@ ORTRAIN_DEVICE int64_t hot_position(I index, int64_t depth) {
 }
 
 template <class I, int kSize>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     one_hot(AxisSplit split, int64_t count, const I* indices, const void* values, void* address) {
   using Word = typename WordOf<kSize>::type;
   const Word off = static_cast<const Word*>(values)[0];

@@ -10,7 +10,7 @@ namespace ortrain::gpu {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     range(int64_t count, const T* start, const T* delta, T* out) {
   const T first = *start;
   const T step = *delta;

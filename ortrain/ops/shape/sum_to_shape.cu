@@ -149,7 +149,7 @@ __global__ void sum_rows(Sums s, const T* x, T* y, SumType<T>* partial) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     add_pieces(int64_t outputs, int64_t pieces, const SumType<T>* partial, T* y) {
   for_each_item(outputs, [&](int64_t i) {
     SumType<T> sum = 0;

@@ -14,7 +14,7 @@ struct Matrices {
 };
 
 template <int kSize, class Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     trilu(Matrices m, int64_t count, const int64_t* diagonal, const void* in_address,
           void* out_address) {
   using Word = typename WordOf<kSize>::type;

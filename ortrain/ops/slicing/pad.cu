@@ -57,7 +57,7 @@ struct Gradient {
 };
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kItemThreads)
     pad_grad(Gradient gradient, int64_t count, const T* dy, T* dx) {
   using C = ComputeType<T>;
   for_each_item(count, [&](int64_t i) {
