@@ -162,9 +162,40 @@ void ExprKernelPlan::place_arguments() {
       places.push_back(dense_[i] ? 0 : append(static_cast<uint64_t>(stride)));
     }
   }
+  place_draws();
   first_input_ = words_.size();
   words_.resize(first_input_ + program_.num_inputs() + program_.outputs.size());
   first_output_ = first_input_ + program_.num_inputs();
+}
+
+void ExprKernelPlan::place_draws() {
+  const auto add = [](auto& list, auto value) {
+    if (std::ranges::find(list, value) == list.end()) list.push_back(value);
+  };
+  for (size_t i = 0; i < program_.code.size(); ++i) {
+    const ExprInstruction& instruction = program_.code[i];
+    if (!schedule_.needed[i] || !draws(instruction.op)) continue;
+    add(streams_, instruction.integer);
+    const ExprReg seed = seed_of(instruction);
+    if (program_.code[static_cast<size_t>(seed)].op == ExprOp::constant) add(constant_seeds_, seed);
+  }
+  first_stream_ = words_.size();
+  for (const int64_t stream : streams_) words_.push_back(static_cast<uint64_t>(stream));
+  first_seed_ = words_.size();
+  for (const ExprReg seed : constant_seeds_) {
+    words_.push_back(static_cast<uint64_t>(program_.code[static_cast<size_t>(seed)].integer));
+  }
+}
+
+size_t ExprKernelPlan::stream_index(ExprReg draw) const {
+  const int64_t stream = program_.code[static_cast<size_t>(draw)].integer;
+  return static_cast<size_t>(std::ranges::find(streams_, stream) - streams_.begin());
+}
+
+std::optional<size_t> ExprKernelPlan::seed_word(ExprReg constant) const {
+  const auto place = std::ranges::find(constant_seeds_, constant);
+  if (place == constant_seeds_.end()) return std::nullopt;
+  return first_seed_ + static_cast<size_t>(place - constant_seeds_.begin());
 }
 
 bool ExprKernelPlan::takes(const void* const* inputs, void* const* outputs) const {

@@ -32,8 +32,9 @@ struct ExprKernelShape {
 };
 
 // An expression program for concrete shapes as a generated kernel. What the kernel is depends on
-// the program, on the pattern of broadcasting and on the classes above; sizes and strides are
-// arguments, so that most shapes share a kernel.
+// the program, on the pattern of broadcasting and on the classes above; sizes, strides, and
+// streams and seeds of random draws are arguments, so that most shapes and equal layers share a
+// kernel.
 class ExprKernelPlan {
  public:
   // Why no kernel is generated for this one.
@@ -64,6 +65,11 @@ class ExprKernelPlan {
   size_t stride_word(size_t input, size_t axis) const { return stride_words_[input][axis]; }
   size_t input_word(size_t input) const { return first_input_ + input; }
   size_t output_word(size_t output) const { return first_output_ + output; }
+  // Of a draw (dropout, dropout_mask): its stream among those of the program, and where it lies.
+  size_t stream_index(ExprReg draw) const;
+  size_t stream_word(ExprReg draw) const { return first_stream_ + stream_index(draw); }
+  // Of a constant that is the seed of a draw; none of others.
+  std::optional<size_t> seed_word(ExprReg constant) const;
 
   // Whether an input of that many values lies as the elements (or rows) themselves do.
   bool is_dense(size_t input) const { return dense_[input]; }
@@ -71,6 +77,7 @@ class ExprKernelPlan {
  private:
   void choose_shape(bool vectors);
   void place_arguments();
+  void place_draws();
 
   ExprProgram program_;
   bool rows_ = false;
@@ -83,6 +90,11 @@ class ExprKernelPlan {
   std::vector<uint64_t> words_;
   std::vector<size_t> axis_words_;
   std::vector<std::vector<size_t>> stride_words_;
+  // Each once, in the order of the draws that are needed.
+  std::vector<int64_t> streams_;
+  std::vector<ExprReg> constant_seeds_;
+  size_t first_stream_ = 0;
+  size_t first_seed_ = 0;
   size_t first_input_ = 0;
   size_t first_output_ = 0;
 };

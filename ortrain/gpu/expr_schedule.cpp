@@ -27,6 +27,12 @@ ExprExtent input_extent(const Dims& strides) {
 
 }  // namespace
 
+bool draws(ExprOp op) { return op == ExprOp::dropout || op == ExprOp::dropout_mask; }
+
+ExprReg seed_of(const ExprInstruction& draw) {
+  return draw.operands[draw.op == ExprOp::dropout ? 1 : 0];
+}
+
 ExprSchedule::ExprSchedule(const ExprProgram& program, const ExprAxes& axes) {
   const size_t size = program.code.size();
   needed.assign(size, false);
@@ -48,9 +54,7 @@ ExprSchedule::ExprSchedule(const ExprProgram& program, const ExprAxes& axes) {
     });
     if (instruction.op == ExprOp::input) extent = input_extent(axes.strides[i]);
     if (is_reduction(instruction.op)) extent = ExprExtent::per_row;
-    if (instruction.op == ExprOp::dropout || instruction.op == ExprOp::dropout_mask) {
-      extent = ExprExtent::full;
-    }
+    if (draws(instruction.op)) extent = ExprExtent::full;
     extents.push_back(extent);
     if (needed[i]) passes = std::max(passes, earliest[i] + (is_reduction(instruction.op) ? 2 : 1));
   }

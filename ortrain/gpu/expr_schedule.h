@@ -9,6 +9,10 @@
 
 namespace ortrain::gpu {
 
+// Whether an operation draws random numbers, and from which seed.
+bool draws(ExprOp op);
+ExprReg seed_of(const ExprInstruction& draw);
+
 // The order in which a device runs an expression program over a row. Each pass goes over the row
 // once; it ends with the reductions whose operands it can know, which later passes use. The last
 // pass writes the outputs. A program without reductions is one pass.

@@ -87,8 +87,6 @@ bool takes_faults(ExprOp op) {
          op == ExprOp::pow;
 }
 
-bool draws(ExprOp op) { return op == ExprOp::dropout || op == ExprOp::dropout_mask; }
-
 class Writer {
  public:
   explicit Writer(const ExprKernelPlan& plan)
@@ -191,9 +189,9 @@ class Writer {
 
   // --- one operation
 
-  std::string words_of(const ExprInstruction& instruction) const {
-    const ExprReg seed = instruction.operands[instruction.op == ExprOp::dropout ? 1 : 0];
-    return str("words_", seed, "_", static_cast<uint64_t>(instruction.integer));
+  // The stream itself is an argument, the ratio is not: that would cost registers.
+  std::string words_of(ExprReg draw) const {
+    return str("words_", seed_of(code(draw)), "_", plan_.stream_index(draw));
   }
 
   std::string value_of(ExprReg reg) const {
@@ -201,6 +199,9 @@ class Writer {
     const ExprOpInfo& info = expr_op_info(instruction.op);
     switch (instruction.op) {
       case ExprOp::constant:
+        if (const std::optional<size_t> place = plan_.seed_word(reg)) {
+          return str("static_cast<long long>(", word(*place), ")");
+        }
         return is_float(instruction.dtype)
                    ? float_literal(instruction.dtype, instruction.number)
                    : integer_literal(instruction.dtype, instruction.integer);
@@ -208,13 +209,12 @@ class Writer {
         return str("op_cast<", register_name(instruction.dtype), ">(",
                    register_of(instruction.operands[0]), ")");
       case ExprOp::dropout:
-        return str("op_dropout(", register_of(instruction.operands[0]), ", ", words_of(instruction),
+        return str("op_dropout(", register_of(instruction.operands[0]), ", ", words_of(reg),
                    ".values[v], ", dropout_threshold(instruction.number), "u, ",
                    float_literal(instruction.dtype, dropout_scale(instruction.number)), ")");
       case ExprOp::dropout_mask:
         if (!(instruction.number < 1.0)) return "false";
-        return str(words_of(instruction), ".values[v] >= ", dropout_threshold(instruction.number),
-                   "u");
+        return str(words_of(reg), ".values[v] >= ", dropout_threshold(instruction.number), "u");
       default:
         break;
     }
@@ -307,11 +307,10 @@ class Writer {
   void write_random_words(const std::vector<ExprReg>& list, const std::string& element) {
     std::set<std::string> written;
     for (const ExprReg reg : list) {
-      const ExprInstruction& instruction = code(reg);
-      if (!draws(instruction.op) || !written.insert(words_of(instruction)).second) continue;
-      const ExprReg seed = instruction.operands[instruction.op == ExprOp::dropout ? 1 : 0];
-      line("const RandomWords<V> ", words_of(instruction), "(static_cast<U64>(", register_of(seed),
-           "), ", static_cast<uint64_t>(instruction.integer), "ull, ", element, ");");
+      if (!draws(code(reg).op) || !written.insert(words_of(reg)).second) continue;
+      line("const RandomWords<V> ", words_of(reg), "(static_cast<U64>(",
+           register_of(seed_of(code(reg))), "), ", word(plan_.stream_word(reg)), ", ", element,
+           ");");
     }
   }
 

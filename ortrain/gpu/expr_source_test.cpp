@@ -276,6 +276,25 @@ TEST(ExprSource, ManyShapesShareAKernel) {
   EXPECT_EQ(text({{7}, {7}}), text({{2, 3}, {2, 3}}));
 }
 
+TEST(ExprSource, LayersShareAKernelWhateverTheyDraw) {
+  const auto text = [](const std::string& seed, const char* first, const char* second) {
+    const ExprProgram program = ExprProgram::parse(
+        str("expr 1\n%0 = input float32\n%1 = ", seed, "\n%2 = dropout float32 %0 %1 ", first,
+            "\n%3 = dropout_mask bool %1 ", second, "\noutput %2 bfloat16\noutput %3 bool\n"));
+    std::vector<Dims> dims{{64, 32}};
+    if (program.num_inputs() == 2) dims.emplace_back();
+    return print_source(ExprKernelPlan(program, dims, true)).text;
+  };
+  const std::string one = text("input int64", "ratio 0.1 stream 3", "ratio 0.1 stream 3");
+  EXPECT_EQ(one, text("input int64", "ratio 0.1 stream 70", "ratio 0.1 stream 70"));
+  // Words of two streams.
+  EXPECT_NE(one, text("input int64", "ratio 0.1 stream 3", "ratio 0.1 stream 4"));
+  EXPECT_EQ(text("input int64", "ratio 0.1 stream 3", "ratio 0.2 stream 4"),
+            text("input int64", "ratio 0.1 stream 9", "ratio 0.2 stream 1"));
+  EXPECT_EQ(text("constant int64 5", "ratio 0.1 stream 3", "ratio 0.1 stream 3"),
+            text("constant int64 6", "ratio 0.1 stream 3", "ratio 0.1 stream 3"));
+}
+
 TEST(ExprSource, RowsStayInRegistersWhereTheyFit) {
   const ExprProgram program = ExprProgram::parse(
       "expr 1\n%0 = input bfloat16\n%1 = row_mean float32 %0\n%2 = sub float32 %0 %1\n%3 = mul "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -335,6 +336,40 @@ def test_dropout_in_a_model_gives_the_gradients_of_the_cpu(monkeypatch: pytest.M
     monkeypatch.setenv("ORTRAIN_GPU_SIMULATOR", "0")
     assert run(on_cpu) == pytest.approx(first, rel=1e-6)
     assert_same_gradients(on_device, on_cpu)
+
+
+def test_equal_layers_share_their_generated_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("ORTRAIN_KERNEL_CACHE_DIR", "off")
+
+    def kernels(layers: int) -> list[str]:
+        """Return the sources that a step of GPT-2 wants compiled, which are interpreted then."""
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        compiler = folder / "compiler"
+        compiler.write_text(
+            "#!/bin/sh\nfor word; do case $word in *kernel.cpp) "
+            f'cp "$word" "{folder}/$$.source";; esac; done\nexit 1\n'
+        )
+        compiler.chmod(0o700)
+        monkeypatch.setenv("ORTRAIN_GPU_COMPILER", str(compiler))
+        config = transformers.GPT2Config(
+            vocab_size=19, n_positions=8, n_embd=16, n_layer=layers, n_head=2, use_cache=False
+        )
+        model = ORTModule(transformers.GPT2LMHeadModel(config).train())
+        ids = torch.arange(16).reshape(2, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        assert "generated" in kernels_of(model)
+        return sorted(path.read_text() for path in folder.glob("*.source"))
+
+    two = kernels(2)
+    assert any("const RandomWords<V> words" in source for source in two)
+    assert len(set(two)) == len(two)
+    assert kernels(4) == two
 
 
 def test_backward_twice_with_retained_graph() -> None:
