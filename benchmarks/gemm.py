@@ -57,16 +57,17 @@ class DeviceProducts:
     def __init__(self, device: str, edge: int = DEVICE_EDGE) -> None:
         self._clock = StepClock(device)
         self._edge = edge
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         # Zeros would run at another rate than what a training multiplies.
         self._left, self._right = (
-            torch.randn(edge, edge, generator=generator).to(device, torch.bfloat16)
+            torch.randn(edge, edge, generator=generator, device=device, dtype=torch.bfloat16)
             for _ in range(2)
         )
 
     def rates(self, repeat: int) -> dict[str, list[float]]:
-        """Return the FLOP/s of some products by library."""
-        torch.mm(self._left, self._right)
+        """Return the FLOP/s of some products by library, after as many that raise the clock."""
+        for _ in range(repeat):
+            torch.mm(self._left, self._right)
         spans = []
         for _ in range(repeat):
             begin = self._clock.mark()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,11 +53,13 @@ class Peer:
       what: It in words.
       make: Makes it of a model, whose parameters are where it is to train.
       environment: What its process runs in.
+      modules: What ``make`` imports.
     """
 
     what: str
     make: Callable[[nn.Module], Side]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    modules: Sequence[str] = ()
 
 
 def _adamw(model: nn.Module, *, fused: bool | None = None) -> torch.optim.AdamW:
@@ -92,7 +94,11 @@ def _ortrain(model: nn.Module) -> Side:
     def describe() -> dict[str, Any]:
         report = wrapped.report()
         fallback = next((c.fallback for c in report.captures if c.fallback), "")
-        return {"native_share": report.native_share, "fallback": fallback}
+        stages: dict[str, float] = {}
+        for record in (*report.captures, *report.pieces):
+            for stage, seconds in record.stages.items():
+                stages[stage] = stages.get(stage, 0.0) + seconds
+        return {"native_share": report.native_share, "fallback": fallback, "stages": stages}
 
     return Side(wrapped, optimizer, True, describe)
 
@@ -101,7 +107,7 @@ PEERS: dict[str, Peer] = {
     "eager": Peer("PyTorch as it comes", _eager),
     "tuned": Peer("PyTorch, fused AdamW, malloc keeps its memory", _tuned, _KEEP_MEMORY),
     "compile": Peer("torch.compile, default mode", _compile),
-    "ortrain": Peer("ORTModule and FusedAdamW", _ortrain),
+    "ortrain": Peer("ORTModule and FusedAdamW", _ortrain, modules=("ortrain", "ortrain.optim")),
 }
 
 

@@ -8,6 +8,7 @@ whatever libraries print goes to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from benchmarks import ROOT, package_path
 
 WARM_UP_SECONDS = 0.5
 QUIET_SECONDS = 20  # compilers' helpers get this long to come to rest
+TIME_LIMIT = "the time limit was reached"
 
 
 class WorkerError(RuntimeError):
@@ -66,6 +68,7 @@ class Worker:
             text=True,
         )
         self._threads = threads
+        self._begun = 0
         self._late = False
         self._timer: threading.Timer | None = None
         if deadline is not None:
@@ -77,18 +80,33 @@ class Worker:
         """Send one request and wait for the answer.
 
         Raises:
-          WorkerError: The worker reported an error.
+          WorkerError: The worker reported an error, here or to what had begun.
           WorkerEndedError: It ended, or was ended at its deadline.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.settle()
+        self.begin(request, **arguments)
+        return self._answer()
+
+    def begin(self, request: str, **arguments: Any) -> None:
+        """Send one request; ``settle`` or the next ``ask`` waits for the answer."""
+        assert self._process.stdin is not None
         if request in ("build", "gemm"):
             arguments["threads"] = self._threads
-        try:
+        self._begun += 1
+        # A process that has ended is noticed where its answer is missing.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"request": request, **arguments}) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+
+    def settle(self) -> None:
+        """Wait until what was begun is done; raises as ``ask`` does."""
+        while self._begun:
+            self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        self._begun -= 1
+        line = self._process.stdout.readline()
         if not line:
             raise WorkerEndedError(self._how_it_ended())
         answer = json.loads(line)
@@ -103,15 +121,17 @@ class Worker:
     def _how_it_ended(self) -> str:
         status = self._process.wait()
         if self._late:
-            return "the time limit was reached"
+            return TIME_LIMIT
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the process; ``at_once`` without what Python does at its end."""
         if self._timer is not None:
             self._timer.cancel()
+        if at_once:
+            self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             try:
@@ -141,6 +161,16 @@ class _Requests:
         self._products: Any = None
         self._device = "cpu"
 
+    def prepare(self, workload: dict[str, Any], peer: str) -> None:
+        """Import what ``build`` takes, without touching a device."""
+        from benchmarks.peers import PEERS
+        from benchmarks.workloads import Workload
+
+        _quiet()
+        for module in PEERS[peer].modules:
+            importlib.import_module(module)
+        Workload(**workload).build_meta()  # transformers imports an architecture when it is used
+
     def build(
         self,
         workload: dict[str, Any],
@@ -153,14 +183,17 @@ class _Requests:
         import torch
 
         from benchmarks.peers import PEERS, make_step
-        from benchmarks.resources import resident_bytes
+        from benchmarks.resources import reset_peak_of, resident_bytes
         from benchmarks.workloads import Workload
 
         _quiet()
         if threads is not None:
             torch.set_num_threads(threads)
         made = Workload(**workload)
-        model, batch = made.build().to(device), made.make_batch()
+        model, batch = made.build(device), made.make_batch()
+        if device != "cpu":
+            torch.cuda.empty_cache()  # of what drawing the weights took
+            reset_peak_of(device)
         torch.manual_seed(2)
         self._device = device
         self._side = PEERS[peer].make(model)
@@ -182,19 +215,24 @@ class _Requests:
 
         self._step = make_step(self._side, Workload(**workload).make_batch(), dtype, self._device)
 
-    def first_step(self) -> dict[str, float]:
-        """Do the first step and wait for it; CPU time includes child processes."""
+    def first_step(self) -> dict[str, Any]:
+        """Do the first step and wait for it; CPU time includes child processes.
+
+        "stages" are the seconds of what the engine did in it, where it is the engine's.
+        """
         from benchmarks.resources import cpu_seconds, peak_of, reset_peak_of
 
         wall, cpu = time.perf_counter(), cpu_seconds()
         loss = float(self._step())
         self._synchronize()
-        result = {
+        result: dict[str, Any] = {
             "wall": time.perf_counter() - wall,
             "cpu": cpu_seconds() - cpu,
             "loss": loss,
             "peak_bytes": peak_of(self._device),
         }
+        if stages := self._side.describe().get("stages"):
+            result["stages"] = stages
         reset_peak_of(self._device)
         return result
 
@@ -238,6 +276,12 @@ class _Requests:
 
         return {"peak_bytes": peak_of(self._device), **self._side.describe()}
 
+    def profile(self) -> dict[str, Any]:
+        """Do one step more; see ``benchmarks.kernel_times``."""
+        from benchmarks.kernel_times import kernel_times
+
+        return kernel_times(self._step, self._device)
+
     def memory(self, workload: dict[str, Any]) -> dict[str, Any]:
         """Measure the memory of a step; see ``benchmarks.memory``."""
         from benchmarks.memory import probe
@@ -270,11 +314,17 @@ class _Requests:
         return Workload(**workload).flops()
 
     def gemm(
-        self, repeat: int, threads: int | None, device: str = "cpu", edge: int | None = None
+        self,
+        repeat: int,
+        threads: int | None,
+        device: str = "cpu",
+        edge: int | None = None,
+        keep: bool = True,
     ) -> dict[str, list[float]]:
         """Return the FLOP/s of some large products, by library.
 
-        They are float32 on the CPU; given an ``edge``, bfloat16 and square, on any device.
+        They are float32 on the CPU; given an ``edge``, bfloat16 and square, on any device, whose
+        memory is given back unless factors are to be kept for the next time.
         """
         import torch
 
@@ -284,7 +334,12 @@ class _Requests:
             torch.set_num_threads(threads)
         if self._products is None:
             self._products = Products() if edge is None else DeviceProducts(device, edge)
-        return self._products.rates(repeat)
+        rates = self._products.rates(repeat)
+        if not keep:
+            self._products = None
+            if device != "cpu":
+                torch.cuda.empty_cache()
+        return rates
 
     def _synchronize(self) -> None:
         from benchmarks.step_clock import StepClock

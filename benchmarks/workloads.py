@@ -63,10 +63,18 @@ class Workload:
             text += f", {1 - self.density:.0%} padding"
         return text
 
-    def build(self) -> nn.Module:
-        """Return the model in training mode, the same weights at each call."""
+    def build(self, device: str = "cpu") -> nn.Module:
+        """Return the model in training mode, the same weights at each call.
+
+        Args:
+          device: Where the weights are drawn, by its own generator: those of a device differ from
+            the CPU's.
+        """
         torch.manual_seed(0)
-        return MODELS[self.model].build(dict(self.overrides)).train()
+        with torch.device(device):
+            made = MODELS[self.model].build(dict(self.overrides))
+        # Tensors that came from elsewhere than a factory follow.
+        return made.to(device).train()
 
     def make_batch(self) -> dict[str, torch.Tensor]:
         """Return the keyword arguments of the model's forward, the same at each call."""

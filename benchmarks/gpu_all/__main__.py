@@ -12,6 +12,8 @@ below its aim is a result. ``--rehearse`` runs the code of every line at tiny si
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import shlex
 import sys
 import time
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_all import kernels, memory, op_cases, smoke, speed, training
-from benchmarks.gpu_all.line import Line, Run, is_fault, not_run, outcome
+from benchmarks.gpu_all.line import Line, Run, is_fault, not_run, outcome, result_of
 from benchmarks.gpu_all.record import (
     RecordError,
     describe_machine,
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--peers", help="sides, by commas; eager,compile,ortrain")
     parser.add_argument("--rounds", type=int, help="turns of each side; 5")
+    parser.add_argument("--profile", action="store_true", help="kernels of a step in speed lines")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--output", type=Path, help="folder for the results")
     return parser
@@ -104,6 +107,23 @@ def _peers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tupl
     return peers
 
 
+def check_arguments(arguments: list[str]) -> None:
+    """End the program, as ``main`` would, where a command line is wrong."""
+    _checked(_parser(), arguments)
+
+
+def _checked(
+    parser: argparse.ArgumentParser, arguments: list[str] | None
+) -> tuple[argparse.Namespace, list[Line], tuple[str, ...]]:
+    """Return the options, the lines that they choose, and the sides."""
+    options = parser.parse_args(arguments)
+    lines = _chosen(parser, options)
+    peers = _peers(parser, options)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be positive")
+    return options, lines, peers
+
+
 def _run_of(options: argparse.Namespace, peers: tuple[str, ...], deadline: float, say: Any) -> Run:
     from ortrain import _core
 
@@ -114,17 +134,13 @@ def _run_of(options: argparse.Namespace, peers: tuple[str, ...], deadline: float
         device, rounds = options.device, 5
         provider = device if ":" in device else f"{device}:0"
     rounds = options.rounds or rounds
-    return Run(device, provider, options.rehearse, peers, rounds, deadline, say)
+    return Run(device, provider, options.rehearse, peers, rounds, deadline, say, options.profile)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    lines = _chosen(parser, options)
-    peers = _peers(parser, options)
-    if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds must be positive")
+    options, lines, peers = _checked(parser, arguments)
     console = make_console()
     if options.list:
         print_list(lines, console)
@@ -145,6 +161,15 @@ def main(arguments: list[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "benchmarks.gpu_all", *words])
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     made: dict[str, dict[str, Any]] = {}
+
+    def keep(line: Line, begin: float, figures: dict[str, Any]) -> None:
+        """Write what there is of a line that goes on: it may be ended."""
+        assert path is not None
+        figures = {"unfinished": "the line did not end", **figures}
+        so_far = result_of(line, figures, time.monotonic() - begin, rehearsal=options.rehearse)
+        lines_so_far = {**made, line.key: stamp(so_far, machine, command)}
+        save(path, machine, merge(kept, lines_so_far), rehearsal=options.rehearse)
+
     for line in lines:
         begin = time.monotonic()
         seconds = min(line.seconds, options.seconds or line.seconds)
@@ -157,6 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             with console.status(line.title) as status:
                 run = _run_of(options, peers, begin + seconds, status.update)
+                if path:
+                    run = dataclasses.replace(run, partial=functools.partial(keep, line, begin))
                 result = outcome(line, run)
             taken = result["seconds"]
             console.print(f"{line.key}: {result['status']}, {taken:.0f} s", highlight=False)

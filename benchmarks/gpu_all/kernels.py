@@ -108,7 +108,7 @@ def trained(device: str, *, rehearsal: bool) -> tuple[Any, Callable[[], Any]]:
     from benchmarks.peers import PEERS, make_step
 
     workload = tiny(WORKLOAD) if rehearsal else WORKLOAD
-    side = PEERS["ortrain"].make(workload.build().to(device))
+    side = PEERS["ortrain"].make(workload.build(device))
     step = make_step(side, workload.make_batch(), "bf16", device)
     for _ in range(4):
         step()

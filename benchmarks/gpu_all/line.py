@@ -59,6 +59,8 @@ class Run:
       rounds: Turns of each side.
       deadline: When the line has to be done, by ``time.monotonic()``.
       say: Called with what is being done.
+      profile: Speed lines tell the kernels of a step.
+      partial: Called with the figures there are so far, as ``Line.measure`` returns them.
     """
 
     device: str
@@ -68,6 +70,8 @@ class Run:
     rounds: int
     deadline: float
     say: Say = lambda text: None
+    profile: bool = False
+    partial: Callable[[dict[str, Any]], None] = lambda figures: None
 
     def seconds_left(self) -> float:
         """Return the time until the deadline, at least a second."""
@@ -106,35 +110,45 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
     """Run a line and return its result; an error becomes part of it.
 
     Returns:
-      "status": "reached", "missed", "incomplete" (a figure that an aim names was not measured),
-      "failed" (with "error"; the figures there are, are kept), or "rehearsed", which judges nothing; "figures", "aims" with "value" and "reached", "seconds".
+      "status": "reached", "missed", "incomplete" (a figure that an aim names was not measured, or
+      the line was cut off, with "error"), "failed" (with "error"; the figures there are, are kept),
+      or "rehearsed", which judges nothing; "figures", "aims" with "value" and "reached", "seconds".
     """
     start = time.monotonic()
-    error = ""
     try:
         figures = line.measure(run)
-        error = figures.pop("error", "")
     except (
         *(WorkerError, OSError, RuntimeError, ValueError, KeyError, ImportError),
         subprocess.TimeoutExpired,
     ) as raised:
         # The other lines go on; what happened stands in the result and sets the exit status.
-        figures, error = {}, f"{type(raised).__name__}: {raised}"
+        figures = {"error": f"{type(raised).__name__}: {raised}"}
+    return result_of(line, figures, time.monotonic() - start, rehearsal=run.rehearsal)
+
+
+def result_of(
+    line: Line, figures: dict[str, Any], seconds: float, *, rehearsal: bool
+) -> dict[str, Any]:
+    """Return the result of a line; "error" or "unfinished" among its figures say what is wrong."""
+    figures = dict(figures)
+    error, unfinished = figures.pop("error", ""), figures.pop("unfinished", "")
     aims = []
     for aim in line.aims:
         value = figures.get(aim.figure)
-        judged = value is not None and not run.rehearsal
+        counts = value is not None and not rehearsal
         aims.append(
             {
                 "figure": aim.figure,
                 "aim": str(aim),
                 "value": value,
-                "reached": aim.reached_by(value) if judged else None,
+                "reached": aim.reached_by(value) if counts else None,
             }
         )
     if error:
         status = "failed"
-    elif run.rehearsal:
+    elif unfinished:
+        status = "incomplete"
+    elif rehearsal:
         status = "rehearsed"
     elif any(aim["reached"] is False for aim in aims):
         status = "missed"
@@ -147,9 +161,10 @@ def outcome(line: Line, run: Run) -> dict[str, Any]:
         "status": status,
         "aims": aims,
         "figures": figures,
-        "seconds": time.monotonic() - start,
+        "seconds": seconds,
     }
-    return result | ({"error": error} if error else {})
+    what = error or unfinished
+    return result | ({"error": what} if what else {})
 
 
 def not_run(line: Line, why: str) -> dict[str, Any]:

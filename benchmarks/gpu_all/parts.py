@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.gpu_all.__main__ import check_arguments
 
 KILLED_AFTER = 15.0  # seconds behind the limit that a line itself knows
+POLL = 2.0  # seconds between looks at what a line has written
 LEAST = 5.0  # seconds for which no line is begun
 
 
@@ -80,15 +82,19 @@ class Results:
         if self._lines.exists():
             self._known = json.loads(self._lines.read_text(encoding="utf-8"))
 
-    def add(self, key: str, made: dict[str, Any], printed: str) -> None:
-        """Write what came of a line."""
+    def put(self, key: str, made: dict[str, Any]) -> None:
+        """Write what there is of a line."""
         with self._lock:
             self._known[key] = made
             beside = self._lines.with_suffix(".part")
             beside.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
             beside.replace(self._lines)
-            with self._log.open("a", encoding="utf-8") as log:
-                log.write(f"=== {key}\n{printed}\n")
+
+    def add(self, key: str, made: dict[str, Any], printed: str) -> None:
+        """Write what came of a line."""
+        self.put(key, made)
+        with self._lock, self._log.open("a", encoding="utf-8") as log:
+            log.write(f"=== {key}\n{printed}\n")
 
 
 def run_line(key: str, arguments: Sequence[str], seconds: float, results: Results) -> None:
@@ -104,17 +110,36 @@ def run_line(key: str, arguments: Sequence[str], seconds: float, results: Result
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
-            try:
-                status: int | None = process.wait(seconds + KILLED_AFTER)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
-                process.wait()
-                status = None
-        files = list(Path(folder).glob("*.json"))
-        lines = json.loads(files[0].read_text(encoding="utf-8"))["lines"] if files else {}
-        made = lines.get(key, {"status": "failed", "error": f"no result, status {status}"})
+            status = _followed(process, start + seconds + KILLED_AFTER, Path(folder), key, results)
+        made = _read(Path(folder), key)
+        made = made or {"status": "failed", "error": f"no result, status {status}"}
         made["whole seconds"] = time.monotonic() - start
         results.add(key, made, log.read_text(errors="replace"))
+
+
+def _followed(
+    process: subprocess.Popen[bytes], end: float, folder: Path, key: str, results: Results
+) -> int | None:
+    """Return the status of a line's process, None where it was ended; writes what comes of it."""
+    written = None
+    while True:
+        try:
+            return process.wait(max(0.0, min(POLL, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                os.killpg(process.pid, 9)
+                process.wait()
+                return None
+        if (made := _read(folder, key)) is not None and made != written:
+            results.put(key, made)
+            written = made
+
+
+def _read(folder: Path, key: str) -> dict[str, Any] | None:
+    """Return what a line's process has written so far."""
+    for path in folder.glob("*.json"):
+        return json.loads(path.read_text(encoding="utf-8"))["lines"].get(key)
+    return None
 
 
 def run_lanes(
@@ -141,19 +166,33 @@ def run_lanes(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; a line that fails is a result, so the status is 0."""
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
+    parser.add_argument("part", nargs="?", help=f"one of {', '.join(PARTS)}")
     parser.add_argument("--lane", action="append", default=[], help="keys by commas, repeatable")
     parser.add_argument("--seconds", type=float, help="in place of the part's own")
     parser.add_argument("--output", type=Path, required=True, help="folder for what comes back")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
-    options, more = parser.parse_known_args(arguments)
+    parser.add_argument("--profile", action="store_true", help="kernels of a step in speed lines")
+    parser.add_argument("--peers", help="sides, by commas; eager,compile,ortrain")
+    parser.add_argument("--rounds", help="turns of each side; 5")
+    parser.add_argument("--device", help="cuda:0")
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # before the part, for which the value of an unknown option would be taken
+        parser.error(f"unknown option: {' '.join(unknown)}")
+    if options.part not in (None, *PARTS):
+        parser.error(f"unknown part {options.part}; there are {', '.join(PARTS)}")
     if (options.part is None) == (not options.lane):
         parser.error("name a part, or lanes")
     if options.part is not None:
         part = PARTS[options.part]
     else:
         part = Part("lanes", 300.0, [lane.split(",") for lane in options.lane])
-    given = [*part.arguments, *more, *(["--rehearse"] if options.rehearse else [])]
+    given = list(part.arguments)
+    for name in ("peers", "rounds", "device"):
+        if (value := getattr(options, name)) is not None:
+            given += [f"--{name}", value]
+    given += [f"--{name}" for name in ("rehearse", "profile") if getattr(options, name)]
+    keys = ",".join(key for lane in part.lanes for key in lane)
+    check_arguments(["--only", keys, *given])
     run_lanes(part.lanes, options.seconds or part.seconds, given, Results(options.output))
     for key, made in json.loads((options.output / "lines.json").read_text()).items():
         error = str(made.get("error", "")).strip().splitlines()

@@ -274,31 +274,16 @@ def check_fault(device: str) -> dict[str, Any]:
 
 def profile_step(device: str, rehearsal: bool) -> dict[str, Any]:
     """Return the kernels of a step of GPT-2 under bf16 autocast, longest first."""
-    import torch
-
     from benchmarks.gpu_all.kernels import trained
+    from benchmarks.kernel_times import kernel_times
 
     def work() -> dict[str, Any]:
         side, step = trained(device, rehearsal=rehearsal)
         loss = float(step())
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if device != "cpu":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
-            step()
-            if device != "cpu":
-                torch.cuda.synchronize()
-        rows = [
-            {"kernel": e.key[:160], "us": e.self_device_time_total, "count": e.count}
-            for e in profile.key_averages()
-            if e.device_type != torch.autograd.DeviceType.CPU
-        ]
-        rows.sort(key=lambda row: -row["us"])
-        total = sum(row["us"] for row in rows)
+        times = kernel_times(step, device)
         described = side.describe()
         right = loss == loss and not described["fallback"]
-        shown = rows[:60]
-        return {"right": right, "loss": loss, "total us": total, "kernels": shown, **described}
+        return {"right": right, "loss": loss, **times, **described}
 
     return _caught(work)
 

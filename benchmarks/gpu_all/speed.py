@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from benchmarks.compare import Settings, compare, ratio
 from benchmarks.gemm import DEVICE_EDGE
 from benchmarks.gpu_all.line import Aim, Line, Run
+from benchmarks.worker import TIME_LIMIT
 from benchmarks.workloads import MODELS, Workload
 
 OURS = "ortrain"
@@ -98,15 +100,31 @@ def figures_of(result: dict[str, Any]) -> dict[str, Any]:
             figures[f"first step of {peer}'s"] = share
     if "wall" in ours:
         figures["step, ms"] = ours["wall"]["median"] * 1e3
+    if "eta" in ours:
         figures["η"] = ours["eta"]
+    if "first_step" in ours:
+        figures["first step, s"] = ours["first_step"]["wall"]
+        figures["stages"] = ours["first_step"].get("stages", {})
+    if "profile" in ours:
+        profile = ours.pop("profile")
+        figures["kernels, ms"], figures["kernels"] = profile["total us"] / 1e3, profile["kernels"]
+    if "profile_error" in ours:
+        figures["no kernels"] = ours["profile_error"]
     errors = [f"{name}: {side['error']}" for name, side in sides.items() if "error" in side]
+    late = all(side.get("error", TIME_LIMIT) == TIME_LIMIT for side in sides.values())
     if ours.get("fallback"):
         errors.append(f"{OURS} ran in PyTorch: {ours['fallback']}")
-    return figures | {"comparison": result} | ({"error": "; ".join(errors)} if errors else {})
+        late = False
+    figures["comparison"] = result
+    if errors:
+        # What was not done in time is no fault where something was.
+        some = any("wall" in side for side in sides.values())
+        figures["unfinished" if late and some else "error"] = "; ".join(errors)
+    return figures
 
 
 def measure(workload: Workload, run: Run) -> dict[str, Any]:
-    """Compare the sides; torch.compile and Ortrain start without caches."""
+    """Compare the sides, one after the other; torch.compile and Ortrain start without caches."""
     settings = Settings(
         peers=tuple(run.peers),
         threads=1 if run.rehearsal else None,
@@ -115,9 +133,15 @@ def measure(workload: Workload, run: Run) -> dict[str, Any]:
         cold_compile=True,
         device=run.device,
         product_edge=_REHEARSAL_EDGE if run.rehearsal else DEVICE_EDGE,
+        alone=True,
+        profiled=(OURS,) if run.profile else (),
     )
     size = tiny(workload) if run.rehearsal else workload
-    return figures_of(compare(size, settings, run.say, run.deadline))
+
+    def tell(result: dict[str, Any]) -> None:
+        run.partial(figures_of(copy.deepcopy(result)))
+
+    return figures_of(compare(size, settings, run.say, run.deadline, tell))
 
 
 def _line(key: str, title: str, workload: Workload, eager: float, compiled: float) -> Line:

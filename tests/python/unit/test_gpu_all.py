@@ -17,16 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import step_clock
+from benchmarks import compare, step_clock
 from benchmarks.compare import Settings
 from benchmarks.gpu_all import kernels, memory, op_cases, parts, record, speed, training
 from benchmarks.gpu_all.__main__ import GROUPS, LINES, main, reason_not_to_run
 from benchmarks.gpu_all.line import Aim, Line, Run, find_tool, is_fault, not_run, outcome
+from benchmarks.kernel_times import kernel_times
 from benchmarks.memory import is_out_of_memory, try_batch
 from benchmarks.peers import PEERS
 from benchmarks.table import make_console
-from benchmarks.worker import Worker, WorkerEndedError, WorkerError
-from benchmarks.workloads import Workload
+from benchmarks.worker import TIME_LIMIT, Worker, WorkerEndedError, WorkerError
+from benchmarks.workloads import MODELS, Workload
 from ortrain import _core
 from ortrain.testing.models import CASES
 
@@ -181,6 +182,39 @@ def test_failing_line_is_recorded() -> None:
     assert half["status"] == "failed" and half["figures"] == {"× eager": 2.1}
 
 
+def test_line_that_was_cut_off_is_incomplete() -> None:
+    figures = {"× eager": 2.1, "unfinished": "compile: the time limit was reached"}
+    for rehearsal in (False, True):
+        made = outcome(line(lambda _: figures, Aim("× eager", 2.0)), run(rehearsal=rehearsal))
+        assert made["status"] == "incomplete" and not is_fault(made)
+        assert made["error"] == figures["unfinished"] and made["figures"] == {"× eager": 2.1}
+    assert made["aims"][0]["value"] == 2.1
+
+
+def test_figures_of_a_comparison_that_was_cut_off() -> None:
+    times = {"wall": {"median": 0.2}, "first_step": {"wall": 2.0}}
+    stages = {"wall": 1.0, "stages": {"capture": 0.6}}
+    profile = {"total us": 1500.0, "kernels": [{"kernel": "a", "us": 1500.0, "count": 2}]}
+    ours = {"wall": {"median": 0.1}, "first_step": stages, "eta": 0.3, "profile": profile}
+    cut = {"error": TIME_LIMIT}
+    figures = speed.figures_of({"sides": {"eager": times, "ortrain": ours, "compile": cut}})
+    assert figures["unfinished"] == "compile: the time limit was reached"
+    assert (figures["× eager"], figures["× compile"]) == (2.0, None)
+    assert (figures["η"], figures["stages"]) == (0.3, {"capture": 0.6})
+    assert figures["kernels, ms"] == 1.5 and figures["kernels"][0]["kernel"] == "a"
+    told = {"wall": {"median": 0.1}, "profile_error": "no counters"}
+    figures = speed.figures_of({"sides": {"eager": times, "ortrain": told}})
+    assert figures["no kernels"] == "no counters" and not {"error", "unfinished"} & set(figures)
+    figures = speed.figures_of({"sides": {"eager": times, "ortrain": cut}})
+    assert figures["unfinished"] and figures["× eager"] is None
+    # A fault, and nothing at all, are failures.
+    for sides in (
+        {"eager": times, "compile": {"error": "out of memory"}, "ortrain": cut},
+        {"eager": cut, "ortrain": cut},
+    ):
+        assert "error" in speed.figures_of({"sides": sides})
+
+
 def test_results_are_merged(tmp_path: Path) -> None:
     path = tmp_path / record.file_name(MACHINE, rehearsal=False)
     assert path.name == "nvidia-h200.json"
@@ -248,6 +282,28 @@ def test_command_fills_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     document = json.loads((tmp_path / "nvidia-h200.json").read_text())
     assert document["lines"]["b"]["status"] == "missed"
     assert runs == ["a", "b"]
+
+
+def test_line_that_goes_on_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[main.__module__]
+    monkeypatch.setattr(module, "reason_not_to_run", lambda device: "")
+    monkeypatch.setattr(module, "describe_machine", lambda device: MACHINE)
+
+    def written() -> dict[str, Any]:
+        return json.loads((tmp_path / "nvidia-h200.json").read_text())["lines"]["a"]
+
+    def measure(made: Run) -> dict[str, Any]:
+        assert made.profile
+        made.partial({"× eager": 2.5})
+        assert written()["status"] == "incomplete" and written()["figures"] == {"× eager": 2.5}
+        assert written()["error"] == "the line did not end"
+        return {"× eager": 2.6}
+
+    monkeypatch.setattr(
+        module, "LINES", (Line("a", "speed", "A", (Aim("× eager", 2.0),), 30.0, measure),)
+    )
+    assert main(["--profile", "--output", str(tmp_path)]) == 0
+    assert written()["status"] == "reached" and written()["figures"] == {"× eager": 2.6}
 
 
 # --- largest batch
@@ -342,9 +398,19 @@ def test_steps_on_the_cpu_are_timed_by_the_clock() -> None:
     assert made["block"] >= 0.002
 
 
+def test_kernels_of_a_step_are_told() -> None:
+    left = torch.randn(64, 64)
+    made = kernel_times(lambda: [left @ left for _ in range(3)], "cpu")
+    (product,) = (row for row in made["kernels"] if row["kernel"] == "aten::mm")
+    assert product["count"] == 3 and 0 < product["us"] <= made["total us"]
+    assert len(kernel_times(lambda: (left @ left).sum().cos(), "cpu", 2)["kernels"]) == 2
+
+
 def test_settings_want_products_of_the_device() -> None:
     with pytest.raises(ValueError, match="products on 'cuda:0' need a product_edge"):
         Settings(device="cuda:0")
+    with pytest.raises(ValueError, match="sides on 'cuda:0' are to be alone"):
+        Settings(device="cuda:0", product_edge=64)
 
 
 # --- pieces that need a process
@@ -354,6 +420,125 @@ def test_worker_ends_at_its_deadline() -> None:
     with Worker({}, 1, time.monotonic() + 0.2) as worker:
         with pytest.raises(WorkerEndedError, match="the time limit was reached"):
             worker.ask("flops", workload=dataclasses.asdict(Workload("gpt2", 1, 1024)))
+
+
+def test_worker_does_what_was_begun() -> None:
+    plain = dataclasses.asdict(Workload("mlp", 8, 1))
+    with Worker({}, 1) as worker:
+        worker.begin("prepare", workload=plain, peer="ortrain")
+        worker.begin("call", function="resources:resident_bytes")
+        assert worker.ask("flops", workload=plain) > 0
+        worker.begin("prepare", workload={**plain, "overrides": {"depth": 3}}, peer="eager")
+        with pytest.raises(WorkerError, match="TypeError"):
+            worker.settle()
+        worker.begin("flops", workload=plain)
+        worker.close(at_once=True)
+
+
+HASH = """
+import hashlib, sys
+from benchmarks.workloads import Workload
+model = Workload("bert-cls", 1, 8, overrides=dict(hidden_size=16, num_hidden_layers=1,
+    num_attention_heads=2, intermediate_size=32, vocab_size=97)).build(sys.argv[1])
+digest = hashlib.sha256()
+for name, tensor in model.state_dict().items():
+    digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+print(digest.hexdigest(), {tensor.device.type for tensor in model.state_dict().values()})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda:0",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ),
+    ],
+)
+def test_processes_draw_equal_weights(device: str) -> None:
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", HASH, device],
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(made) == 1 and repr(torch.device(device).type) in made.pop()
+
+
+def test_weights_of_the_cpu_are_those_of_its_seed() -> None:
+    torch.manual_seed(0)
+    plain = MODELS["mlp"].build({})
+    made = Workload("mlp", 1, 1).build().state_dict()
+    assert all(torch.equal(made[name], weight) for name, weight in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("cores", [1, 1000])
+def test_sides_that_are_done_stay_where_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    """The time is over in the second round of the second of three sides."""
+    started: list[Worker] = []
+    turns = []
+
+    class Ended(Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+            if len(turns) == 4:
+                self._end_late()
+
+        def ask(self, request: str, **arguments: Any) -> Any:
+            if request == "steps":
+                turns.append(self)
+                if len(turns) == 4:
+                    for worker in started:
+                        worker._end_late()
+            return super().ask(request, **arguments)
+
+    monkeypatch.setattr(compare, "Worker", Ended)
+    monkeypatch.setattr(compare, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(compare, "START_TOGETHER", cores)
+    settings = Settings(
+        peers=("eager", "ortrain", "tuned"),
+        threads=1,
+        rounds=2,
+        cold_compile=True,
+        product_edge=64,
+        alone=True,
+        profiled=("eager",),
+    )
+    so_far = []
+    made = compare.compare(
+        Workload("mlp", 8, 1),
+        settings,
+        deadline=time.monotonic() + 100,
+        done=lambda result: so_far.append(list(result["sides"])),
+    )
+    eager, ours, tuned = made["sides"].values()
+    assert "error" not in eager and eager["eta"] > 0 and eager["peak_bytes"] > 0
+    assert eager["profile"]["kernels"] and eager["phases"]["first step"] > 0
+    assert ours["error"] == TIME_LIMIT and ours["eta"] > 0 and "peak_bytes" not in ours
+    assert ours["first_step"]["stages"]["capture"] > 0
+    assert tuned["error"] == TIME_LIMIT and "wall" not in tuned
+    assert made["reference_error"] == TIME_LIMIT and made["flops"] > 0
+    assert len(so_far) == 3
+    figures = speed.figures_of(made)
+    assert figures["× eager"] > 0 and "ortrain: the time limit" in figures["unfinished"]
+    json.dumps(made)
+
+
+def test_comparison_without_time_has_errors() -> None:
+    settings = Settings(("eager",), threads=1, rounds=1, product_edge=64, alone=True)
+    made = compare.compare(Workload("mlp", 8, 1), settings, deadline=time.monotonic())
+    assert made["sides"]["eager"]["error"] == TIME_LIMIT and made["flops"] is None
+    assert made["gemm"] == {} and "error" in speed.figures_of(made)
 
 
 # Stands for ortrain_check_kernels: ten cases, one of which ends the process, one is the last that
@@ -533,6 +718,62 @@ def test_line_that_overruns_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
 
 
+def test_options_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(parts, "run_lanes", lambda *arguments: given.extend(arguments[:3]))
+    monkeypatch.setattr(parts.Results, "__init__", lambda self, folder: None)
+    (tmp_path / "lines.json").write_text("{}")
+    output = ["--output", str(tmp_path)]
+    more = ["--rounds", "3", "--peers", "eager,ortrain", "--device", "cuda:1", "--profile"]
+    assert parts.main(["--lane", "gpt2", "--seconds", "200", *more, *output]) == 0
+    assert given[:2] == [[["gpt2"]], 200.0]
+    assert given[2] == [
+        *("--peers", "eager,ortrain", "--rounds", "3", "--device", "cuda:1", "--profile")
+    ]
+    given.clear()
+    assert parts.main(["E", "--peers", "ortrain", *output]) == 0
+    assert given[2] == ["--peers", "eager,ortrain", "--peers", "ortrain"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lane", "gpt2", "--turns", "3"],
+        ["--lane", "gpt2,gpt5"],
+        ["--lane", "gpt2", "--peers", "jax,ortrain"],
+        ["--lane", "gpt2", "--rounds", "0"],
+        ["C", "--lane", "gpt2"],
+        ["F"],
+        [],
+    ],
+)
+def test_parts_refuse_before_anything_runs(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(SystemExit) as refused:
+        parts.main([*arguments, "--output", str(output)])
+    assert refused.value.code == 2 and not output.exists()
+    assert "--turns" not in arguments or "unknown option: --turns" in capsys.readouterr().err
+
+
+def test_line_that_is_ended_keeps_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "POLL", 0.05)
+    written = tmp_path / "gpu.json"
+    script = (
+        "import pathlib, time\n"
+        f'pathlib.Path({str(written)!r}).write_text(\'{{"lines": {{"a": {{"x": 1}}}}}}\')\n'
+        "time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    results = parts.Results(tmp_path / "out")
+    status = parts._followed(process, time.monotonic() + 2, tmp_path, "a", results)
+    assert status is None and process.poll() is not None
+    assert json.loads((tmp_path / "out" / "lines.json").read_text()) == {"a": {"x": 1}}
+
+
 def test_no_line_is_begun_without_time(tmp_path: Path) -> None:
     parts.run_lanes([["found"]], 1.0, [], parts.Results(tmp_path))
     made = json.loads((tmp_path / "lines.json").read_text())
@@ -650,8 +891,10 @@ def test_every_kind_of_work_has_a_tiny_form(each: Line) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["bert-large-padded", "resnet-50"])
 def test_rehearsal_of_speed(tmp_path: Path, key: str) -> None:
-    figures = rehearsed(tmp_path, "--only", key)[key]["figures"]
+    figures = rehearsed(tmp_path, "--only", key, "--profile")[key]["figures"]
     assert figures["× eager"] > 0 and figures["first step of eager's"] > 0
+    assert figures["stages"]["capture"] > 0 and figures["first step, s"] > 0
+    assert 0 < len(figures["kernels"]) <= 60 and figures["kernels, ms"] > 0
     comparison = figures["comparison"]
     assert comparison["settings"]["dtype"] == "bf16" and comparison["settings"]["cold_compile"]
     assert comparison["sides"]["ortrain"]["native_share"] == 1.0
