@@ -29,6 +29,36 @@ TEST(Philox, ElementMapsToCounterSeedAndStream) {
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(philox_word(seed, stream, 4 * block + i), words[i]);
 }
 
+// Known answers of seven rounds: Random123's kat_vectors.
+TEST(Philox, SevenRounds) {
+  EXPECT_EQ(philox<7>({0, 0, 0, 0}, {0, 0}),
+            (Words{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}));
+  constexpr uint32_t kOnes = 0xFFFFFFFF;
+  EXPECT_EQ(philox<7>({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
+            (Words{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
+  EXPECT_EQ(philox<7>({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}));
+}
+
+TEST(Philox, HalvesAreTheWordsLowFirst) {
+  const Words words = philox<7>({9, 0, 3, 0}, {7, 0});
+  for (uint64_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(philox_half(7, 3, 72 + i), i % 2 == 0 ? words[i / 2] & 0xFFFF : words[i / 2] >> 16);
+  }
+}
+
+TEST(Philox, HalfThreshold) {
+  EXPECT_EQ(half_threshold(0.0), 0u);
+  EXPECT_EQ(half_threshold(-1.0), 0u);
+  EXPECT_EQ(half_threshold(0.5), 0x8000u);
+  EXPECT_EQ(half_threshold(1.0), 0x10000u);  // no half is as much
+  EXPECT_EQ(half_threshold(1e-6), 0u);
+  const uint32_t threshold = half_threshold(0.1);
+  int dropped = 0;
+  for (uint64_t i = 0; i < 100000; ++i) dropped += philox_half(7, 3, i) < threshold;
+  EXPECT_NEAR(dropped, 10000, 400);
+}
+
 TEST(Philox, DropoutThreshold) {
   EXPECT_EQ(dropout_threshold(0.0), 0u);
   EXPECT_EQ(dropout_threshold(-1.0), 0u);

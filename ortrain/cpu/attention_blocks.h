@@ -150,7 +150,7 @@ struct DropoutRows {
   explicit DropoutRows(const AttentionForward& a, float* buffer)
       : options(a.options),
         rows(a.rows),
-        threshold(dropout_threshold(a.options.dropout)),
+        threshold(half_threshold(a.options.dropout)),
         scale(static_cast<float>(dropout_scale(a.options.dropout))),
         buffer(buffer) {}
 

@@ -88,6 +88,18 @@ ORTRAIN_DEVICE T exchange_up(T value, int distance) {
 #endif
 }
 
+// Whether it holds in any lane.
+ORTRAIN_DEVICE bool any_lane(bool holds) {
+#if defined(__HIPCC__)
+  return __any(holds);
+#elif defined(__CUDACC__)
+  return __any_sync(0xffffffffu, holds);
+#else
+  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) holds = exchange_xor(holds, mask) || holds;
+  return holds;
+#endif
+}
+
 // Orders the memory of the lanes of a warp.
 ORTRAIN_DEVICE void warp_barrier() {
 #if defined(__HIPCC__)

@@ -26,6 +26,24 @@ struct ExponentialSum {
     }
     sum += static_cast<C>(exp(value - top));
   }
+  // The same for several, whose exponentials do not wait for each other.
+  template <int kCount>
+  ORTRAIN_DEVICE void add(const C (&values)[kCount]) {
+    C highest = values[0];
+    ORTRAIN_UNROLL
+    for (int i = 1; i < kCount; ++i) highest = highest < values[i] ? values[i] : highest;
+    if (kCount == 1 || !(highest > -std::numeric_limits<C>::infinity())) {
+      ORTRAIN_UNROLL
+      for (int i = 0; i < kCount; ++i) add(values[i]);
+      return;
+    }
+    if (highest > top) {
+      sum *= static_cast<C>(exp(top - highest));
+      top = highest;
+    }
+    ORTRAIN_UNROLL
+    for (int i = 0; i < kCount; ++i) sum += static_cast<C>(exp(values[i] - top));
+  }
   ORTRAIN_DEVICE C log_sum() const { return top + static_cast<C>(::log(sum)); }
 };
 
@@ -50,8 +68,12 @@ ORTRAIN_DEVICE ExponentialSum<ComputeType<T>> row_exponentials(RowInput<T, Form>
   if constexpr (!Form::kKept) {
     Form::for_each_pack(n, [&](int k, int64_t column) {
       const auto x = row.first(k, column);
+      C values[Form::kWidth];
       ORTRAIN_UNROLL
-      for (int i = 0; i < Form::kWidth; ++i) own.add(static_cast<C>(x[i]));
+      for (int i = 0; i < Form::kWidth; ++i) {
+        values[i] = Form::has(column, i, n) ? static_cast<C>(x[i]) : Sum::none().top;
+      }
+      own.add(values);
     });
     return Form::Team::merge(own, Sum::none(), JoinExponentialSums());
   } else {

@@ -66,6 +66,43 @@ ORTRAIN_DEVICE void store_pack(T* to, const RowPack<T, kWidth>& pack) {
   }
 }
 
+// The pack at any address of T's, whose elements before `end` count: nothing behind it is read. By
+// the aligned words that it lies in.
+template <int kWidth, class T>
+ORTRAIN_DEVICE RowPack<T, kWidth> load_pack_anywhere(const T* from, const T* end) {
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+  const T* const base = from - shift / static_cast<int>(sizeof(T));
+  if (end - base < 2 * kWidth) {
+    RowPack<T, kWidth> pack{};
+    ORTRAIN_UNROLL
+    for (int i = 0; i < kWidth; ++i) {
+      if (from + i < end) pack[i] = from[i];
+    }
+    return pack;
+  }
+  const auto low = std::bit_cast<PackWords>(load_pack<kWidth>(base));
+  if (shift == 0) return std::bit_cast<RowPack<T, kWidth>>(low);
+  const auto high = std::bit_cast<PackWords>(load_pack<kWidth>(base + kWidth));
+  uint32_t words[8];
+  ORTRAIN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    words[i] = low.words[i];
+    words[4 + i] = high.words[i];
+  }
+  // Shifted by constant distances, so that they stay in registers.
+  ORTRAIN_UNROLL
+  for (int i = 0; i < 6; ++i) words[i] = (shift & 8) != 0 ? words[i + 2] : words[i];
+  ORTRAIN_UNROLL
+  for (int i = 0; i < 5; ++i) words[i] = (shift & 4) != 0 ? words[i + 1] : words[i];
+  PackWords shifted;
+  ORTRAIN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t both = uint64_t{words[i + 1]} << 32 | words[i];
+    shifted.words[i] = static_cast<uint32_t>(both >> (shift % 4 * 8));
+  }
+  return std::bit_cast<RowPack<T, kWidth>>(shifted);
+}
+
 // Whether all of them are 16-byte aligned; null is.
 template <class... Pointers>
 bool pack_aligned(const Pointers*... pointers) {
@@ -112,14 +149,21 @@ struct BlockTeam {
 };
 
 // kWidth elements at a time; kPacks times that many per thread cover the row and stay in
-// registers; kPacks 0: the row is of any length and is read again in each pass.
-template <class TeamOf, int kWidthOf, int kPacksOf>
+// registers; kPacks 0: the row is of any length and is read again in each pass. Ragged: rows begin
+// anywhere, and their last pack is not full.
+template <class TeamOf, int kWidthOf, int kPacksOf, bool kRaggedOf = false>
 struct RowForm {
   using Team = TeamOf;
   static constexpr int kWidth = kWidthOf;
   static constexpr int kPacks = kPacksOf;
   static constexpr bool kKept = kPacks > 0;
+  static constexpr bool kRagged = kRaggedOf;
+  static_assert(!kRagged || !kKept);
 
+  // Whether element i of the pack at `column` is one of the row.
+  static ORTRAIN_DEVICE bool has(int64_t column, int i, int64_t n) {
+    return !kRagged || column + i < n;
+  }
   // body(slot, first column) for each of this thread's packs in a row of n columns.
   template <class Body>
   static ORTRAIN_DEVICE void for_each_pack(int64_t n, const Body& body) {
@@ -143,19 +187,25 @@ template <class T, class Form>
 class RowInput {
  public:
   using Pack = RowPack<T, Form::kWidth>;
-  explicit ORTRAIN_DEVICE RowInput(const T* row) : row_(row) {}
+  // `end` of the tensor: needed for ragged rows, whose last pack has anything behind the row.
+  explicit ORTRAIN_DEVICE RowInput(const T* row, const T* end = nullptr) : row_(row), end_(end) {}
   ORTRAIN_DEVICE Pack first(int slot, int64_t column) {
-    const Pack pack = load_pack<Form::kWidth>(row_ + column);
+    const Pack pack = load(column);
     if constexpr (Form::kKept) kept_[slot] = pack;
     return pack;
   }
   ORTRAIN_DEVICE Pack again(int slot, int64_t column) const {
     if constexpr (Form::kKept) return kept_[slot];
-    return load_pack<Form::kWidth>(row_ + column);
+    return load(column);
   }
 
  private:
-  const T* row_;
+  ORTRAIN_DEVICE Pack load(int64_t column) const {
+    if constexpr (Form::kRagged) return load_pack_anywhere<Form::kWidth>(row_ + column, end_);
+    return load_pack<Form::kWidth>(row_ + column);
+  }
+
+  const T *row_, *end_;
   Pack kept_[Form::kKept ? Form::kPacks : 1];
 };
 
@@ -181,6 +231,19 @@ void with_row_form(int64_t columns, bool aligned, const Body& body) {
   }
   if (columns <= 16 * kWarpSize) return body(RowForm<WarpTeam, 1, 0>());
   return body(RowForm<Block, 1, 0>());
+}
+
+// The same for kernels that take ragged rows, where these are long and `starts_aligned`: the tensor
+// does.
+template <class T, class Body>
+void with_ragged_row_form(int64_t columns, bool starts_aligned, const Body& body) {
+  constexpr int kWidth = kPackWidth<T>;
+  if constexpr (sizeof(T) <= 4) {
+    if (starts_aligned && columns % kWidth != 0 && columns >= 64 * kWidth) {
+      return body(RowForm<BlockTeam<1024>, kWidth, 0, true>());
+    }
+  }
+  with_row_form<T>(columns, starts_aligned, body);
 }
 
 // At most `most_teams` teams, each of which takes every so many rows.

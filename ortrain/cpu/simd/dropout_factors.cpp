@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/cpu/simd/dropout_factors.h"
 
+#include <bit>
+
 #include "ortrain/cpu/simd/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,9 +17,33 @@ namespace ortrain::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-void DropoutFactorsRun(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
-                       int64_t begin, int64_t end, float* factor) {
-  DropoutFactors(seed, stream, threshold, scale, begin, end, factor);
+void DropoutFactors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale, int64_t begin,
+                    int64_t end, float* HWY_RESTRICT factor) {
+  constexpr int64_t kBlocks = 64;
+  HWY_ALIGN uint32_t words[4 * kBlocks];
+  const hn::ScalableTag<float> df;
+  const hn::RebindToUnsigned<decltype(df)> du;
+  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
+  const auto limit = hn::Set(du, threshold);
+  const auto value = hn::Set(df, scale);
+  // Little-endian words hold their halves in the order of elements.
+  static_assert(std::endian::native == std::endian::little);
+  const uint16_t* const halves = reinterpret_cast<const uint16_t*>(words);
+  int64_t i = begin;
+  while (i < end) {
+    const int64_t first = i / kHalvesOfBlock;
+    const int64_t last = HWY_MIN(first + kBlocks, (end + kHalvesOfBlock - 1) / kHalvesOfBlock);
+    PhiloxWords<kPhiloxRoundsOfHalves>(seed, stream, static_cast<uint64_t>(first), last - first,
+                                       words);
+    const int64_t stop = HWY_MIN(end, kHalvesOfBlock * last);
+    const uint16_t* half = halves + (i - kHalvesOfBlock * first);
+    for (; i + lanes <= stop; i += lanes, half += lanes) {
+      const auto drop = hn::Gt(limit, hn::PromoteTo(du, hn::LoadU(d16, half)));
+      hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(df, drop), value), df, factor + (i - begin));
+    }
+    for (; i < stop; ++i, ++half) factor[i - begin] = *half >= threshold ? scale : 0.0f;
+  }
 }
 
 }  // namespace
@@ -28,10 +54,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ortrain::cpu {
 
-HWY_EXPORT(DropoutFactorsRun);
+HWY_EXPORT(DropoutFactors);
 void dropout_factors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
                      int64_t begin, int64_t end, float* factor) {
-  HWY_DYNAMIC_DISPATCH(DropoutFactorsRun)(seed, stream, threshold, scale, begin, end, factor);
+  HWY_DYNAMIC_DISPATCH(DropoutFactors)(seed, stream, threshold, scale, begin, end, factor);
 }
 
 }  // namespace ortrain::cpu

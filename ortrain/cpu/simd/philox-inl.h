@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 
-// Runs of Philox words and of dropout factors; bit for bit those of ortrain/base/philox.h.
+// Runs of Philox words; bit for bit those of ortrain/base/philox.h.
 
 #if defined(ORTRAIN_CPU_SIMD_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ORTRAIN_CPU_SIMD_PHILOX_INL_H_
@@ -21,6 +21,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Writes the 4 * blocks words of blocks [first, first + blocks) to `out` in element order.
+template <int kRounds = kPhiloxRounds>
 HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int64_t blocks,
                             uint32_t* out) {
   int64_t b = 0;
@@ -34,10 +35,10 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int6
   const auto multiplier1 = hn::Set(d32, 0xCD9E8D57u);
   const auto low_half = hn::Set(d64, 0xFFFFFFFFull);
   // The keys of all rounds, made once per run.
-  hn::Vec<decltype(d64)> keys0[10], keys1[10];
+  hn::Vec<decltype(d64)> keys0[kRounds], keys1[kRounds];
   uint32_t key0 = static_cast<uint32_t>(seed);
   uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     keys0[round] = hn::Set(d64, uint64_t{key0});
     keys1[round] = hn::Set(d64, uint64_t{key1});
     key0 += 0x9E3779B9u;
@@ -53,7 +54,7 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int6
       c2[u] = hn::Set(d64, stream & 0xFFFFFFFFu);
       c3[u] = hn::Set(d64, stream >> 32);
     }
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < kRounds; ++round) {
 #pragma GCC unroll 2
       for (int u = 0; u < 2; ++u) {
         const auto product0 = hn::MulEven(hn::BitCast(d32, c0[u]), multiplier0);
@@ -74,33 +75,8 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t stream, uint64_t first, int6
   }
 #endif
   for (; b < blocks; ++b) {
-    const auto words = philox_block(seed, stream, first + static_cast<uint64_t>(b));
+    const auto words = philox_block<kRounds>(seed, stream, first + static_cast<uint64_t>(b));
     for (int i = 0; i < 4; ++i) out[4 * b + i] = words[i];
-  }
-}
-
-// factor[i - begin] = scale where element i is kept, else 0, for begin <= i < end.
-HWY_INLINE void DropoutFactors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
-                               int64_t begin, int64_t end, float* HWY_RESTRICT factor) {
-  constexpr int64_t kBlocks = 64;
-  HWY_ALIGN uint32_t words[4 * kBlocks];
-  const hn::ScalableTag<float> df;
-  const hn::RebindToUnsigned<decltype(df)> du;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
-  const auto limit = hn::Set(du, threshold);
-  const auto value = hn::Set(df, scale);
-  int64_t i = begin;
-  while (i < end) {
-    const int64_t first = i / 4;
-    const int64_t last = HWY_MIN(first + kBlocks, (end + 3) / 4);
-    PhiloxWords(seed, stream, static_cast<uint64_t>(first), last - first, words);
-    const int64_t stop = HWY_MIN(end, 4 * last);
-    const uint32_t* word = words + (i - 4 * first);
-    for (; i + lanes <= stop; i += lanes, word += lanes) {
-      const auto drop = hn::Gt(limit, hn::LoadU(du, word));
-      hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(df, drop), value), df, factor + (i - begin));
-    }
-    for (; i < stop; ++i, ++word) factor[i - begin] = *word >= threshold ? scale : 0.0f;
   }
 }
 

@@ -55,7 +55,7 @@ AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
   p.causal = attrs.int_("is_causal") != 0;
   const double dropout = attrs.float_("dropout");
   p.drops = dropout > 0.0;
-  p.threshold = dropout_threshold(dropout);
+  p.threshold = half_threshold(dropout);
   p.kept = dropout_scale(dropout);
   p.stream = static_cast<uint64_t>(attrs.int_("stream"));
   p.sequences = spec.has_input(mask + 2) ? spec.input(mask + 2).numel() - 1 : -1;
@@ -92,6 +92,9 @@ bool in_packs(const void* data, int dim, DType type, Way way) {
 }
 
 std::optional<std::string> too_wide(const AttentionProblem& p, int most) {
+  // Rows and keys of a sequence are counted in int, tiles behind the end included.
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  if (std::max(p.queries, p.keys) > kMostRows) return str("has more than ", kMostRows, " rows");
   if (std::max(p.head_dim, p.value_dim) <= most) return std::nullopt;
   return str("heads are wider than ", most);
 }

@@ -110,6 +110,63 @@ std::vector<Form> forms() {
        {{"dropout", 0.1}},
        CaseInput::normal({1, 2, 150, 300}),
        true});
+  // Draws that begin with each row: the keys are a multiple of theirs.
+  add({"dropout_even_keys",
+       {2, 4, 70, 32},
+       {2, 2, 200, 32},
+       {2, 2, 200, 40},
+       {{"dropout", 0.3}, {"stream", (int64_t{1} << 33) + 5}},
+       CaseInput::none(),
+       true});
+  add({"dropout_even_keys_causal",
+       {1, 2, 264, 96},
+       {1, 2, 264, 96},
+       {1, 2, 264, 96},
+       {{"dropout", 0.1}, {"is_causal", int64_t{1}}},
+       CaseInput::none(),
+       true});
+  add({"dropout_even_keys_wide",
+       {1, 1, 40, 160},
+       {1, 1, 72, 160},
+       {1, 1, 72, 160},
+       {{"dropout", 0.5}},
+       bool_mask({40, 72}),
+       true});
+  // Heads as wide as tiles, for which there are kernels with fewer branches.
+  add({"whole_tiles_dropout",
+       {1, 4, 72, 64},
+       {1, 2, 200, 64},
+       {1, 2, 200, 64},
+       {{"dropout", 0.3}, {"stream", int64_t{9}}},
+       CaseInput::none(),
+       true});
+  add({"whole_tiles_causal",
+       {1, 2, 131, 64},
+       {1, 2, 131, 64},
+       {1, 2, 131, 64},
+       {{"is_causal", int64_t{1}}}});
+  add({"whole_tiles_causal_dropout_packed",
+       {2, 136, 256},
+       {2, 136, 128},
+       {2, 136, 128},
+       {{"q_num_heads", int64_t{4}},
+        {"kv_num_heads", int64_t{2}},
+        {"is_causal", int64_t{1}},
+        {"dropout", 0.1}},
+       CaseInput::none(),
+       true});
+  add({"wide_whole_tiles_dropout",
+       {1, 1, 100, 128},
+       {1, 1, 72, 128},
+       {1, 1, 72, 128},
+       {{"dropout", 0.5}},
+       CaseInput::none(),
+       true});
+  add({"wide_whole_tiles_causal",
+       {1, 2, 99, 128},
+       {1, 1, 99, 128},
+       {1, 1, 99, 128},
+       {{"is_causal", int64_t{1}}}});
   add({"blocks_packed_causal",
        {2, 300, 48},
        {2, 300, 48},

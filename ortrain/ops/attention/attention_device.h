@@ -162,7 +162,7 @@ struct AttentionElements {
   }
 };
 
-// What dropout keeps; four keys in a row come from one draw.
+// What dropout keeps; kHalvesOfBlock keys in a row come from one draw.
 class AttentionDropout {
  public:
   ORTRAIN_DEVICE explicit AttentionDropout(const AttentionProblem& p)
@@ -170,23 +170,27 @@ class AttentionDropout {
         seed_(p.drops ? static_cast<uint64_t>(*p.seed) : 0),
         stream_(p.stream) {}
 
-  // Bit n: whether number 4 * block + n is kept.
+  // Bit n: whether number kHalvesOfBlock * block + n is kept.
   ORTRAIN_DEVICE unsigned draw(uint64_t block) const {
-    const auto words = philox_block(seed_, stream_, block);
+    const auto words = philox_halves(seed_, stream_, block);
     unsigned bits = 0;
     ORTRAIN_UNROLL
-    for (int n = 0; n < 4; ++n) bits |= (words[n] >= threshold_ ? 1u : 0u) << n;
+    for (int n = 0; n < kHalvesOfBlock / 2; ++n) {
+      bits |= ((words[n] & 0xFFFFu) >= threshold_ ? 1u : 0u) << (2 * n);
+      bits |= (words[n] >> 16 >= threshold_ ? 1u : 0u) << (2 * n + 1);
+    }
     return bits;
   }
 
   // Bit n: whether number `first` + n is kept, for n < count.
   ORTRAIN_DEVICE unsigned kept(uint64_t first, int count) const {
-    const int before = static_cast<int>(first % 4);
+    constexpr int kDrawn = kHalvesOfBlock;
+    const int before = static_cast<int>(first % kDrawn);
     unsigned bits = 0;
     // Rolled: a draw is long.
 #pragma unroll 1
-    for (int n = -before; n < count; n += 4) {
-      const unsigned drawn = draw((first + static_cast<uint64_t>(int64_t{n})) / 4);
+    for (int n = -before; n < count; n += kDrawn) {
+      const unsigned drawn = draw((first + static_cast<uint64_t>(int64_t{n})) / kDrawn);
       bits |= n < 0 ? drawn >> before : drawn << n;
     }
     return bits & ((1u << count) - 1);

@@ -5,7 +5,7 @@
 #include "ortrain/gpu/async_copy.h"
 #include "ortrain/gpu/matrix_fragment.h"
 #include "ortrain/gpu/reduce.h"
-#include "ortrain/ops/attention/attention_device.h"
+#include "ortrain/ops/attention/attention_draws.h"
 
 // Tiles of 16-bit queries and keys for matrix units. A block has four warps, each of which owns
 // 16 or 32 rows of the outer tile; the inner tiles go by. Scores stay in registers. kD: the width
@@ -17,6 +17,24 @@ inline constexpr int kFragmentThreads = kFragmentWarps * kWarpSize;
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+// Whether kernels for plain problems (kPlain) take it, which have fewer branches and registers:
+// heads as wide as rows in shared memory, aligned rows, no mask, one sequence, and draws of dropout
+// that begin with each row.
+template <int kD>
+bool is_plain(const AttentionProblem& p) {
+  return p.head_dim == kD && p.value_dim == kD && p.q_packs && p.k_packs && p.v_packs &&
+         p.out_packs && p.mask.kind == AttentionMask::Kind::none && p.scale > 0 &&
+         p.sequences < 0 && (!p.drops || p.keys % kHalvesOfBlock == 0);
+}
+
+template <bool kPlain>
+ORTRAIN_DEVICE AttentionSpan fragment_span(const AttentionProblem& p, int64_t tile, int size,
+                                           int64_t& start) {
+  if (!kPlain) return span_of_tile(p, tile, size, start);
+  start = tile * size;
+  return {0, p.queries, p.keys};
+}
+
 template <class T>
 struct alignas(16) AttentionEight {
   T v[8];
@@ -26,38 +44,56 @@ struct alignas(16) AttentionEight {
 template <int kD>
 inline constexpr int kFragmentStride = kD + 8;
 
-// One operand's rows of a tile in global memory; `packs`: rows are 16-byte aligned.
-template <class T>
-struct FragmentRows {
-  const T* data;
-  int64_t stride;
-  int64_t left;  // rows until the end, may be more than the tile has
-  int width;
-  bool packs;
-};
+// The rows of one operand of a head in global memory, of which a block copies tiles. Each thread
+// copies 16 bytes of every kStep-th row, in the same columns.
+template <class T, int kD, bool kPlain>
+class FragmentRows {
+ public:
+  // `packs`: rows are 16-byte aligned.
+  ORTRAIN_DEVICE FragmentRows(const T* data, int64_t stride, int rows, int width, bool packs)
+      : data_(data + own_row() * stride + own_column()),
+        stride_(stride),
+        rows_(rows),
+        width_(kPlain ? kD : width),
+        packs_(kPlain || packs) {}
 
-// Begins copies of kRows rows, of as many columns as a product over the width reads; zeros outside.
-template <int kRows, int kD, class T>
-ORTRAIN_DEVICE void load_rows(T* tile, const FragmentRows<T>& rows) {
-  const int columns = (rows.width + 15) / 16 * 16;
-  for (int unit = threadIdx.x; unit < kRows * (kD / 8); unit += kFragmentThreads) {
-    const int row = unit / (kD / 8);
-    const int column = unit % (kD / 8) * 8;
-    if (column >= columns) continue;
-    T* const to = tile + row * kFragmentStride<kD> + column;
-    const T* const from = rows.data + row * rows.stride + column;
-    if (rows.packs && row < rows.left && column < rows.width) {
-      copy_16_bytes(to, from);
-      continue;
+  // Begins copies of kRows rows, of as many columns as a product over the width reads; zeros
+  // outside.
+  template <int kRows>
+  ORTRAIN_DEVICE void load(T* tile, int first) const {
+    static_assert(kFragmentThreads % kUnits == 0 && kRows % kStep == 0);
+    if (own_column() >= (width_ + 15) / 16 * 16) return;
+    const int there = rows_ - first - own_row();
+    T* const to = tile + own_row() * kFragmentStride<kD> + own_column();
+    const T* const from = data_ + first * stride_;
+    if (packs_) {
+      const int whole = own_column() < width_ ? there : 0;
+      ORTRAIN_UNROLL
+      for (int row = 0; row < kRows; row += kStep) {
+        copy_16_bytes(to + row * kFragmentStride<kD>, from + row * stride_, row < whole);
+      }
+      return;
     }
-    AttentionEight<T> pack;
-    ORTRAIN_UNROLL
-    for (int e = 0; e < 8; ++e) {
-      pack.v[e] = row < rows.left && column + e < rows.width ? from[e] : T(0.0f);
+    ORTRAIN_ROLL
+    for (int row = 0; row < kRows; row += kStep) {
+      ORTRAIN_ROLL
+      for (int e = 0; e < 8; ++e) {
+        const bool is_there = row < there && own_column() + e < width_;
+        to[row * kFragmentStride<kD> + e] = is_there ? from[row * stride_ + e] : T(0.0f);
+      }
     }
-    *reinterpret_cast<AttentionEight<T>*>(to) = pack;
   }
-}
+
+ private:
+  static constexpr int kUnits = kD / 8, kStep = kFragmentThreads / kUnits;
+  ORTRAIN_DEVICE static int own_row() { return static_cast<int>(threadIdx.x) / kUnits; }
+  ORTRAIN_DEVICE static int own_column() { return static_cast<int>(threadIdx.x) % kUnits * 8; }
+
+  const T* data_;
+  int64_t stride_;
+  int rows_, width_;
+  bool packs_;
+};
 
 // sums[m][n] = rows 16 m to 16 m + 15 of `a` times rows 16 n to 16 n + 15 of `b`, over `width`.
 template <int kM, int kN, int kD, class T>
@@ -68,9 +104,7 @@ ORTRAIN_DEVICE void multiply_rows(Accumulator (&sums)[kM][kN], const T* a, const
     ORTRAIN_UNROLL
     for (int n = 0; n < kN; ++n) sums[m][n].fill(0);
   }
-  ORTRAIN_UNROLL
-  for (int q = 0; q < kD; q += 16) {
-    if (q >= width) continue;
+  const auto add_columns = [&](int q) {
     FragmentA<T> left[kM];
     ORTRAIN_UNROLL
     for (int m = 0; m < kM; ++m) left[m].load(a + m * 16 * kStride + q, kStride);
@@ -81,6 +115,13 @@ ORTRAIN_DEVICE void multiply_rows(Accumulator (&sums)[kM][kN], const T* a, const
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) multiply_add(sums[m][n], left[m], right);
     }
+  };
+  if (width > kD - 16) {  // loads may overtake products
+    ORTRAIN_UNROLL
+    for (int q = 0; q < kD; q += 16) add_columns(q);
+  } else {
+    ORTRAIN_ROLL
+    for (int q = 0; q < width; q += 16) add_columns(q);
   }
 }
 
@@ -89,19 +130,26 @@ template <int kM, int kN, int kD, class T>
 ORTRAIN_DEVICE void add_weighted_rows(Accumulator (&sums)[kM][kD / 16],
                                       const Accumulator (&weights)[kM][kN], const T* b, int width) {
   constexpr int kStride = kFragmentStride<kD>;
-  ORTRAIN_UNROLL
-  for (int n = 0; n < kN; ++n) {
-    FragmentA<T> left[kM];
+  const auto add_rows = [&](int columns) {
     ORTRAIN_UNROLL
-    for (int m = 0; m < kM; ++m) left[m].from(weights[m][n]);
-    ORTRAIN_UNROLL
-    for (int c = 0; c < kD / 16; ++c) {
-      if (c * 16 >= width) continue;
-      FragmentB<T> right;
-      right.load(b + n * 16 * kStride + c * 16, kStride);
+    for (int n = 0; n < kN; ++n) {
+      FragmentA<T> left[kM];
       ORTRAIN_UNROLL
-      for (int m = 0; m < kM; ++m) multiply_add(sums[m][c], left[m], right);
+      for (int m = 0; m < kM; ++m) left[m].from(weights[m][n]);
+      ORTRAIN_UNROLL
+      for (int c = 0; c < kD / 16; ++c) {
+        if (c * 16 >= columns) continue;
+        FragmentB<T> right;
+        right.load(b + n * 16 * kStride + c * 16, kStride);
+        ORTRAIN_UNROLL
+        for (int m = 0; m < kM; ++m) multiply_add(sums[m][c], left[m], right);
+      }
     }
+  };
+  if (width > kD - 16) {  // as above
+    add_rows(kD);
+  } else {
+    add_rows(width);
   }
 }
 
@@ -141,80 +189,102 @@ ORTRAIN_DEVICE void store_rows(T* staging, const Accumulator (&sums)[kM][kD / 16
   }
 }
 
-// What dropout keeps of 16 queries times 16 keys. Each lane draws for a part of one query's keys,
-// and asks the others for what its own elements need.
-class FragmentDropout {
- public:
-  ORTRAIN_DEVICE FragmentDropout(const AttentionDropout& dropout, const AttentionElements& elements,
-                                 int64_t query, int64_t key)
-      : bits_(dropout.kept(elements.draw(query + lane() / kShare, key + lane() % kShare * kKeys),
-                           kKeys)) {}
+// 2 to the power x, to the accuracy of the unit; results below 2^-126 are 0.
+ORTRAIN_DEVICE float power_of_two(float x) {
+#if defined(__CUDACC__) && !defined(__HIPCC__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
 
-  // Element e of an accumulator whose rows are queries, or keys. All lanes take part.
-  template <bool kKeysAreRows>
-  ORTRAIN_DEVICE bool keeps(int e) const {
-    const int row = Accumulator::row_of(e), column = Accumulator::column_of(e);
-    const int query = kKeysAreRows ? column : row;
-    const int key = kKeysAreRows ? row : column;
-    return (broadcast_lane(bits_, query * kShare + key / kKeys) >> (key % kKeys)) & 1u;
-  }
-
- private:
-  static constexpr int kShare = kWarpSize / 16;  // lanes per query
-  static constexpr int kKeys = 16 / kShare;
-  unsigned bits_;
-};
-
-// What is added to the scores, of base 2, of queries and keys counted from the beginning of tiles.
-template <class T>
+// What hides scores of a tile or is added to them.
+template <class T, bool kPlain>
 class FragmentMask {
  public:
-  ORTRAIN_DEVICE FragmentMask(const AttentionElements& elements, int64_t query, int64_t key,
+  // The tile's queries and keys begin with these, and are as many at most.
+  ORTRAIN_DEVICE FragmentMask(const AttentionElements& elements, int query, int key,
                               int most_queries, int most_keys)
-      : mask_(elements.p.mask),
-        queries_(AttentionElements::up_to(elements.span.queries - query, most_queries)),
-        keys_(AttentionElements::up_to(elements.span.keys - key, most_keys)),
-        // Key n is seen by query m where n - m < diagonal_.
-        diagonal_(elements.p.causal ? between(query + 1 - key, -most_queries, most_keys)
-                                    : most_keys),
-        at_(mask_.at(elements.b, elements.h, query, key)) {
-    hides_ = mask_.kind != AttentionMask::Kind::none || keys_ < most_keys || diagonal_ < most_keys;
+      : elements_(elements), query_(query), key_(key) {
+    const int queries = static_cast<int>(elements.span.queries);
+    const int keys = static_cast<int>(elements.span.keys);
+    cuts_ = most_queries > queries - query || most_keys > keys - key ||
+            (elements.p.causal && most_keys > query + 1 - key);
   }
 
-  // Whether any of the tile's elements may be changed. Queries behind the end are not looked at.
-  ORTRAIN_DEVICE bool hides() const { return hides_; }
-  ORTRAIN_DEVICE float apply(float score, int query, int key) const {
-    constexpr float kNever = -std::numeric_limits<float>::infinity();
-    if (query >= queries_ || key >= keys_ || key - query >= diagonal_) return kNever;
-    if (mask_.kind == AttentionMask::Kind::none) return score;
-    const int64_t at = at_ + query * mask_.row + key * mask_.col;
-    if (mask_.kind == AttentionMask::Kind::boolean) {
-      return static_cast<const bool*>(mask_.data)[at] ? score : kNever;
+  // Changes scores to those that, times what it returns, are scaled, masked and of base 2. That is
+  // 0 or more. What most tiles need is kept short and apart.
+  template <bool kKeysAreRows, int kM, int kN>
+  ORTRAIN_DEVICE float apply(Accumulator (&scores)[kM][kN], float scale) const {
+    const AttentionMask& mask = elements_.p.mask;
+    if (kPlain || (mask.kind == AttentionMask::Kind::none && scale > 0)) {
+      if (cuts_) {
+        change<kKeysAreRows, false>(scores, [&](float score, int, int) { return score; });
+      }
+      return scale;
     }
-    return score + static_cast<float>(static_cast<const T*>(mask_.data)[at]) * kLog2E;
+    const int64_t at = mask.at(elements_.b, elements_.h, query_, key_);
+    if (mask.kind == AttentionMask::Kind::none) {
+      change<kKeysAreRows, true>(scores, [&](float score, int, int) { return score * scale; });
+    } else if (mask.kind == AttentionMask::Kind::boolean) {
+      const bool* const data = static_cast<const bool*>(mask.data) + at;
+      change<kKeysAreRows, true>(scores, [&](float score, int query, int key) {
+        return data[query * mask.row + key * mask.col] ? score * scale : kNever;
+      });
+    } else {
+      const T* const data = static_cast<const T*>(mask.data) + at;
+      change<kKeysAreRows, true>(scores, [&](float score, int query, int key) {
+        return score * scale + static_cast<float>(data[query * mask.row + key * mask.col]) * kLog2E;
+      });
+    }
+    return 1.0f;
   }
 
  private:
-  ORTRAIN_DEVICE static int between(int64_t value, int least, int most) {
-    return value < least ? least : value > most ? most : static_cast<int>(value);
+  static constexpr float kNever = -std::numeric_limits<float>::infinity();
+  // What is seen becomes change_one(score, query, key), both counted from the tile's first.
+  template <bool kKeysAreRows, bool kApart, int kM, int kN, class Change>
+  ORTRAIN_DEVICE void change(Accumulator (&scores)[kM][kN], const Change& change_one) const {
+    const int queries = static_cast<int>(elements_.span.queries) - query_;
+    const int keys = static_cast<int>(elements_.span.keys) - key_;
+    // Key n is seen by query m where n - m < diagonal.
+    const int diagonal = elements_.p.causal ? query_ + 1 - key_ : std::numeric_limits<int>::max();
+    ORTRAIN_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      ORTRAIN_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        ORTRAIN_UNROLL
+        for (int e = 0; e < Accumulator::kElements; ++e) {
+          const int row = m * 16 + Accumulator::row_of(e);
+          const int column = n * 16 + Accumulator::column_of(e);
+          const int query = kKeysAreRows ? column : row;
+          const int key = kKeysAreRows ? row : column;
+          const bool seen = query < queries && key < keys && key - query < diagonal;
+          scores[m][n].set(e, seen ? change_one(scores[m][n][e], query, key) : kNever);
+        }
+        // Loads of further tiles are not begun before: their addresses would take registers.
+        if (kApart) warp_barrier();
+      }
+    }
   }
 
-  const AttentionMask& mask_;
-  int queries_, keys_, diagonal_;
-  int64_t at_;
-  bool hides_;
+  const AttentionElements& elements_;
+  int query_, key_;
+  bool cuts_;
 };
 
 // Tiles of keys that a boolean mask hides from all queries are skipped, where the mask is the same
 // for all queries. All threads of the block take part.
-template <int kKeys>
-ORTRAIN_DEVICE int64_t next_visible_tile(const AttentionElements& elements, int64_t key,
-                                         int64_t end) {
+template <int kKeys, bool kPlain>
+ORTRAIN_DEVICE int next_visible_tile(const AttentionElements& elements, int key, int end) {
+  if (kPlain) return key;
   const AttentionMask& mask = elements.p.mask;
   if (mask.kind != AttentionMask::Kind::boolean || mask.row != 0) return key;
   static_assert(kKeys <= kFragmentThreads);
   for (; key < end; key += kKeys) {
-    const int64_t j = key + threadIdx.x;
+    const int j = key + static_cast<int>(threadIdx.x);
     const bool sees = static_cast<int>(threadIdx.x) < kKeys && j < elements.span.keys &&
                       static_cast<const bool*>(mask.data)[mask.at(elements.b, elements.h, 0, j)];
     if (__syncthreads_or(sees)) break;

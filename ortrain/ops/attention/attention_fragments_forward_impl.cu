@@ -6,24 +6,30 @@
 namespace ortrain::gpu {
 namespace {
 
+// What was fastest on an H200; kBlocks of them fit the registers of a multiprocessor.
 template <int kD>
 struct ForwardSizes {
-#if defined(__HIPCC__)
   static constexpr int kM = 1;
-  static constexpr int kKeys = kD > 128 ? 16 : kD > 64 ? 32 : 64;  // 64 KiB hold all of it
+#if defined(__HIPCC__)
+  static constexpr int kKeys = kD > 128 ? 16 : kD > 64 ? 32 : 64;
+  static constexpr int kStages = 1;  // 64 KiB hold all of it
+  static constexpr int kBlocks = 1, kPlainBlocks = 1;
 #else
-  static constexpr int kM = kD > 128 ? 1 : 2;
-  static constexpr int kKeys = kD > 64 ? 32 : 64;
+  static constexpr int kKeys = kD > 128 ? 16 : 64;
+  static constexpr int kStages = 2;  // the next tiles are copied meanwhile
+  static constexpr int kBlocks = kD > 128 ? 1 : kD > 64 ? 2 : 3;
+  static constexpr int kPlainBlocks = kD > 64 ? kBlocks : 4;
 #endif
   static constexpr int kQueries = kFragmentWarps * 16 * kM;
-  static constexpr size_t kSharedBytes = (kQueries + 2 * kKeys) * kFragmentStride<kD> * size_t{2};
+  static constexpr size_t kSharedBytes =
+      (kQueries + kStages * 2 * kKeys) * kFragmentStride<kD> * size_t{2};
 };
 
-// A block per tile of queries of one head: an online softmax (Milakov and Gimelshein 2018), the
-// order of Dao's FlashAttention-2 (2023): values are copied while scores are computed, the next
-// keys while values are added up. Exponentials are of base 2.
-template <class T, int kD>
-__global__ void __launch_bounds__(kFragmentThreads)
+// A block per tile of queries of one head: an online softmax (Milakov and Gimelshein 2018) as in
+// Dao's FlashAttention-2 (2023). Exponentials are of base 2.
+template <class T, int kD, bool kPlain>
+__global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::kPlainBlocks
+                                                           : ForwardSizes<kD>::kBlocks)
     forward_fragments(AttentionProblem p, int64_t tiles) {
   using Sizes = ForwardSizes<kD>;
   constexpr int kM = Sizes::kM;
@@ -40,31 +46,34 @@ __global__ void __launch_bounds__(kFragmentThreads)
   const int64_t h = task % p.heads;
   const int64_t b = task / p.heads;
   const int64_t kv = h / p.group();
-  int64_t start;
-  const AttentionSpan span = span_of_tile(p, tile, Sizes::kQueries, start);
-  if (start >= span.queries) return;
+  int64_t tile_start;
+  const AttentionSpan span = fragment_span<kPlain>(p, tile, Sizes::kQueries, tile_start);
+  if (tile_start >= span.queries) return;
+  const int start = static_cast<int>(tile_start);
+  const int head_dim = kPlain ? kD : p.head_dim, value_dim = kPlain ? kD : p.value_dim;
+  const int queries = static_cast<int>(span.queries), keys = static_cast<int>(span.keys);
 
   T* const query_tile = dynamic_shared<T>();
-  T* const key_tile = query_tile + Sizes::kQueries * kStride;
-  T* const value_tile = key_tile + kKeys * kStride;
+  T* const inner = query_tile + Sizes::kQueries * kStride;  // keys and values of each stage
   T* const own_queries = query_tile + warp() * kM * 16 * kStride;
-  const auto load_keys = [&](int64_t key) {
-    load_rows<kKeys, kD, T>(key_tile, {attention_row<T>(p.k, p.k_strides, b, kv, span.first + key),
-                                       p.k_strides.row, span.keys - key, p.head_dim, p.k_packs});
+  using Rows = FragmentRows<T, kD, kPlain>;
+  const Rows key_rows(attention_row<T>(p.k, p.k_strides, b, kv, span.first), p.k_strides.row, keys,
+                      p.head_dim, p.k_packs);
+  const Rows value_rows(attention_row<T>(p.v, p.v_strides, b, kv, span.first), p.v_strides.row,
+                        keys, p.value_dim, p.v_packs);
+  const auto load_inner = [&](int stage, int key) {
+    T* const to = inner + stage * 2 * kKeys * kStride;
+    key_rows.template load<kKeys>(to, key);
+    value_rows.template load<kKeys>(to + kKeys * kStride, key);
   };
-  const auto load_values = [&](int64_t key) {
-    load_rows<kKeys, kD, T>(
-        value_tile, {attention_row<T>(p.v, p.v_strides, b, kv, span.first + key), p.v_strides.row,
-                     span.keys - key, p.value_dim, p.v_packs});
-  };
-  load_rows<Sizes::kQueries, kD, T>(
-      query_tile, {attention_row<T>(p.q, p.q_strides, b, h, span.first + start), p.q_strides.row,
-                   span.queries - start, p.head_dim, p.q_packs});
+  Rows(attention_row<T>(p.q, p.q_strides, b, h, span.first), p.q_strides.row, queries, p.head_dim,
+       p.q_packs)
+      .template load<Sizes::kQueries>(query_tile, start);
 
   const AttentionElements elements{p, b, h, span};
   const AttentionDropout dropout(p);
   const float scale = static_cast<float>(p.scale) * kLog2E;
-  const int64_t own_start = start + warp() * kM * 16;
+  const int own_start = start + warp() * kM * 16;
   Accumulator sums[kM][kD / 16];
   float top[kM][kRowSlots], total[kM][kRowSlots];
   ORTRAIN_UNROLL
@@ -78,85 +87,96 @@ __global__ void __launch_bounds__(kFragmentThreads)
     }
   }
 
-  const int64_t last = start + Sizes::kQueries;
-  const int64_t seen = p.causal && last < span.keys ? last : span.keys;
-  int64_t key = next_visible_tile<kKeys>(elements, 0, seen);
-  if (key < seen) load_keys(key);
+  const int last = start + Sizes::kQueries;
+  const int seen = p.causal && last < keys ? last : keys;
+  int key = next_visible_tile<kKeys, kPlain>(elements, 0, seen);
+  if (key < seen) load_inner(0, key);
   end_copy_group();
+  int stage = 0;
   while (key < seen) {
     wait_for_copies<0>();
-    __syncthreads();  // the keys are there, and everyone is done with the values
-    load_values(key);
-    end_copy_group();
+    __syncthreads();  // this stage is there, and everyone is done with the other one
+    const int following = next_visible_tile<kKeys, kPlain>(elements, key + kKeys, seen);
+    if (Sizes::kStages == 2) {
+      if (following < seen) load_inner(1 - stage, following);
+      end_copy_group();
+    }
+    const T* const key_tile = inner + stage * 2 * kKeys * kStride;
+    const T* const value_tile = key_tile + kKeys * kStride;
     // Rows above the diagonal have nothing to do here.
     const bool idle = p.causal && key >= own_start + kM * 16;
-    Accumulator scores[kM][kN];
-    if (!idle) multiply_rows<kM, kN, kD>(scores, own_queries, key_tile, p.head_dim);
-    const int64_t following = next_visible_tile<kKeys>(elements, key + kKeys, seen);
-    wait_for_copies<0>();
-    __syncthreads();  // the values are there, and everyone is done with the keys
-    if (following < seen) load_keys(following);
-    end_copy_group();
-
-    const FragmentMask<T> mask(elements, own_start, key, kM * 16, kKeys);
-    ORTRAIN_UNROLL
-    for (int m = 0; m < kM; ++m) {
-      if (idle) continue;
-      float highest[kRowSlots];
+    if (!idle) {
+      Accumulator scores[kM][kN];
+      multiply_rows<kM, kN, kD>(scores, own_queries, key_tile, head_dim);
+      const float unit = FragmentMask<T, kPlain>(elements, own_start, key, kM * 16, kKeys)
+                             .template apply<false>(scores, scale);
       ORTRAIN_UNROLL
-      for (int slot = 0; slot < kRowSlots; ++slot) highest[slot] = top[m][slot];
-      ORTRAIN_UNROLL
-      for (int n = 0; n < kN; ++n) {
+      for (int m = 0; m < kM; ++m) {
+        float highest[kRowSlots];
         ORTRAIN_UNROLL
-        for (int e = 0; e < Accumulator::kElements; ++e) {
-          float score = scores[m][n][e] * scale;
-          if (mask.hides()) {
-            score = mask.apply(score, m * 16 + Accumulator::row_of(e),
-                               n * 16 + Accumulator::column_of(e));
-          }
-          scores[m][n].set(e, score);
-          float& most = highest[Accumulator::row_slot(e)];
-          most = score > most ? score : most;
-        }
-      }
-      ORTRAIN_UNROLL
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        const float now = Accumulator::reduce_over_row(highest[slot], Max());
-        // While nothing is seen, any finite number does.
-        highest[slot] = now == kNever ? 0.0f : now;
-        const float shrink = exp2f(top[m][slot] - highest[slot]);
-        top[m][slot] = now;
-        total[m][slot] *= shrink;
-        ORTRAIN_UNROLL
-        for (int c = 0; c < kD / 16; ++c) {
-          ORTRAIN_UNROLL
-          for (int e = 0; e < Accumulator::kElements; ++e) {
-            if (Accumulator::row_slot(e) == slot) sums[m][c].set(e, sums[m][c][e] * shrink);
-          }
-        }
-      }
-      ORTRAIN_UNROLL
-      for (int n = 0; n < kN; ++n) {
-        ORTRAIN_UNROLL
-        for (int e = 0; e < Accumulator::kElements; ++e) {
-          const int slot = Accumulator::row_slot(e);
-          const float share = exp2f(scores[m][n][e] - highest[slot]);
-          total[m][slot] += share;  // of this lane's elements
-          scores[m][n].set(e, share);
-        }
-      }
-      if (p.drops) {
+        for (int slot = 0; slot < kRowSlots; ++slot) highest[slot] = kNever;
         ORTRAIN_UNROLL
         for (int n = 0; n < kN; ++n) {
-          const FragmentDropout kept(dropout, elements, own_start + m * 16, key + n * 16);
           ORTRAIN_UNROLL
           for (int e = 0; e < Accumulator::kElements; ++e) {
-            if (!kept.template keeps<false>(e)) scores[m][n].set(e, 0);
+            float& most = highest[Accumulator::row_slot(e)];
+            most = fmaxf(most, scores[m][n][e]);
+          }
+        }
+        float shrink[kRowSlots];
+        bool shrinks = false;
+        ORTRAIN_UNROLL
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          const float now =
+              fmaxf(Accumulator::reduce_over_row(highest[slot], Max()) * unit, top[m][slot]);
+          // While nothing is seen, any finite number does.
+          highest[slot] = now == kNever ? 0.0f : now;
+          shrink[slot] = power_of_two(top[m][slot] - highest[slot]);
+          shrinks |= shrink[slot] != 1;
+          top[m][slot] = now;
+        }
+        // The highest score of a row is most often among its first ones.
+        if (any_lane(shrinks)) {
+          ORTRAIN_UNROLL
+          for (int slot = 0; slot < kRowSlots; ++slot) total[m][slot] *= shrink[slot];
+          ORTRAIN_UNROLL
+          for (int c = 0; c < kD / 16; ++c) {
+            ORTRAIN_UNROLL
+            for (int e = 0; e < Accumulator::kElements; ++e) {
+              sums[m][c].set(e, sums[m][c][e] * shrink[Accumulator::row_slot(e)]);
+            }
+          }
+        }
+        ORTRAIN_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          ORTRAIN_UNROLL
+          for (int e = 0; e < Accumulator::kElements; ++e) {
+            const int slot = Accumulator::row_slot(e);
+            const float share = power_of_two(scores[m][n][e] * unit - highest[slot]);
+            total[m][slot] += share;  // of this lane's elements
+            scores[m][n].set(e, share);
+          }
+        }
+        if (p.drops) {
+          const FragmentDraws<false, kN, kPlain> draws(dropout, elements, own_start + m * 16, key);
+          ORTRAIN_UNROLL
+          for (int n = 0; n < kN; ++n) {
+            ORTRAIN_UNROLL
+            for (int e = 0; e < Accumulator::kElements; ++e) {
+              if (!draws.keeps(n, e)) scores[m][n].set(e, 0);
+            }
           }
         }
       }
+      add_weighted_rows<kM, kN, kD>(sums, scores, value_tile, value_dim);
     }
-    if (!idle) add_weighted_rows<kM, kN, kD>(sums, scores, value_tile, p.value_dim);
+    if (Sizes::kStages == 1) {
+      __syncthreads();
+      if (following < seen) load_inner(0, following);
+      end_copy_group();
+    } else {
+      stage = 1 - stage;
+    }
     key = following;
   }
 
@@ -170,17 +190,25 @@ __global__ void __launch_bounds__(kFragmentThreads)
     }
   }
   const float kept = p.drops ? static_cast<float>(p.kept) : 1.0f;
+  float factor[kM][kRowSlots];
+  ORTRAIN_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ORTRAIN_UNROLL
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      factor[m][slot] = total[m][slot] == 0 ? 0.0f : kept / total[m][slot];
+    }
+  }
   store_rows<kM, kD>(
       own_queries, sums, attention_row<T>(p.out, p.out_strides, b, h, span.first + own_start),
-      p.out_strides.row, span.queries - own_start, p.value_dim, p.out_packs,
-      [&](int m, int slot) { return total[m][slot] == 0 ? 0.0f : kept / total[m][slot]; });
+      p.out_strides.row, queries - own_start, value_dim, kPlain || p.out_packs,
+      [&](int m, int slot) { return factor[m][slot]; });
   if (p.logsumexp == nullptr || Accumulator::column_of(0) != 0) return;
   ORTRAIN_UNROLL
   for (int m = 0; m < kM; ++m) {
     ORTRAIN_UNROLL
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      const int64_t i = own_start + m * 16 + Accumulator::row_of_slot(slot);
-      if (i >= span.queries) continue;
+      const int i = own_start + m * 16 + Accumulator::row_of_slot(slot);
+      if (i >= queries) continue;
       static_cast<float*>(p.logsumexp)[p.row(b, h, span.first + i)] =
           total[m][slot] == 0 ? std::numeric_limits<float>::infinity()
                               : top[m][slot] * kLn2 + logf(total[m][slot]);
@@ -188,15 +216,23 @@ __global__ void __launch_bounds__(kFragmentThreads)
   }
 }
 
-template <class T, int kD>
-void launch_forward(const AttentionProblem& p, void* stream) {
+template <class T, int kD, bool kPlain>
+void launch_forward_as(const AttentionProblem& p, void* stream) {
   using Sizes = ForwardSizes<kD>;
   const int64_t tiles = attention_tiles(p, p.queries, Sizes::kQueries);
-  launch(forward_fragments<T, kD>,
+  launch(forward_fragments<T, kD, kPlain>,
          {.blocks = block_count(tiles * p.heads * p.batch),
           .threads = kFragmentThreads,
           .shared_bytes = Sizes::kSharedBytes},
          stream, p, tiles);
+}
+
+template <class T, int kD>
+void launch_forward(const AttentionProblem& p, void* stream) {
+  if constexpr (kD <= 128) {
+    if (is_plain<kD>(p)) return launch_forward_as<T, kD, true>(p, stream);
+  }
+  launch_forward_as<T, kD, false>(p, stream);
 }
 
 template <class T>

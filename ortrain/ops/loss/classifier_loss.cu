@@ -40,8 +40,11 @@ __global__ void __launch_bounds__(Form::Team::kThreads)
   const LossSums weights = a.all_weights();
   for (int64_t row = Form::Team::index(); row < rows; row += Form::Team::count()) {
     T* to = a.dx + row * stride;
-    class_loss_grad_row<T, Form>(a, weights, begin + row, a.x + (begin + row) * n, to);
-    for (int64_t k = n + Form::Team::rank(); k < stride; k += Form::Team::size()) {
+    class_loss_grad_row<T, Form>(a, weights, begin + row, a.x + (begin + row) * n, to,
+                                 a.x + (begin + rows) * n);
+    // A ragged row's last pack has zeros behind it.
+    const int64_t filled = Form::kRagged ? (n + Form::kWidth - 1) / Form::kWidth * Form::kWidth : n;
+    for (int64_t k = filled + Form::Team::rank(); k < stride; k += Form::Team::size()) {
       to[k] = static_cast<T>(ComputeType<T>{0});
     }
   }
@@ -207,7 +210,8 @@ template <class T>
 void launch_rows(const ClassifierLoss& loss, const ClassLossGrad<T>& grad, const Chunk& chunk,
                  void* stream) {
   const int64_t classes = loss.rows.classes;
-  with_row_form<T>(classes, pack_aligned(grad.x, grad.dx), [&](auto form) {
+  // The rows of dx begin at multiples of 16 bytes.
+  with_ragged_row_form<T>(classes, pack_aligned(grad.x, grad.dx), [&](auto form) {
     using Form = decltype(form);
     launch(classifier_loss_rows<T, Form>, row_shape<Form>(chunk.rows, classes), stream, grad,
            chunk.begin, chunk.rows, loss.stride);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(Form::Team::kThreads)
       if (Form::Team::rank() == 0) a.store(row, label, C{0}, C{0}, C{0}, sums);
       continue;
     }
-    RowInput<T, Form> in(a.x + row * n);
+    RowInput<T, Form> in(a.x + row * n, a.x + rows * n);
     const ExponentialSum<C> e = row_exponentials<Form>(in, n);
     const C lse = e.log_sum(), log_sum = static_cast<C>(::log(e.sum));
     C smooth_sum = 0;
@@ -69,7 +69,9 @@ __global__ void __launch_bounds__(Form::Team::kThreads)
         const auto x = in.again(k, column);
         ORTRAIN_UNROLL
         for (int i = 0; i < Form::kWidth; ++i) {
-          smooth_sum += a.smooth(column + i, static_cast<C>(x[i]), lse);
+          if (Form::has(column, i, n)) {
+            smooth_sum += a.smooth(column + i, static_cast<C>(x[i]), lse);
+          }
         }
       });
       smooth_sum = Form::Team::reduce(smooth_sum, C{0}, Sum());
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(Form::Team::kThreads)
       const C score = label < 0 ? C{0} : static_cast<C>(a.x[row * n + label]);
       a.store(row, label, lse, score, smooth_sum, sums);
     }
-    if (a.log_probabilities == nullptr) continue;
+    if (Form::kRagged || a.log_probabilities == nullptr) continue;
     Form::for_each_pack(n, [&](int k, int64_t column) {
       auto x = in.again(k, column);
       ORTRAIN_UNROLL
@@ -160,12 +162,17 @@ KernelFn make_forward(NodeSpec& spec) {
         launch(class_loss_columns<T>, shape, args.stream, loss);
       } else {
         const bool aligned = pack_aligned(loss.x, loss.log_probabilities);
-        with_row_form<T>(rows.classes, aligned, [&](auto form) {
+        const auto launch_rows = [&](auto form) {
           using Form = decltype(form);
           parts = row_teams<Form>(rows.outer, rows.classes, most);
           launch(class_loss_rows<T, Form>, row_shape<Form>(rows.outer, rows.classes, most),
                  args.stream, loss, rows.outer);
-        });
+        };
+        if (loss.log_probabilities == nullptr) {
+          with_ragged_row_form<T>(rows.classes, aligned, launch_rows);
+        } else {
+          with_row_form<T>(rows.classes, aligned, launch_rows);
+        }
       }
       if (reduces && full) {
         launch_finish_loss<C>(args, rows, parts);

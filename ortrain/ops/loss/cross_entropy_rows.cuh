@@ -60,9 +60,10 @@ struct ClassLossSlope {
 };
 
 // The gradient `to` of the scores `from` of label i, which lie side by side; both may be the same.
+// Ragged scores, before `end`, have gradients in whole packs, with zeros behind them.
 template <class T, class Form>
 ORTRAIN_DEVICE void class_loss_grad_row(const ClassLossGrad<T>& a, const LossSums& weights,
-                                        int64_t i, const T* from, T* to) {
+                                        int64_t i, const T* from, T* to, const T* end = nullptr) {
   using C = ComputeType<T>;
   const int64_t n = a.classes, label = a.labels.read(i);
   if (label < 0) {
@@ -75,11 +76,12 @@ ORTRAIN_DEVICE void class_loss_grad_row(const ClassLossGrad<T>& a, const LossSum
     return;
   }
   const ClassLossSlope<T> slope(a, weights, i, label);
-  RowInput<T, Form> in(from);
+  RowInput<T, Form> in(from, end);
   const auto write = [&](int64_t column, RowPack<T, Form::kWidth> x, C lse) {
     ORTRAIN_UNROLL
     for (int j = 0; j < Form::kWidth; ++j) {
-      x[j] = static_cast<T>(slope.of(a, column + j, static_cast<C>(x[j]), lse));
+      x[j] = static_cast<T>(
+          Form::has(column, j, n) ? slope.of(a, column + j, static_cast<C>(x[j]), lse) : C{0});
     }
     store_pack<Form::kWidth>(to + column, x);
   };

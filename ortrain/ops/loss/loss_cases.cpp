@@ -14,7 +14,8 @@ const std::vector<Form> kForms = {{"one_class", {4, 1}},     {"classes_7", {5, 7
                                   {"classes_8", {3, 8}},     {"classes_17", {9, 17}},
                                   {"vector", {9}},           {"image", {2, 5, 3, 4}},
                                   {"sequence", {2, 7, 9}},   {"one_pixel", {3, 6, 1}},
-                                  {"vocabulary", {6, 1000}}, {"pixels", {2, 9, 75}}};
+                                  {"vocabulary", {6, 1000}}, {"pixels", {2, 9, 75}},
+                                  {"ragged", {9, 1003}},     {"ragged_pairs", {5, 1026}}};
 
 Dims labels_of(Dims scores) {
   scores.erase(scores.begin() + (scores.size() == 1 ? 0 : 1));
@@ -80,6 +81,8 @@ void add_classifiers(CaseRegistry& cases) {
   add_classifier(cases, "chunks_all", {1100, 6}, 5, mean, false, 3);
   // What a device does with long rows, rows not of whole vectors, and more rows than its chunks.
   add_classifier(cases, "vocabulary", {70, 3}, 301, ignoring, true, 3);
+  add_classifier(cases, "vocabulary_ragged", {11, 3}, 1003, ignoring, true, 3);
+  add_classifier(cases, "vocabulary_ragged_smooth", {9, 2}, 1026, smooth, false, 3);
   add_classifier(cases, "vocabulary_of_vectors", {9, 16}, 1040, smooth, false, 3);
   add_classifier(cases, "device_chunks", {2070, 2}, 3, ignoring, false, 3);
   add_classifier(cases, "device_chunks_base", {4200, 1}, 2, mean, true, 3);

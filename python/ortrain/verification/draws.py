@@ -56,11 +56,13 @@ class _Draw:
       stream: Its number in the graph.
       ratio: What the engine drops; None where PyTorch does.
       packed: "rows" or "pairs" of rows that are left, or "" for all.
+      by_attention: Whether it drops probabilities of attention, which draw otherwise.
     """
 
     stream: int
     ratio: float | None
     packed: str = ""
+    by_attention: bool = False
 
 
 _DEAD = _Draw(-1, None)
@@ -131,7 +133,8 @@ class DrawsOfRun:
                 if ratio:
                     how = {"Dropout": "rows", "Attention": "pairs"}[found["op"]]
                     how = how if _PACKED in found["shape"] else ""
-                    self.places.append(_Draw(int(attributes["stream"]), ratio, how))
+                    stream, by_attention = int(attributes["stream"]), found["op"] == "Attention"
+                    self.places.append(_Draw(stream, ratio, how, by_attention))
             elif found := _EXTERNAL.search(line):
                 if found["key"].rpartition("#")[0] in _DROPOUTS_IN_PYTORCH:
                     self.places.append(_Draw(int(found["site"]), None))
@@ -164,6 +167,9 @@ class DrawsOfRun:
 
     def _kept(self, draw: _Draw, count: int) -> torch.Tensor:
         """Return what dropout kept of a flat tensor."""
+        if draw.by_attention:
+            assert draw.ratio is not None
+            return attention_kept(self._seed, draw.stream, draw.ratio, count)
         builder = _core.GraphBuilder("mask")
         x = builder.input("x", 1, [count], "user", False)
         seed = builder.input("seed", 7, [], "seed", False)
@@ -176,6 +182,30 @@ class DrawsOfRun:
             torch.tensor(self._seed, device=self._device),
         ]
         return _core.Run(session).forward(given)[0].cpu()
+
+
+def attention_kept(seed: int, stream: int, ratio: float, count: int) -> torch.Tensor:
+    """Return what dropout of attention keeps of ``count`` probabilities, as bool.
+
+    Sixteen bits of Philox 4x32-7 for each: ``ortrain/base/philox.h`` has the convention.
+    """
+    low = 0xFFFFFFFF
+    blocks = torch.arange((count + 7) // 8)
+    words = [blocks & low, blocks >> 32, torch.tensor(stream & low), torch.tensor(stream >> 32)]
+    keys = [seed & low, seed >> 32 & low]
+    for _ in range(7):
+        # Products wrap around 2^64, which leaves their bits.
+        first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        words = [
+            (second >> 32 & low) ^ words[1] ^ keys[0],
+            second & low,
+            (first >> 32 & low) ^ words[3] ^ keys[1],
+            first & low,
+        ]
+        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    threshold = min(int(ratio * 65536 + 0.5), 65536)
+    return torch.stack(halves, 1).flatten()[:count] >= threshold
 
 
 def _precision(graph: Any) -> torch.dtype:

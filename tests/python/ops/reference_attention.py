@@ -13,14 +13,14 @@ import torch
 from tests.python.ops.registry import reference
 
 
-def philox_words(seed: int, stream: int, count: int) -> np.ndarray:
-    """Return the first ``count`` Philox 4x32-10 words of a node, one per element."""
+def philox_halves(seed: int, stream: int, count: int) -> np.ndarray:
+    """Return the first ``count`` halves of Philox 4x32-7 words of a node, one per element."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
-    block = np.arange((count + 3) // 4, dtype=np.uint64)
+    block = np.arange((count + 7) // 8, dtype=np.uint64)
     c = [block & low, block >> shift]
     c += [np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
     key = [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
+    for _ in range(7):
         p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [
             (p1 >> shift) ^ c[1] ^ np.uint64(key[0]),
@@ -29,7 +29,8 @@ def philox_words(seed: int, stream: int, count: int) -> np.ndarray:
             p0 & low,
         ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return np.stack(c, axis=1).reshape(-1)[:count]
+    halves = [half for word in c for half in (word & np.uint64(0xFFFF), word >> np.uint64(16))]
+    return np.stack(halves, axis=1).reshape(-1)[:count]
 
 
 @dataclasses.dataclass
@@ -89,8 +90,8 @@ def prepare(
     factors = torch.ones_like(scores)
     ratio = attrs.get("dropout", 0.0)
     if ratio > 0:
-        words = philox_words(int(seed), attrs.get("stream", 0), scores.numel())
-        keep = words >= min(int(ratio * 2**32), 2**32 - 1)
+        halves = philox_halves(int(seed), attrs.get("stream", 0), scores.numel())
+        keep = halves >= round(ratio * 2**16)
         factor = 1 / (1 - ratio) if ratio < 1 else 0.0
         factors = torch.from_numpy(keep.reshape(tuple(scores.shape))).double() * factor
     return Heads(q, k, v, scores, factors, groups, packed, scale)
