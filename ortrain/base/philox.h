@@ -55,6 +55,11 @@ ORTRAIN_HOST_DEVICE inline uint32_t dropout_threshold(double ratio) {
 inline constexpr int kPhiloxRoundsOfHalves = 7;
 inline constexpr int kHalvesOfBlock = 8;
 
+// Rows of `columns` elements begin with a block each.
+ORTRAIN_HOST_DEVICE inline int64_t blocks_of_row(int64_t columns) {
+  return (columns + kHalvesOfBlock - 1) / kHalvesOfBlock;
+}
+
 // The words that hold the halves of elements 8 * block .. 8 * block + 7.
 ORTRAIN_HOST_DEVICE inline std::array<uint32_t, 4> philox_halves(uint64_t seed, uint64_t stream,
                                                                  uint64_t block) {

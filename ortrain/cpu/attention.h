@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ortrain/base/philox.h"
 #include "ortrain/cpu/storage.h"
 
 namespace ortrain::cpu {
@@ -40,13 +41,14 @@ struct AttentionOptions {
 };
 
 // Where the rows of queries stand among all rows, for logsumexp and for the numbers that dropout
-// draws: row i of head h of batch entry b is row b batch + h head + first + i, and key j draws
-// number `row * keys + first + j`, so that a sequence among others draws what it would in one
-// attention over all rows.
+// draws: row i of head h of batch entry b is row b batch + h head + first + i, whose keys, counted
+// from the first one of its sequence, draw from as many blocks as `keys` take, the same for all.
 struct AttentionRowIndex {
   int64_t batch, head, keys, first = 0;
   int64_t of(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + first + i; }
-  int64_t draw(int64_t row, int64_t j) const { return row * keys + first + j; }
+  int64_t draw(int64_t row, int64_t j) const {
+    return row * blocks_of_row(keys) * kHalvesOfBlock + j;
+  }
 };
 
 struct AttentionForward {
@@ -97,8 +99,9 @@ int64_t attention_backward_workspace(const AttentionShape& shape, const Attentio
 
 // The rows of several sequences, one sequence after the other in one batch entry without a mask:
 // sequence n has the rows [offsets[n], offsets[n + 1]) and sees its own keys alone. Rows behind the
-// last sequence repeat row 0 (zeros where there is no sequence) and have no gradient. `offsets`, count + 1 of them, must not fall; they begin at 0 and end at
-// no more than `shape.queries`. No workspace is needed.
+// last sequence repeat row 0 (zeros where there is no sequence) and have no gradient. `offsets`,
+// count + 1 of them, must not fall; they begin at 0 and end at no more than `shape.queries`. No
+// workspace is needed.
 struct AttentionSequences {
   const int64_t* offsets;
   int64_t count;

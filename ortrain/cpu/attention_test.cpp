@@ -239,7 +239,7 @@ TEST(Attention, ReferenceFollowsTheFormulaWithDropout) {
                            p.q[(h * 3 + i) * 2 + 1] * p.k[(h * 4 + j) * 2 + 1];
         const double e = std::exp(0.5 * dot);
         sum += e;
-        const bool keep = philox_half(5, 2, (h * 3 + i) * 4 + j) >= half_threshold(0.4);
+        const bool keep = philox_half(5, 2, (h * 3 + i) * 8 + j) >= half_threshold(0.4);
         if (keep) out += e * p.v[h * 4 + j] / 0.6;
       }
       EXPECT_NEAR(p.out[h * 3 + i], out / sum, 1e-12);

@@ -110,7 +110,7 @@ std::vector<Form> forms() {
        {{"dropout", 0.1}},
        CaseInput::normal({1, 2, 150, 300}),
        true});
-  // Draws that begin with each row: the keys are a multiple of theirs.
+  // Keys that are a multiple of those of a draw.
   add({"dropout_even_keys",
        {2, 4, 70, 32},
        {2, 2, 200, 32},

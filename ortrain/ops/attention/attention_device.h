@@ -157,12 +157,14 @@ struct AttentionElements {
     if (p.mask.kind != AttentionMask::Kind::floats) return 0;
     return static_cast<ComputeType<T>>(static_cast<const T*>(p.mask.data)[p.mask.at(b, h, i, j)]);
   }
+  // The block of draws of key j and those behind it, the first of which is a block's.
   ORTRAIN_DEVICE uint64_t draw(int64_t i, int64_t j) const {
-    return static_cast<uint64_t>(p.row(b, h, span.first + i) * p.keys + span.first + j);
+    return static_cast<uint64_t>(p.row(b, h, span.first + i) * blocks_of_row(p.keys) +
+                                 j / kHalvesOfBlock);
   }
 };
 
-// What dropout keeps; kHalvesOfBlock keys in a row come from one draw.
+// What dropout keeps; kHalvesOfBlock keys of a query come from one draw.
 class AttentionDropout {
  public:
   ORTRAIN_DEVICE explicit AttentionDropout(const AttentionProblem& p)
@@ -182,29 +184,17 @@ class AttentionDropout {
     return bits;
   }
 
-  // Bit n: whether number `first` + n is kept, for n < count.
-  ORTRAIN_DEVICE unsigned kept(uint64_t first, int count) const {
-    constexpr int kDrawn = kHalvesOfBlock;
-    const int before = static_cast<int>(first % kDrawn);
-    unsigned bits = 0;
-    // Rolled: a draw is long.
-#pragma unroll 1
-    for (int n = -before; n < count; n += kDrawn) {
-      const unsigned drawn = draw((first + static_cast<uint64_t>(int64_t{n})) / kDrawn);
-      bits |= n < 0 ? drawn >> before : drawn << n;
-    }
-    return bits & ((1u << count) - 1);
-  }
-
-  // Whether queries i, i + 1, ... keep keys j, j + 1, ...: bits as AttentionElements::visible has
-  // them. Only where dropout is on.
+  // Whether queries i, i + 1, ... keep keys j, j + 1, ... of one draw: bits as
+  // AttentionElements::visible has them. Only where dropout is on.
   template <int kEach>
   ORTRAIN_DEVICE unsigned kept(const AttentionElements& elements, int64_t i, int64_t j,
                                int i_stride, int j_stride) const {
+    static_assert(kHalvesOfBlock % kEach == 0);
     unsigned bits = 0;
+    // Rolled: a draw is long.
 #pragma unroll 1
     for (int n = 0; n < kEach; ++n) {
-      const unsigned row = kept(elements.draw(i + n, j), kEach);
+      const unsigned row = draw(elements.draw(i + n, j)) >> (j % kHalvesOfBlock);
       ORTRAIN_UNROLL
       for (int m = 0; m < kEach; ++m) bits |= ((row >> m) & 1u) << (n * i_stride + m * j_stride);
     }

@@ -10,28 +10,20 @@ namespace ortrain::gpu {
 // What dropout keeps of kN tiles of 16 queries times 16 keys that lie side by side: queries are the
 // rows of their accumulators, or keys. A draw of Philox gives eight keys of a query. All lanes of
 // the warp take part, each of which draws once per tile, and gets from others what it has not.
-// kAligned: draws begin with a tile's keys in all rows.
-template <bool kKeysAreRows, int kN, bool kAligned>
+template <bool kKeysAreRows, int kN>
 class FragmentDraws {
  public:
   // Without dropout: everything.
   ORTRAIN_DEVICE FragmentDraws() : bits_(~0u) {}
-  // Of queries and keys from these on.
+  // Of queries and keys from these on; keys by sixteen.
   ORTRAIN_DEVICE FragmentDraws(const AttentionDropout& dropout, const AttentionElements& elements,
                                int query, int key)
       : bits_(0) {
-    if (kAligned || (elements.p.keys | elements.span.first | key) % kHalvesOfBlock == 0) {
 #pragma unroll 2
-      for (int n = 0; n < kN; ++n) {
-        push(aligned_tile(dropout, elements, query + (kKeysAreRows ? 16 * n : 0),
-                          key + (kKeysAreRows ? 0 : 16 * n)));
-      }
-    } else {
-      ORTRAIN_ROLL
-      for (int n = 0; n < kN; ++n) {
-        push(any_tile(dropout, elements, query + (kKeysAreRows ? 16 * n : 0),
-                      key + (kKeysAreRows ? 0 : 16 * n)));
-      }
+    for (int n = 0; n < kN; ++n) {
+      const unsigned tile = draw_tile(dropout, elements, query + (kKeysAreRows ? 16 * n : 0),
+                                      key + (kKeysAreRows ? 0 : 16 * n));
+      bits_ = bits_ >> kTileStep | (tile & kTileBits) << (kTileStep * (kMostTiles - 1));
     }
   }
 
@@ -49,10 +41,23 @@ class FragmentDraws {
   static constexpr int kTileStep = Accumulator::kElements;
   static constexpr unsigned kTileBits = 0xf;
   ORTRAIN_DEVICE static constexpr int place(int e) { return e; }
-  ORTRAIN_DEVICE static unsigned aligned_tile(const AttentionDropout& dropout,
-                                              const AttentionElements& elements, int query,
-                                              int key) {
-    return any_tile(dropout, elements, query, key);
+  // Each lane draws for a part of one query's keys.
+  ORTRAIN_DEVICE static unsigned draw_tile(const AttentionDropout& dropout,
+                                           const AttentionElements& elements, int query, int key) {
+    constexpr int kShare = kWarpSize / 16;  // lanes per query
+    constexpr int kKeys = 16 / kShare;
+    const int own = key + lane() % kShare * kKeys;
+    const unsigned drawn =
+        dropout.draw(elements.draw(query + lane() / kShare, own)) >> (own % kHalvesOfBlock);
+    unsigned bits = 0;
+    ORTRAIN_UNROLL
+    for (int e = 0; e < Accumulator::kElements; ++e) {
+      const int row = Accumulator::row_of(e), column = Accumulator::column_of(e);
+      const int q = kKeysAreRows ? column : row;
+      const int k = kKeysAreRows ? row : column;
+      bits |= (broadcast_lane(drawn, q * kShare + k / kKeys) >> (k % kKeys) & 1u) << place(e);
+    }
+    return bits;
   }
 #else
   // A byte of each tile's 8 bits goes with a column of 8 keys, or with a query; tiles take two bits
@@ -63,16 +68,14 @@ class FragmentDraws {
     return kKeysAreRows ? (e / 4 * 2 + e % 2) * 8 + Accumulator::row_slot(e)
                         : Accumulator::row_slot(e) * 16 + e / 4 * 8 + e % 2;
   }
-  // The draw of keys from a multiple of its length on.
   ORTRAIN_DEVICE static uint64_t block_of(const AttentionElements& elements, int query, int key) {
-    return elements.draw(0, 0) / kHalvesOfBlock +
+    return elements.draw(0, 0) +
            static_cast<uint64_t>(static_cast<uint32_t>(query)) *
-               static_cast<uint32_t>(elements.p.keys / kHalvesOfBlock) +
+               static_cast<uint32_t>(blocks_of_row(elements.p.keys)) +
            static_cast<uint32_t>(key / kHalvesOfBlock);
   }
-  ORTRAIN_DEVICE static unsigned aligned_tile(const AttentionDropout& dropout,
-                                              const AttentionElements& elements, int query,
-                                              int key) {
+  ORTRAIN_DEVICE static unsigned draw_tile(const AttentionDropout& dropout,
+                                           const AttentionElements& elements, int query, int key) {
     const int row = lane() / 4, column = lane() % 4;
     if constexpr (kKeysAreRows) {
       // Lanes of the same column need the same four queries and both halves of the keys: each draws
@@ -99,30 +102,6 @@ class FragmentDraws {
     }
   }
 #endif
-
-  // Each lane draws for a part of one query's keys, wherever draws begin.
-  ORTRAIN_DEVICE static unsigned any_tile(const AttentionDropout& dropout,
-                                          const AttentionElements& elements, int query, int key) {
-    constexpr int kShare = kWarpSize / 16;  // lanes per query
-    constexpr int kKeys = 16 / kShare;
-    const unsigned drawn = dropout.kept(
-        elements.draw(query + lane() / kShare, key + lane() % kShare * kKeys), kKeys);
-    unsigned bits = 0;
-    ORTRAIN_UNROLL
-    for (int e = 0; e < Accumulator::kElements; ++e) {
-      const int row = Accumulator::row_of(e), column = Accumulator::column_of(e);
-      const int q = kKeysAreRows ? column : row;
-      const int k = kKeysAreRows ? row : column;
-      const unsigned bit = broadcast_lane(drawn, q * kShare + k / kKeys) >> (k % kKeys) & 1u;
-      bits |= bit << place(e);
-    }
-    return bits;
-  }
-
-  // Bits of a further tile.
-  ORTRAIN_DEVICE void push(unsigned tile) {
-    bits_ = bits_ >> kTileStep | (tile & kTileBits) << (kTileStep * (kMostTiles - 1));
-  }
 
   unsigned bits_;
 };

@@ -18,13 +18,12 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
 // Whether kernels for plain problems (kPlain) take it, which have fewer branches and registers:
-// heads as wide as rows in shared memory, aligned rows, no mask, one sequence, and draws of dropout
-// that begin with each row.
+// heads as wide as rows in shared memory, aligned rows, no mask, one sequence.
 template <int kD>
 bool is_plain(const AttentionProblem& p) {
   return p.head_dim == kD && p.value_dim == kD && p.q_packs && p.k_packs && p.v_packs &&
          p.out_packs && p.mask.kind == AttentionMask::Kind::none && p.scale > 0 &&
-         p.sequences < 0 && (!p.drops || p.keys % kHalvesOfBlock == 0);
+         p.sequences < 0;
 }
 
 template <bool kPlain>

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
                              .template apply<kOfKeys>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {
-        FragmentDraws<kOfKeys, kN, kPlain> draws;
+        FragmentDraws<kOfKeys, kN> draws;
         if (f.drops) {
           draws = {dropout, elements, query + (kOfKeys ? 0 : 16 * m), key + (kOfKeys ? 16 * m : 0)};
         }

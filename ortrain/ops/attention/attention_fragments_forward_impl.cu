@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
           }
         }
         if (p.drops) {
-          const FragmentDraws<false, kN, kPlain> draws(dropout, elements, own_start + m * 16, key);
+          const FragmentDraws<false, kN> draws(dropout, elements, own_start + m * 16, key);
           ORTRAIN_UNROLL
           for (int n = 0; n < kN; ++n) {
             ORTRAIN_UNROLL

@@ -147,6 +147,10 @@ class DrawsOfRun:
     def mask(self, draw: _Draw, shape: Sequence[int]) -> torch.Tensor:
         """Return what dropout kept of a tensor of some shape, as bool."""
         if not draw.packed:
+            if draw.by_attention:
+                return self._kept_pairs(draw, *shape[-2:], torch.Size(shape[:-2]).numel()).reshape(
+                    tuple(shape)
+                )
             return self._kept(draw, torch.Size(shape).numel()).reshape(tuple(shape))
         positions = self._positions[: int(self._offsets[-1])]
         rows = len(self._positions)
@@ -156,20 +160,23 @@ class DrawsOfRun:
             mask[positions] = self._kept(draw, rows * inner).reshape(rows, inner)[: len(positions)]
             return mask.reshape(tuple(shape))
         heads, length = torch.Size(shape[1:-2]).numel(), shape[-1]
-        drawn = self._kept(draw, heads * rows * rows).reshape(heads, rows, rows)
+        drawn = self._kept_pairs(draw, rows, rows, heads)
         mask = torch.ones(shape[0], heads, length, length, dtype=torch.bool)
         for sequence in range(shape[0]):
             begin, end = self._offsets[sequence], self._offsets[sequence + 1]
             columns = positions[begin:end] % length
-            kept = drawn[:, begin:end, begin:end]
+            kept = drawn[:, begin:end, : end - begin]
             mask[sequence, :, columns[:, None], columns[None, :]] = kept
         return mask.reshape(tuple(shape))
 
+    def _kept_pairs(self, draw: _Draw, queries: int, keys: int, heads: int) -> torch.Tensor:
+        """Return what attention kept: [heads, queries, keys]."""
+        assert draw.ratio is not None
+        kept = attention_kept(self._seed, draw.stream, draw.ratio, heads * queries, keys)
+        return kept.reshape(heads, queries, keys)
+
     def _kept(self, draw: _Draw, count: int) -> torch.Tensor:
         """Return what dropout kept of a flat tensor."""
-        if draw.by_attention:
-            assert draw.ratio is not None
-            return attention_kept(self._seed, draw.stream, draw.ratio, count)
         builder = _core.GraphBuilder("mask")
         x = builder.input("x", 1, [count], "user", False)
         seed = builder.input("seed", 7, [], "seed", False)
@@ -184,28 +191,31 @@ class DrawsOfRun:
         return _core.Run(session).forward(given)[0].cpu()
 
 
-def attention_kept(seed: int, stream: int, ratio: float, count: int) -> torch.Tensor:
-    """Return what dropout of attention keeps of ``count`` probabilities, as bool.
+def attention_kept(seed: int, stream: int, ratio: float, rows: int, keys: int) -> torch.Tensor:
+    """Return what dropout of attention keeps, as bool: [rows, keys].
 
-    Sixteen bits of Philox 4x32-7 for each: ``ortrain/base/philox.h`` has the convention.
+    Sixteen bits of Philox 4x32-7 for each key, and whole blocks for each row:
+    ``ortrain/base/philox.h`` and ``ortrain/cpu/attention.h`` have the convention.
     """
     low = 0xFFFFFFFF
-    blocks = torch.arange((count + 7) // 8)
+    blocks = torch.arange(rows * ((keys + 7) // 8))
     words = [blocks & low, blocks >> 32, torch.tensor(stream & low), torch.tensor(stream >> 32)]
-    keys = [seed & low, seed >> 32 & low]
+    key = [seed & low, seed >> 32 & low]
     for _ in range(7):
         # Products wrap around 2^64, which leaves their bits.
         first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
         words = [
-            (second >> 32 & low) ^ words[1] ^ keys[0],
+            (second >> 32 & low) ^ words[1] ^ key[0],
             second & low,
-            (first >> 32 & low) ^ words[3] ^ keys[1],
+            (first >> 32 & low) ^ words[3] ^ key[1],
             first & low,
         ]
-        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
     halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
     threshold = min(int(ratio * 65536 + 0.5), 65536)
-    return torch.stack(halves, 1).flatten()[:count] >= threshold
+    return (
+        torch.stack(halves, 1).reshape(rows, len(blocks) // max(rows, 1) * 8)[:, :keys] >= threshold
+    )
 
 
 def _precision(graph: Any) -> torch.dtype:

@@ -13,10 +13,10 @@ import torch
 from tests.python.ops.registry import reference
 
 
-def philox_halves(seed: int, stream: int, count: int) -> np.ndarray:
-    """Return the first ``count`` halves of Philox 4x32-7 words of a node, one per element."""
+def philox_halves(seed: int, stream: int, rows: int, keys: int) -> np.ndarray:
+    """Return a half of a Philox 4x32-7 word per key; each row begins with a block of eight."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
-    block = np.arange((count + 7) // 8, dtype=np.uint64)
+    block = np.arange(rows * ((keys + 7) // 8), dtype=np.uint64)
     c = [block & low, block >> shift]
     c += [np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
     key = [seed & 0xFFFFFFFF, seed >> 32]
@@ -30,7 +30,7 @@ def philox_halves(seed: int, stream: int, count: int) -> np.ndarray:
         ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     halves = [half for word in c for half in (word & np.uint64(0xFFFF), word >> np.uint64(16))]
-    return np.stack(halves, axis=1).reshape(-1)[:count]
+    return np.stack(halves, axis=1).reshape(rows, -1)[:, :keys]
 
 
 @dataclasses.dataclass
@@ -90,10 +90,16 @@ def prepare(
     factors = torch.ones_like(scores)
     ratio = attrs.get("dropout", 0.0)
     if ratio > 0:
-        halves = philox_halves(int(seed), attrs.get("stream", 0), scores.numel())
+        rows, keys = scores[..., 0].numel(), scores.shape[-1]
+        halves = philox_halves(int(seed), attrs.get("stream", 0), rows, keys)
         keep = halves >= round(ratio * 2**16)
         factor = 1 / (1 - ratio) if ratio < 1 else 0.0
-        factors = torch.from_numpy(keep.reshape(tuple(scores.shape))).double() * factor
+        kept = torch.from_numpy(keep.reshape(tuple(scores.shape)))
+        if offsets is not None:  # keys count from the first one of their sequence
+            begin = offsets[(sequence - 1).clamp(0, max(len(offsets) - 2, 0))]
+            own = (row[None] - begin[:, None]).clamp(0).expand_as(kept)
+            kept = kept.gather(-1, own)
+        factors = kept.double() * factor
     return Heads(q, k, v, scores, factors, groups, packed, scale)
 
 
