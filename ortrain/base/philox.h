@@ -72,11 +72,18 @@ ORTRAIN_HOST_DEVICE inline uint32_t philox_half(uint64_t seed, uint64_t stream, 
   return words[index % kHalvesOfBlock / 2] >> (index % 2 * 16) & 0xFFFFu;
 }
 
-// An element is kept when its half is at least this, of 0 to 2^16: P(dropped) = ratio to 2^-17.
+// An element is kept when its half is at least this, of 0 to 2^16: P(dropped) is the ratio rounded
+// to a multiple of 2^-16.
 ORTRAIN_HOST_DEVICE inline uint32_t half_threshold(double ratio) {
   const double scaled = ratio * 65536.0 + 0.5;
   if (!(scaled > 0.0)) return 0;
   return scaled >= 65536.0 ? 65536u : static_cast<uint32_t>(scaled);
+}
+
+// Factor of what is kept by that threshold: the inverse of the probability as it is.
+ORTRAIN_HOST_DEVICE inline double half_scale(double ratio) {
+  const uint32_t threshold = half_threshold(ratio);
+  return threshold < 65536u ? 65536.0 / (65536u - threshold) : 0.0;
 }
 
 // Factor of the kept elements; 0 at ratio 1, where nothing is kept.

@@ -11,8 +11,7 @@ using Words = std::array<uint32_t, 4>;
 
 // Known answers published with the Random123 library.
 TEST(Philox, KnownAnswers) {
-  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}),
-            (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
             (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
@@ -23,8 +22,8 @@ TEST(Philox, ElementMapsToCounterSeedAndStream) {
   const uint64_t seed = 0x299f31d0a4093822;
   const uint64_t stream = 0x0370734413198a2e;
   const uint64_t block = 0x05a308d3243f6a88;
-  const Words words = philox({0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344},
-                             {0xa4093822, 0x299f31d0});
+  const Words words =
+      philox({0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0});
   EXPECT_EQ(philox_block(seed, stream, block), words);
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(philox_word(seed, stream, 4 * block + i), words[i]);
 }
@@ -53,6 +52,10 @@ TEST(Philox, HalfThreshold) {
   EXPECT_EQ(half_threshold(0.5), 0x8000u);
   EXPECT_EQ(half_threshold(1.0), 0x10000u);  // no half is as much
   EXPECT_EQ(half_threshold(1e-6), 0u);
+  EXPECT_EQ(half_scale(0.5), 2.0);
+  EXPECT_EQ(half_scale(1.0), 0.0);
+  EXPECT_EQ(half_scale(0.0), 1.0);
+  EXPECT_EQ(half_scale(0.9999), 65536.0 / 7.0);  // one of 9362 is kept, not of 10000
   const uint32_t threshold = half_threshold(0.1);
   int dropped = 0;
   for (uint64_t i = 0; i < 100000; ++i) dropped += philox_half(7, 3, i) < threshold;

@@ -151,7 +151,7 @@ struct DropoutRows {
       : options(a.options),
         rows(a.rows),
         threshold(half_threshold(a.options.dropout)),
-        scale(static_cast<float>(dropout_scale(a.options.dropout))),
+        scale(static_cast<float>(half_scale(a.options.dropout))),
         buffer(buffer) {}
 
   bool active() const { return options.dropout > 0.0; }

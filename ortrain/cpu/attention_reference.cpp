@@ -59,7 +59,7 @@ class Head {
     if (o.dropout <= 0.0) return 1.0;
     const uint64_t index = static_cast<uint64_t>(a_.rows.draw(lse_index(i), j));
     const bool keep = philox_half(o.seed, o.stream, index) >= half_threshold(o.dropout);
-    return keep ? dropout_scale(o.dropout) : 0.0;
+    return keep ? half_scale(o.dropout) : 0.0;
   }
 
  private:

@@ -240,7 +240,7 @@ TEST(Attention, ReferenceFollowsTheFormulaWithDropout) {
         const double e = std::exp(0.5 * dot);
         sum += e;
         const bool keep = philox_half(5, 2, (h * 3 + i) * 8 + j) >= half_threshold(0.4);
-        if (keep) out += e * p.v[h * 4 + j] / 0.6;
+        if (keep) out += e * p.v[h * 4 + j] * half_scale(0.4);
       }
       EXPECT_NEAR(p.out[h * 3 + i], out / sum, 1e-12);
       EXPECT_NEAR(p.lse[h * 3 + i], std::log(sum), 1e-12);

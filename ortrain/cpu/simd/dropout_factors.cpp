@@ -3,6 +3,7 @@
 #include "ortrain/cpu/simd/dropout_factors.h"
 
 #include <bit>
+#include <cstring>
 
 #include "ortrain/cpu/simd/targets.h"
 
@@ -29,7 +30,6 @@ void DropoutFactors(uint64_t seed, uint64_t stream, uint32_t threshold, float sc
   const auto value = hn::Set(df, scale);
   // Little-endian words hold their halves in the order of elements.
   static_assert(std::endian::native == std::endian::little);
-  const uint16_t* const halves = reinterpret_cast<const uint16_t*>(words);
   int64_t i = begin;
   while (i < end) {
     const int64_t first = i / kHalvesOfBlock;
@@ -37,12 +37,19 @@ void DropoutFactors(uint64_t seed, uint64_t stream, uint32_t threshold, float sc
     PhiloxWords<kPhiloxRoundsOfHalves>(seed, stream, static_cast<uint64_t>(first), last - first,
                                        words);
     const int64_t stop = HWY_MIN(end, kHalvesOfBlock * last);
-    const uint16_t* half = halves + (i - kHalvesOfBlock * first);
-    for (; i + lanes <= stop; i += lanes, half += lanes) {
-      const auto drop = hn::Gt(limit, hn::PromoteTo(du, hn::LoadU(d16, half)));
+    for (; i + lanes <= stop; i += lanes) {
+      // By memcpy, since words are no halves to the compiler.
+      HWY_ALIGN uint16_t halves[hn::MaxLanes(d16)];
+      std::memcpy(halves, reinterpret_cast<const char*>(words) + 2 * (i - kHalvesOfBlock * first),
+                  sizeof(uint16_t) * static_cast<size_t>(lanes));
+      const auto drop = hn::Gt(limit, hn::PromoteTo(du, hn::Load(d16, halves)));
       hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(df, drop), value), df, factor + (i - begin));
     }
-    for (; i < stop; ++i, ++half) factor[i - begin] = *half >= threshold ? scale : 0.0f;
+    for (; i < stop; ++i) {
+      const int64_t k = i - kHalvesOfBlock * first;
+      const uint32_t last_half = words[k / 2] >> (k % 2 * 16) & 0xFFFFu;
+      factor[i - begin] = last_half >= threshold ? scale : 0.0f;
+    }
   }
 }
 
@@ -55,8 +62,8 @@ HWY_AFTER_NAMESPACE();
 namespace ortrain::cpu {
 
 HWY_EXPORT(DropoutFactors);
-void dropout_factors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale,
-                     int64_t begin, int64_t end, float* factor) {
+void dropout_factors(uint64_t seed, uint64_t stream, uint32_t threshold, float scale, int64_t begin,
+                     int64_t end, float* factor) {
   HWY_DYNAMIC_DISPATCH(DropoutFactors)(seed, stream, threshold, scale, begin, end, factor);
 }
 

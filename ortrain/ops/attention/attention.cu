@@ -56,7 +56,7 @@ AttentionProblem problem_of(const NodeSpec& spec, size_t first, size_t mask) {
   const double dropout = attrs.float_("dropout");
   p.drops = dropout > 0.0;
   p.threshold = half_threshold(dropout);
-  p.kept = dropout_scale(dropout);
+  p.kept = half_scale(dropout);
   p.stream = static_cast<uint64_t>(attrs.int_("stream"));
   p.sequences = spec.has_input(mask + 2) ? spec.input(mask + 2).numel() - 1 : -1;
   const auto strides = [&](int64_t heads, int64_t rows, int64_t dim) {

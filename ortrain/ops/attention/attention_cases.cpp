@@ -162,6 +162,11 @@ std::vector<Form> forms() {
        {{"dropout", 0.5}},
        CaseInput::none(),
        true});
+  add({"whole_tiles_tiny_scale",
+       {1, 1, 70, 64},
+       {1, 1, 70, 64},
+       {1, 1, 70, 64},
+       {{"is_causal", int64_t{1}}, {"scale", 1e-50}}});
   add({"wide_whole_tiles_causal",
        {1, 2, 99, 128},
        {1, 1, 99, 128},

@@ -22,8 +22,8 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 template <int kD>
 bool is_plain(const AttentionProblem& p) {
   return p.head_dim == kD && p.value_dim == kD && p.q_packs && p.k_packs && p.v_packs &&
-         p.out_packs && p.mask.kind == AttentionMask::Kind::none && p.scale > 0 &&
-         p.sequences < 0;
+         p.out_packs && p.mask.kind == AttentionMask::Kind::none &&
+         static_cast<float>(p.scale) * kLog2E > 0 && p.sequences < 0;
 }
 
 template <bool kPlain>

@@ -64,6 +64,13 @@ class _Draw:
     packed: str = ""
     by_attention: bool = False
 
+    @property
+    def correction(self) -> float:
+        """Of what attention keeps: PyTorch divides by 1 - p, it by the share that 16 bits keep."""
+        assert self.ratio is not None
+        kept = 65536 - _attention_threshold(self.ratio)
+        return (1 - self.ratio) * 65536 / kept if kept else 0.0
+
 
 _DEAD = _Draw(-1, None)
 
@@ -211,11 +218,14 @@ def attention_kept(seed: int, stream: int, ratio: float, rows: int, keys: int) -
             first & low,
         ]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
-    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
-    threshold = min(int(ratio * 65536 + 0.5), 65536)
-    return (
-        torch.stack(halves, 1).reshape(rows, len(blocks) // max(rows, 1) * 8)[:, :keys] >= threshold
-    )
+    threshold = _attention_threshold(ratio)
+    kept = [half >= threshold for word in words for half in (word & 0xFFFF, word >> 16)]
+    per_row = len(blocks) // max(rows, 1) * 8
+    return torch.stack(kept, 1).reshape(rows, per_row)[:, :keys]
+
+
+def _attention_threshold(ratio: float) -> int:
+    return min(int(ratio * 65536 + 0.5), 65536)
 
 
 def _precision(graph: Any) -> torch.dtype:
@@ -325,9 +335,10 @@ class RepeatedDraws(TorchDispatchMode):
             return self._drawn_by_pytorch(place, function, args, kwargs)
         x = args[0]
         kept = self._draws.mask(draw, x.shape).to(x.device)
+        factors = kept * draw.correction if draw.by_attention else kept
         if function is torch.ops.aten.native_dropout.default:
-            return x * kept / (1 - draw.ratio), kept
-        return x.copy_(kept)
+            return x * factors / (1 - draw.ratio), kept
+        return x.copy_(factors)
 
     def _take(self, function: Any, share: float | None) -> _Draw | None:
         """Return the place of the graph that drops what an operator drops; None where that draws as ever."""

@@ -92,8 +92,9 @@ def prepare(
     if ratio > 0:
         rows, keys = scores[..., 0].numel(), scores.shape[-1]
         halves = philox_halves(int(seed), attrs.get("stream", 0), rows, keys)
-        keep = halves >= round(ratio * 2**16)
-        factor = 1 / (1 - ratio) if ratio < 1 else 0.0
+        threshold = math.floor(ratio * 2**16 + 0.5)
+        keep = halves >= threshold
+        factor = 2**16 / (2**16 - threshold) if threshold < 2**16 else 0.0
         kept = torch.from_numpy(keep.reshape(tuple(scores.shape)))
         if offsets is not None:  # keys count from the first one of their sequence
             begin = offsets[(sequence - 1).clamp(0, max(len(offsets) - 2, 0))]
