@@ -90,6 +90,17 @@ def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         ),
         "gather": (lambda x: x[torch.arange(20, device=x.device) % 7], (8, 33)),
     }
+
+    def classify(x: Any) -> Any:
+        logits = x @ x.transpose(0, 1)  # 16 bits under autocast
+        return F.cross_entropy(logits, torch.arange(len(logits), device=x.device) % 5)
+
+    # What CUDA's autocast runs in float32, by operators that it does not know.
+    calls |= {
+        "cross entropy": (classify, (9, 33)),
+        "square": (lambda x: torch.square(x @ x.transpose(0, 1)), (17, 33)),
+        "nearest": (lambda x: F.interpolate(x @ x.transpose(-1, -2), scale_factor=2), (2, 3, 8, 8)),
+    }
     layers: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
         name: (functools.partial(Call, function), shape)
         for name, (function, shape) in calls.items()

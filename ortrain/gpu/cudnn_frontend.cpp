@@ -225,8 +225,7 @@ std::vector<fe::NumericalNote_t> unwanted(DType dtype, bool exact_floats) {
   using Note = fe::NumericalNote_t;
   std::vector<Note> notes{Note::NONDETERMINISTIC, Note::REDUCED_PRECISION_REDUCTION,
                           Note::DOWN_CONVERT_INPUTS};
-  // Transformed factors are rounded to 16 bits once more. (Whether it was one of these that gave a
-  // gradient in float16 0.007 off on an H100 is not known.)
+  // Transformed factors are rounded to 16 bits once more.
   if (size_of(dtype) == 2) notes.insert(notes.end(), {Note::WINOGRAD, Note::FFT});
   if (exact_floats) {
     // What rounds factors, and what transforms them, with errors larger than those of sums.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ops/attention/attention_cudnn.h"
@@ -40,6 +42,8 @@ std::optional<CudnnAttention> cudnn_attention(const AttentionProblem& p, DType d
     why = "a query that a mask lets see no key gives zeros here";
   } else if (p.sequences >= 0) {
     why = "several sequences in the rows";
+  } else if (!(std::abs(static_cast<float>(p.scale)) >= std::numeric_limits<float>::min())) {
+    why = "a scale that is 0 in float makes hidden scores NaN there";
   } else if (p.batch * p.heads * p.queries * p.keys * p.head_dim * p.value_dim == 0) {
     why = "nothing to be multiplied";
   } else {

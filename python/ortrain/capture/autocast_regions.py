@@ -55,6 +55,46 @@ def has_autocast_region(program: torch.export.ExportedProgram) -> bool:
     return any(node.target is internals.autocast_region() for node in nodes_of(program))
 
 
+def composites_in_float(program: torch.export.ExportedProgram, autocast: AutocastState) -> None:
+    """Put casts before operators whose parts CUDA's autocast runs in float32.
+
+    They are known as a whole, and stay so.
+    """
+    _in_float(program.graph_module, any(device == "cuda" for device, _ in autocast.enabled))
+
+
+def _in_float(body: fx.GraphModule, is_on: bool) -> None:
+    for node in list(body.graph.nodes):
+        if node.target is internals.autocast_region():
+            device, _, enabled = node.args[:3]
+            inside = bool(enabled) if device == "cuda" else is_on
+        else:
+            inside = is_on
+        for operand in node.all_input_nodes:
+            if operand.op == "get_attr":
+                inner = getattr(body, str(operand.target), None)
+                if isinstance(inner, fx.GraphModule):
+                    _in_float(inner, inside)
+        if not is_on or not internals.hides_float(node.target, _device_of(node)):
+            continue
+        for operand in node.all_input_nodes:
+            value = operand.meta.get("val")
+            # Autocast leaves float64 alone. What is float32 here may be 16 bits in the next trace.
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                continue
+            if value.dtype != torch.float64:
+                node.replace_input_with(operand, _cast(operand, torch.float32, node, node))
+
+
+def _device_of(node: fx.Node) -> str:
+    """Return the type of the devices of a node's operands; "cpu" where it has none."""
+    for operand in node.all_input_nodes:
+        value = operand.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.device.type
+    return "cpu"
+
+
 def recurrent_layers_in_one_dtype(program: torch.export.ExportedProgram) -> None:
     """Put casts around recurrent layers of several dtypes, which compute in the widest of them.
 
@@ -110,7 +150,7 @@ def decompose_under_autocast(
             node.target: _apart(function)
             for node in nodes_of(seen)
             if node.target not in table
-            and internals.loses_autocast(node.target, known)
+            and internals.loses_autocast(node.target, known, _device_of(node))
             and (function := internals.decomposition(node.target)) is not None
         }
         if traced is not None and not parts:

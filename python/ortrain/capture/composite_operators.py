@@ -21,6 +21,7 @@ from torch._export import utils as export_utils
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 
+from ortrain.capture.captured import AutocastState
 from ortrain.capture.torch_internals import fake_result
 
 _override = exported_program._override_composite_implicit_decomp
@@ -67,7 +68,8 @@ def _correct_losses(program: torch.export.ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.target in _LOSSES:
             given, named = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            result = fake_result(node.target, given, named)
+            with AutocastState.current().left():  # which the program holds as casts
+                result = fake_result(node.target, given, named)
             if result is not None:
                 node.meta["val"] = result
 

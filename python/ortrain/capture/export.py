@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.autocast_regions import (
+    composites_in_float,
     decompose_under_autocast,
     has_autocast_region,
     recurrent_layers_in_one_dtype,
@@ -372,6 +373,7 @@ def _functional(
         return program, []
     if autocast.enabled or autocast_regions:
         recurrent_layers_in_one_dtype(program)
+        composites_in_float(program, autocast)
     keep_layers_in_regions(program)
     if known is not None and (autocast.enabled or autocast_regions):
         program = decompose_under_autocast(program, known)

@@ -496,15 +496,45 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
     )
 
 
-# Composite, with parts that autocast casts, while it does not know them.
-_HIDE_AUTOCAST = frozenset({"aten::inner", "aten::nll_loss_nd", "aten::pad"})
+# Composite, with parts that autocast casts, while it does not know them. Convolutions with a padding
+# in words are known to autocast on the CPU alone.
+_HIDE_AUTOCAST = frozenset(
+    f"aten::{name}" for name in ("inner", "nll_loss_nd", "pad", "conv1d", "conv2d", "conv3d")
+)
+# Composite, with parts that CUDA's autocast runs in float32, while it does not know them.
+_HIDE_FLOAT_ON_CUDA = frozenset(
+    f"aten::{name}"
+    for name in (
+        "cross_entropy_loss",
+        "square",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+    )
+)
 
 
-def loses_autocast(op: Any, known: Callable[[Any], bool]) -> bool:
+def knows_autocast(op: torch._ops.OpOverload, device: str) -> bool:
+    """Tell whether the autocast of a type of devices ("cpu", "cuda") has a rule for ``op``."""
+    key = "AutocastCUDA" if device == "cuda" else "AutocastCPU"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def hides_float(op: Any, device: str) -> bool:
+    """Tell whether autocast runs all parts of ``op`` in float32 that it knows, and not ``op``."""
+    return (
+        device == "cuda"
+        and isinstance(op, torch._ops.OpOverload)
+        and op.name().partition(".")[0] in _HIDE_FLOAT_ON_CUDA
+        and not knows_autocast(op, device)
+    )
+
+
+def loses_autocast(op: Any, known: Callable[[Any], bool], device: str) -> bool:
     """Tell whether autocast acts on the parts of ``op`` alone, and it has to come apart for that."""
     if not isinstance(op, torch._ops.OpOverload) or not is_composite(op):
         return False
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCPU"):
+    if knows_autocast(op, device):
         return False
     return op.name().partition(".")[0] in _HIDE_AUTOCAST or not known(op)
 

@@ -9,6 +9,10 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture import autocast_regions
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import AutocastState
+from ortrain.capture.trace_internals import nodes_of
 
 
 class Classifier(nn.Module):
@@ -86,3 +90,43 @@ def assert_same_loss(plain: nn.Module, rounds: bool = False) -> None:
             torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-5, atol=1e-5)
         apart, theirs = ((made[i][1] - made[2][1]).norm() for i in (0, 1))
         assert apart <= 1.5 * theirs + 1e-6
+
+
+class OnCuda(nn.Module):
+    """Operators whose parts CUDA's autocast runs in float32, under autocast and in a region without."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(x, labels) + torch.square(x).sum()
+        nearest = nn.functional.interpolate(x[None], scale_factor=2.0).mean()
+        with torch.autocast("cuda", enabled=False):
+            outside = nn.functional.cross_entropy(2 * x, labels)
+        return loss + nearest + outside
+
+
+def test_cudas_autocast_runs_parts_of_operators_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a CUDA build there are no such tensors: the operands are said to be there.
+    monkeypatch.setattr(autocast_regions, "_device_of", lambda node: "cuda")
+    x, labels = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 5, 2, 1])
+    program = torch.export.export(OnCuda(), (x, labels))
+    state = AutocastState((("cuda", torch.bfloat16),))
+    autocast_regions.composites_in_float(program, state)
+    found: dict[str, list[torch.dtype]] = {}
+    for node in nodes_of(program):
+        if internals.hides_float(node.target, "cuda"):
+            operand = node.all_input_nodes[0]
+            found.setdefault(node.target.overloadpacket.__name__, []).append(
+                operand.meta["val"].dtype
+            )
+    losses = found.pop("cross_entropy_loss")
+    assert sorted(map(str, losses)) == ["torch.bfloat16", "torch.float32"]
+    assert found
+    assert all(dtypes == [torch.float32] for dtypes in found.values())
+
+
+def test_no_operator_is_cast_without_cudas_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autocast_regions, "_device_of", lambda node: "cuda")
+    x, labels = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 5, 2, 1])
+    program = torch.export.export(OnCuda(), (x, labels))
+    before = str(program.graph)
+    autocast_regions.composites_in_float(program, AutocastState((("cpu", torch.bfloat16),)))
+    assert str(program.graph) == before
