@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -81,6 +82,12 @@ struct Warp {
   uint64_t slots[2][kLanes] = {};
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Fiber {
   void* stack_pointer = nullptr;
   bool done = true;
@@ -88,6 +95,8 @@ struct Fiber {
   const MeetingPoint* meeting = nullptr;
   uint64_t generation = 0;
   unsigned exchanges = 0;
+  std::vector<Copy> copies;        // that have not arrived
+  std::vector<size_t> group_ends;  // how many of them the open groups hold, up to each
 
   bool can_run() const {
     return !done && (meeting == nullptr || meeting->generation != generation);
@@ -187,6 +196,37 @@ class BlockRunner {
   }
   void* shared() { return shared_.data(); }
 
+  void copy_later(const Copy& copy) {
+    for (const void* address : {static_cast<const void*>(copy.to), copy.from}) {
+      check(reinterpret_cast<uintptr_t>(address) % copy.bytes == 0,
+            "an asynchronous copy at an address that is no multiple of its bytes");
+    }
+    std::memset(copy.to, 0xff, copy.bytes);
+    fibers_[current_].copies.push_back(copy);
+  }
+  void end_copy_group() {
+    Fiber& fiber = fibers_[current_];
+    fiber.group_ends.push_back(fiber.copies.size());
+  }
+  void wait_for_copies(size_t left) {
+    Fiber& fiber = fibers_[current_];
+    if (fiber.group_ends.size() <= left) return;
+    const size_t groups = fiber.group_ends.size() - left;
+    const size_t count = fiber.group_ends[groups - 1];
+    for (size_t i = 0; i < count; ++i) {
+      const Copy& copy = fiber.copies[i];
+      if (copy.from == nullptr) {
+        std::memset(copy.to, 0, copy.bytes);
+      } else {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      }
+    }
+    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<ptrdiff_t>(count));
+    fiber.group_ends.erase(fiber.group_ends.begin(),
+                           fiber.group_ends.begin() + static_cast<ptrdiff_t>(groups));
+    for (size_t& end : fiber.group_ends) end -= count;
+  }
+
  private:
   struct alignas(64) Line {
     unsigned char bytes[64];
@@ -201,7 +241,14 @@ class BlockRunner {
     void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 1;
     *--top = reinterpret_cast<void*>(&BlockRunner::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
-    fibers_[t] = {.stack_pointer = top, .done = false};
+    Fiber& fiber = fibers_[t];
+    fiber.stack_pointer = top;
+    fiber.done = false;
+    fiber.meeting = nullptr;
+    fiber.generation = 0;
+    fiber.exchanges = 0;
+    fiber.copies.clear();
+    fiber.group_ends.clear();
   }
 
   void resume(unsigned t) {
@@ -318,6 +365,11 @@ void run(Index3 grid, unsigned threads, size_t shared_bytes, const std::function
 void block_barrier() { BlockRunner::of_this_thread().block_barrier(); }
 void warp_barrier() { BlockRunner::of_this_thread().warp_barrier(); }
 bool any_in_block(bool value) { return BlockRunner::of_this_thread().any_in_block(value); }
+void copy_later(void* to, const void* from, size_t bytes) {
+  BlockRunner::of_this_thread().copy_later({to, from, bytes});
+}
+void end_copy_group() { BlockRunner::of_this_thread().end_copy_group(); }
+void wait_for_copies(size_t left) { BlockRunner::of_this_thread().wait_for_copies(left); }
 void* dynamic_shared() { return BlockRunner::of_this_thread().shared(); }
 uint64_t exchange_bits(uint64_t bits, int lane) {
   return BlockRunner::of_this_thread().exchange(bits, lane);

@@ -66,6 +66,14 @@ void warp_barrier();
 // Whether `value` holds for any thread of the block; a barrier.
 bool any_in_block(bool value);
 void* dynamic_shared();
+// A copy of 4 or 16 bytes that runs while the thread goes on: they arrive when the thread waits for
+// the group that the copy is in, and no sooner; until then the place holds NaN. No source: zeros.
+// Throws InternalError for addresses that are no multiples of as many bytes.
+void copy_later(void* to, const void* from, size_t bytes);
+// What was begun since the last call becomes one group.
+void end_copy_group();
+// Until at most the `left` groups begun last are open.
+void wait_for_copies(size_t left);
 // Eight bytes of every lane, for exchanges: the caller writes its own, then reads those of `lane`.
 uint64_t exchange_bits(uint64_t bits, int lane);
 

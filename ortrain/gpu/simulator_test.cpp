@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "ortrain/gpu/async_copy.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/gpu/reduce.h"
 
@@ -47,6 +49,49 @@ TEST_P(Simulator, BarriersOrderSharedMemory) {
   launch(reverse_in_block, {.blocks = 4, .threads = 256}, nullptr, in.data(), out.data());
   for (int i = 0; i < 1024; ++i)
     ASSERT_EQ(out[static_cast<size_t>(i)], i / 256 * 256 + 255 - i % 256);
+}
+
+// Copies two groups of four floats per thread; reads the first after a wait that lets `kLeft` open.
+template <int kLeft>
+__global__ void copy_groups(const float* in, float* out) {
+  float* const kept = dynamic_shared<float>();
+  float* const own = kept + threadIdx.x * 8;
+  copy_16_bytes(own, in + threadIdx.x * 8);
+  end_copy_group();
+  copy_16_bytes(own + 4, in + threadIdx.x * 8 + 4, threadIdx.x % 2 == 0);
+  end_copy_group();
+  wait_for_copies<kLeft>();
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 8 + i] = own[i];
+  wait_for_copies<0>();
+  for (int i = 4; i < 8; ++i) out[threadIdx.x * 8 + i] = own[i];
+}
+
+TEST_P(Simulator, CopiesArriveWhenTheyAreWaitedFor) {
+  alignas(16) float in[64 * 8];
+  float out[64 * 8];
+  std::iota(in, in + 64 * 8, 1.0f);
+  const LaunchShape shape{.blocks = 1, .threads = 64, .shared_bytes = sizeof(in)};
+  launch(copy_groups<1>, shape, nullptr, in, out);
+  for (int i = 0; i < 64 * 8; ++i) {
+    const bool is_there = i % 8 < 4 || i / 8 % 2 == 0;
+    ASSERT_EQ(out[i], is_there ? in[i] : 0.0f) << i;
+  }
+  // A wait too few: what has not arrived is no number.
+  launch(copy_groups<2>, shape, nullptr, in, out);
+  for (int i = 0; i < 64 * 8; ++i) {
+    ASSERT_EQ(std::isnan(out[i]), i % 8 < 4) << i;
+  }
+}
+
+__global__ void copy_from_odd_place(const float* in) {
+  copy_16_bytes(dynamic_shared<float>(), in + 1);
+}
+
+TEST_P(Simulator, RefusesCopiesFromOddPlaces) {
+  alignas(16) const float in[8] = {};
+  EXPECT_THROW(launch(copy_from_odd_place,
+                      LaunchShape{.blocks = 1, .threads = 32, .shared_bytes = 64}, nullptr, in),
+               InternalError);
 }
 
 __global__ void sum_blocks(const double* in, double* out, int64_t size) {
