@@ -177,6 +177,9 @@ TEST_F(CudnnTest, AttentionWhereItIsKnownToBeFaster) {
   EXPECT_THAT(why(attention(576, 64)), HasSubstr("multiple of 128"));
   EXPECT_THAT(why(attention(512, 136)), HasSubstr("heads of 136"));
   EXPECT_THAT(why(attention(512, 64), true), HasSubstr("fixed order"));
+  AttentionProblem flat = attention(512, 64);
+  flat.scale = 1e-50;
+  EXPECT_THAT(why(flat), HasSubstr("0 in float"));
   use("all");
   EXPECT_EQ(why(attention(5, 8), true, 80), "");
   use("conv");

@@ -95,8 +95,8 @@ struct Fiber {
   const MeetingPoint* meeting = nullptr;
   uint64_t generation = 0;
   unsigned exchanges = 0;
-  std::vector<Copy> copies;        // that have not arrived
-  std::vector<size_t> group_ends;  // how many of them the open groups hold, up to each
+  std::vector<Copy> copies = {};        // that have not arrived
+  std::vector<size_t> group_ends = {};  // how many of them the open groups hold, up to each
 
   bool can_run() const {
     return !done && (meeting == nullptr || meeting->generation != generation);
@@ -241,14 +241,7 @@ class BlockRunner {
     void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 1;
     *--top = reinterpret_cast<void*>(&BlockRunner::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
-    Fiber& fiber = fibers_[t];
-    fiber.stack_pointer = top;
-    fiber.done = false;
-    fiber.meeting = nullptr;
-    fiber.generation = 0;
-    fiber.exchanges = 0;
-    fiber.copies.clear();
-    fiber.group_ends.clear();
+    fibers_[t] = {.stack_pointer = top, .done = false};
   }
 
   void resume(unsigned t) {

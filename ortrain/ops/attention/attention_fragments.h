@@ -8,7 +8,7 @@
 #include "ortrain/ops/attention/attention_draws.h"
 
 // Tiles of 16-bit queries and keys for matrix units. A block has four warps, each of which owns
-// 16 or 32 rows of the outer tile; the inner tiles go by. Scores stay in registers. kD: the width
+// 16 kM rows of the outer tile; the inner tiles go by. Scores stay in registers. kD: the width
 // of rows in shared memory, at least that of the heads.
 namespace ortrain::gpu {
 
