@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <string_view>
 
 #include "ortrain/onednn/engine.h"
+#include "ortrain/onednn/product_stack.h"
 
 namespace ortrain::onednn {
 namespace {
@@ -49,6 +51,18 @@ Descs describe(const OrtrainOnednnConv& c) {
     d.pad_end.push_back(c.pad_end[i]);
   }
   return d;
+}
+
+// Of the implementations the first that keeps to the stack; the last one is oneDNN's reference.
+template <class Description>
+Description in_the_stack(Description description) {
+  while (may_leave_the_stack(description.impl_info_str())) {
+    if (!description.next_impl() ||
+        std::string_view(description.impl_info_str()).starts_with("ref")) {
+      throw dnnl::error(dnnl_unimplemented, "only a product that leaves the stack would do");
+    }
+  }
+  return description;
 }
 
 constexpr std::align_val_t kAlignment{64};
@@ -103,15 +117,15 @@ Conv::Conv(const OrtrainOnednnConv& c) {
 
   const auto direct = dnnl::algorithm::convolution_direct;
   using Forward = dnnl::convolution_forward;
-  const Forward::primitive_desc forward(
-      engine,
-      c.kind == kOrtrainConvForward ? dnnl::prop_kind::forward_inference
-                                    : dnnl::prop_kind::forward_training,
-      direct, any_desc(d.x), any_desc(d.weight), bias, any_desc(d.y), d.stride, d.dilation,
-      d.pad_begin, d.pad_end);
+  Forward::primitive_desc forward(engine,
+                                  c.kind == kOrtrainConvForward ? dnnl::prop_kind::forward_inference
+                                                                : dnnl::prop_kind::forward_training,
+                                  direct, any_desc(d.x), any_desc(d.weight), bias, any_desc(d.y),
+                                  d.stride, d.dilation, d.pad_begin, d.pad_end);
 
   switch (c.kind) {
     case kOrtrainConvForward:
+      forward = in_the_stack(forward);
       primitive_ = Forward(forward);
       inputs_.push_back(operand(DNNL_ARG_SRC, x, forward.src_desc(), true));
       inputs_.push_back(operand(DNNL_ARG_WEIGHTS, weight, forward.weights_desc(), true));
@@ -120,9 +134,9 @@ Conv::Conv(const OrtrainOnednnConv& c) {
       break;
     case kOrtrainConvBackwardData: {
       using Backward = dnnl::convolution_backward_data;
-      const Backward::primitive_desc backward(engine, direct, any_desc(d.x), any_desc(d.weight),
-                                              any_desc(d.y), d.stride, d.dilation, d.pad_begin,
-                                              d.pad_end, forward);
+      const auto backward = in_the_stack(
+          Backward::primitive_desc(engine, direct, any_desc(d.x), any_desc(d.weight), any_desc(d.y),
+                                   d.stride, d.dilation, d.pad_begin, d.pad_end, forward));
       primitive_ = Backward(backward);
       inputs_.push_back(operand(DNNL_ARG_DIFF_DST, y, backward.diff_dst_desc(), true));
       inputs_.push_back(operand(DNNL_ARG_WEIGHTS, weight, backward.weights_desc(), true));
@@ -131,9 +145,9 @@ Conv::Conv(const OrtrainOnednnConv& c) {
     }
     case kOrtrainConvBackwardWeights: {
       using Backward = dnnl::convolution_backward_weights;
-      const Backward::primitive_desc backward(engine, direct, any_desc(d.x), any_desc(d.weight),
-                                              bias, any_desc(d.y), d.stride, d.dilation,
-                                              d.pad_begin, d.pad_end, forward);
+      const auto backward = in_the_stack(Backward::primitive_desc(
+          engine, direct, any_desc(d.x), any_desc(d.weight), bias, any_desc(d.y), d.stride,
+          d.dilation, d.pad_begin, d.pad_end, forward));
       primitive_ = Backward(backward);
       inputs_.push_back(operand(DNNL_ARG_DIFF_DST, y, backward.diff_dst_desc(), true));
       inputs_.push_back(operand(DNNL_ARG_SRC, x, backward.src_desc(), true));

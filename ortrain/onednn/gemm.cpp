@@ -15,6 +15,7 @@
 
 #include "oneapi/dnnl/dnnl.hpp"
 #include "ortrain/onednn/engine.h"
+#include "ortrain/onednn/product_stack.h"
 
 namespace ortrain::onednn {
 namespace {
@@ -76,6 +77,7 @@ struct Matmul {
       description = dnnl::matmul::primitive_desc(engine, a, b, c, attributes);
     }
     primitive = dnnl::matmul(description);
+    is_blocked = std::string_view(description.impl_info_str()).starts_with("brg");
   }
 
   void run(const OrtrainOnednnGemm& g) {
@@ -91,6 +93,7 @@ struct Matmul {
 
   dnnl::matmul::primitive_desc description;
   dnnl::matmul primitive;
+  bool is_blocked = false;  // neither sgemm nor oneDNN's reference
   std::unordered_map<int, memory> arguments;
 };
 
@@ -151,14 +154,28 @@ bool has_instructions_for(int32_t type) {
   }
 }
 
-// Measured with oneDNN 3.2 on AVX-512 at 64 to 512 rows: a transposed B is multiplied 1.1 to 2.8
-// times as fast by the matmul primitive, any other B up to 1.4 times as fast by sgemm, a pass over
-// C for the bias included. Without AVX-512 the primitive is the same code as sgemm.
+// Whether sgemm certainly copies the operands into blocks, however many of the threads it takes
+// (nocopy_checker_avx512 in gemm_driver.cpp of oneDNN 3.2; its rows are the columns here).
+bool sgemm_copies(const OrtrainOnednnGemm& g) {
+  if (!has_avx512()) return false;
+  constexpr double kPlaceIsBetter = 0.00196;
+  constexpr int64_t kFewPerThread = 28;
+  const int64_t threads = omp_get_max_threads();
+  return 1.0 / static_cast<double>(g.m) + 1.0 / static_cast<double>(g.n) < kPlaceIsBetter &&
+         std::min(g.m, g.n) > kFewPerThread * threads && g.k > threads;
+}
+
+// Measured with oneDNN 3.2 on AVX-512 at 16 to 4096 rows: a transposed B is multiplied 1.1 to 2.8
+// times as fast by the matmul primitive, a product of any other B that sgemm copies up to 1.36
+// times as fast by sgemm, a pass over C for the bias included; else they are equal, and the
+// primitive keeps to the stack. Without AVX-512 the primitive is the same code as sgemm, or slower.
 bool prefers_matmul(const OrtrainOnednnGemm& g) {
   if (g.type != kOrtrainF32) return true;
+  if (!has_avx512()) return false;
   constexpr int64_t kLargeEnoughToPrepare = 128 * 128 * 128;
-  return g.trans_b && (g.bias == nullptr || g.alpha == 1.0f) &&
-         g.m * g.n * g.k >= kLargeEnoughToPrepare;
+  if (g.bias != nullptr && g.alpha != 1.0f) return false;
+  if (g.m * g.n * g.k < kLargeEnoughToPrepare) return false;
+  return g.trans_b || !sgemm_copies(g);
 }
 
 void scale_and_add_bias(const OrtrainOnednnGemm& g) {
@@ -172,6 +189,26 @@ void scale_and_add_bias(const OrtrainOnednnGemm& g) {
     } else {
       for (int64_t j = 0; j < g.n; ++j) row[j] = g.beta * row[j] + bias[j];
     }
+  }
+}
+
+void run_sgemm(const OrtrainOnednnGemm& g) {
+  float beta = g.beta;
+  if (g.bias != nullptr) {
+    // C becomes beta * C + bias, and the product is added to it.
+    scale_and_add_bias(g);
+    beta = 1.0f;
+  }
+  const auto* a = static_cast<const float*>(g.a);
+  const auto* b = static_cast<const float*>(g.b);
+  const int64_t most = sgemm_copies(g) ? g.k : depth_in_stack();
+  for (int64_t first = 0; first < g.k; first += most) {
+    const dnnl::status status = dnnl::sgemm(
+        g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n, std::min(most, g.k - first),
+        g.alpha, a + (g.trans_a ? first * g.lda : first), g.lda,
+        b + (g.trans_b ? first : first * g.ldb), g.ldb, beta, static_cast<float*>(g.c), g.ldc);
+    dnnl::error::wrap_c_api(static_cast<dnnl_status_t>(status), "sgemm failed");
+    beta = 1.0f;
   }
 }
 
@@ -191,20 +228,13 @@ uint32_t gemm_types() {
 void run_gemm(const OrtrainOnednnGemm& g) {
   if (prefers_matmul(g)) {
     static thread_local MatmulCache cache;
-    cache.get(g).run(g);
-    return;
+    Matmul& matmul = cache.get(g);
+    if (g.type != kOrtrainF32 || matmul.is_blocked) {
+      matmul.run(g);
+      return;
+    }
   }
-  float beta = g.beta;
-  if (g.bias != nullptr) {
-    // C becomes beta * C + bias, and the product is added to it.
-    scale_and_add_bias(g);
-    beta = 1.0f;
-  }
-  const dnnl::status status =
-      dnnl::sgemm(g.trans_a ? 'T' : 'N', g.trans_b ? 'T' : 'N', g.m, g.n, g.k, g.alpha,
-                  static_cast<const float*>(g.a), g.lda, static_cast<const float*>(g.b), g.ldb,
-                  beta, static_cast<float*>(g.c), g.ldc);
-  dnnl::error::wrap_c_api(static_cast<dnnl_status_t>(status), "sgemm failed");
+  run_sgemm(g);
 }
 
 }  // namespace ortrain::onednn
