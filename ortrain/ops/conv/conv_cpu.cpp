@@ -38,6 +38,10 @@ std::vector<Kernel> conv_kernels(MakeNode make_node) {
        .types = {DType::f32},
        .why_not = [=](const NodeSpec& spec) { return conv_onednn_refuses(make_node(spec)); },
        .make = [=](NodeSpec& spec) { return conv_onednn(make_node(spec)); }},
+      {.name = "depthwise",
+       .why_not = [=](const NodeSpec& spec) { return conv_depthwise_refuses(make_node(spec)); },
+       .make =
+           [=](NodeSpec& spec) { return conv_depthwise(spec.input(0).dtype, make_node(spec)); }},
       {.name = "im2col",
        .why_not = [=](const NodeSpec& spec) { return conv_im2col_refuses(make_node(spec)); },
        .make = [=](NodeSpec& spec) { return conv_im2col(spec, make_node(spec)); }},

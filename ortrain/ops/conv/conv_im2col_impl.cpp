@@ -46,13 +46,8 @@ void for_each_run(const ConvProblem& p, int64_t row_begin, int64_t rows, int64_t
   const int64_t kh = matrix_row / v.kernel % h.kernel;
   const int64_t kd = matrix_row / (v.kernel * h.kernel) % d.kernel;
   const int64_t c = matrix_row / p.kernel_size();
-  // Outputs [first, last) along the width have their element inside of the input.
   const int64_t shift = kw * v.dilation - v.pad_begin;
-  const int64_t first =
-      std::clamp<int64_t>(shift >= 0 ? 0 : (-shift + v.stride - 1) / v.stride, 0, v.out);
-  const int64_t room = v.in - shift;
-  const int64_t last =
-      std::clamp<int64_t>(room <= 0 ? 0 : (room + v.stride - 1) / v.stride, first, v.out);
+  const auto [first, last] = v.outputs_of(kw);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t od = (row_begin + r) / h.out, oh = (row_begin + r) % h.out;
     const int64_t id = d.start(od) + kd * d.dilation, ih = h.start(oh) + kh * h.dilation;

@@ -28,6 +28,10 @@ KernelFn conv_reference(DType dtype, ConvNode node);
 std::optional<std::string> conv_im2col_refuses(const ConvNode& node);
 KernelFn conv_im2col(NodeSpec& spec, ConvNode node);
 
+// For groups of one channel of x: shifted rows times one weight each.
+std::optional<std::string> conv_depthwise_refuses(const ConvNode& node);
+KernelFn conv_depthwise(DType dtype, ConvNode node);
+
 // By oneDNN, float only.
 std::optional<std::string> conv_onednn_refuses(const ConvNode& node);
 KernelFn conv_onednn(ConvNode node);

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortrain/base/dim.h"
@@ -78,6 +80,14 @@ struct WindowAxis {
     if (room <= 0) return 0;
     const int64_t k = (room + dilation - 1) / dilation;
     return k < kernel ? k : kernel;
+  }
+  // The outputs [first, last) of whose windows position `k` lies inside of the input.
+  std::pair<int64_t, int64_t> outputs_of(int64_t k) const {
+    const int64_t shift = k * dilation - pad_begin;
+    const int64_t room = in - shift;
+    const int64_t first =
+        std::clamp<int64_t>(shift >= 0 ? 0 : (-shift + stride - 1) / stride, 0, out);
+    return {first, std::clamp<int64_t>(room <= 0 ? 0 : (room + stride - 1) / stride, first, out)};
   }
 };
 
