@@ -212,6 +212,26 @@ void run_sgemm(const OrtrainOnednnGemm& g) {
   }
 }
 
+// Measured with oneDNN 3.2 on AVX-512: the primitive takes 1.3 times as long for 3072 columns, and
+// 1.2 to 1.5 times for a depth of 32000 to 50000, as in blocks of these sizes.
+constexpr int64_t kMostColumns = 1536;
+constexpr int64_t kMostDepth = 4096;
+
+// The extent in as few equal parts of at most `most` as there can be, in multiples of 64.
+int64_t block_of(int64_t extent, int64_t most) {
+  constexpr int64_t kMultiple = 64;
+  const int64_t parts = (extent + most - 1) / most;
+  const int64_t part = (extent + parts - 1) / parts;
+  return (part + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+void run_matmul(const OrtrainOnednnGemm& g) {
+  static thread_local MatmulCache cache;
+  Matmul& matmul = cache.get(g);
+  if (g.type == kOrtrainF32 && !matmul.is_blocked) return run_sgemm(g);
+  matmul.run(g);
+}
+
 }  // namespace
 
 uint32_t gemm_types() {
@@ -226,15 +246,28 @@ uint32_t gemm_types() {
 }
 
 void run_gemm(const OrtrainOnednnGemm& g) {
-  if (prefers_matmul(g)) {
-    static thread_local MatmulCache cache;
-    Matmul& matmul = cache.get(g);
-    if (g.type != kOrtrainF32 || matmul.is_blocked) {
-      matmul.run(g);
-      return;
+  if (!prefers_matmul(g)) return run_sgemm(g);
+  const bool in_blocks = g.type == kOrtrainF32 && !g.trans_b;
+  const int64_t columns = in_blocks ? block_of(g.n, kMostColumns) : g.n;
+  const int64_t depth = in_blocks ? block_of(g.k, kMostDepth) : g.k;
+  for (int64_t k = 0; k < g.k; k += depth) {
+    for (int64_t n = 0; n < g.n; n += columns) {
+      OrtrainOnednnGemm block = g;
+      block.n = std::min(columns, g.n - n);
+      block.k = std::min(depth, g.k - k);
+      if (in_blocks) {
+        block.a = static_cast<const float*>(g.a) + (g.trans_a ? k * g.lda : k);
+        block.b = static_cast<const float*>(g.b) + k * g.ldb + n;
+        block.c = static_cast<float*>(g.c) + n;
+        if (g.bias != nullptr) block.bias = static_cast<const float*>(g.bias) + n;
+        if (k > 0) {
+          block.beta = 1.0f;
+          block.bias = nullptr;
+        }
+      }
+      run_matmul(block);
     }
   }
-  run_sgemm(g);
 }
 
 }  // namespace ortrain::onednn
