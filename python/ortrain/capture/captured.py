@@ -190,6 +190,7 @@ def environment_key() -> Hashable:
     return (
         AutocastState.current(),
         torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),

@@ -58,6 +58,7 @@ from ortrain.capture.no_grad_regions import (
 )
 from ortrain.capture.number_questions import numbers_answer
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
+from ortrain.capture.prints import prints_held_back
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.replaced_functions import replacements_watched
@@ -158,10 +159,11 @@ class _FlatModule(nn.Module):
                             read.recording(),
                             replacements_watched(),
                             methods_refused(),
-                            tensor_state_kept(given, stand_ins),
+                            tensor_state_kept(given, stand_ins, tensors),
                             settings_kept(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
+                            prints_held_back() as printing,
                             path or contextlib.nullcontext(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
@@ -182,6 +184,10 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name, before.closing)
+                if printing:
+                    raise CaptureError(
+                        f"its forward prints in {printing[0]}, which a graph would not", module=name
+                    )
                 what, where = read.outside_reads()
                 if what:
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError

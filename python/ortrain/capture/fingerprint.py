@@ -8,7 +8,6 @@ code by code, closure and the globals that they read. What cannot be described r
 
 from __future__ import annotations
 
-import dis
 import functools
 import re
 import sys
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.outside_reads import outside_read
-from ortrain.capture.reachable_state import globals_of
+from ortrain.capture.reachable_state import globals_of, imported_by
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
 from ortrain.capture.value_digest import BUILTIN, Unkeyable, ValueDigest, attribute_of, codes
 
@@ -118,6 +117,8 @@ class Fingerprint(ValueDigest):
             return
         super()._class(cls)
         home = sys.modules.get(cls.__module__)
+        if home is None and any(isinstance(v, types.FunctionType) for v in vars(cls).values()):
+            raise Unkeyable(f"class {cls.__module__}.{cls.__qualname__} is of no module")
         if cls.__module__ == "builtins" or home is None:
             return
         file = _file_of(home)
@@ -261,7 +262,7 @@ def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
         if what := outside_read(code, function.__globals__):
             raise Unkeyable(f"'{function.__qualname__}' reads {what}")
         values = {name: function.__globals__.get(name) for name in globals_of(code)}
-        values |= {name: sys.modules.get(name) for name in _imports_of(code)}
+        values |= {name: sys.modules.get(name) for name in imported_by(code)}
         for name, value in values.items():
             if value is None:
                 asked = name in _BUILTINS_OF_THE_PROCESS
@@ -279,13 +280,6 @@ def _asks_of_the_process(module: types.ModuleType, names: tuple[str, ...]) -> bo
         return any(callable(vars(module).get(name)) for name in names)
     is_torch = module.__name__.partition(".")[0] == "torch"
     return is_torch and not _TORCH_OF_THE_PROCESS.isdisjoint(names)
-
-
-def _imports_of(code: types.CodeType) -> Iterator[str]:
-    if not sys.modules.keys().isdisjoint(code.co_names):
-        for step in dis.get_instructions(code):
-            if step.opname == "IMPORT_NAME":
-                yield step.argval
 
 
 def _is_of_the_process(module: str) -> bool:

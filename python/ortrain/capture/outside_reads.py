@@ -13,11 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortrain.capture.process_facts import fact_named, fact_of
+from ortrain.capture.source_files import is_installed
 
 _ENVIRONMENT = "environment variables"
 _MODULES = "modules by their names"
+_COMPILES = "whether PyTorch compiles"
+_WRITTEN = "how often a tensor was written to"
+_INFERENCE = "whether inference mode is on"
 # Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
-OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES})
+OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN})
 # Whatever object they are of.
 _ATTRIBUTES = {
     "environ": _ENVIRONMENT,
@@ -42,6 +46,10 @@ _ATTRIBUTES = {
     "is_leaf": "the history of a tensor",
     "grad": "gradients",
     "default_generator": "PyTorch's generator",
+    "is_inference": _INFERENCE,
+    "_version": _WRITTEN,
+    "is_inference_mode_enabled": _INFERENCE,
+    **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }
 _GLOBALS = {
     "open": "files",
@@ -52,6 +60,9 @@ _GLOBALS = {
     "__import__": _MODULES,
     "Decimal": "the context of decimal numbers",
 }
+# Of these the name as a text is taken for the attribute, in functions that ask by texts.
+_NAMED = frozenset({"grad", "grad_fn", "is_leaf", "_base"})
+_ASK_BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter"})
 _BY_TEXT = ("getattr", "hasattr", "vars", "dir")
 _MADE_UP = "attributes of modules by names that are made up"
 _CLASS = "the class of a tensor"
@@ -91,6 +102,8 @@ class _Reading:
 
     def __init__(self, code: types.CodeType, variables: Mapping[str, Any]) -> None:
         self._steps = [s for s in dis.get_instructions(code) if s.opname not in _NO_STEPS]
+        self._is_installed = is_installed(code.co_filename)
+        self._asks_by_text = not (_ASK_BY_TEXT.isdisjoint(code.co_names) or self._is_installed)
         self._variables = variables
         self._imported = dict(self._imports())
 
@@ -103,6 +116,9 @@ class _Reading:
                 what = "" if value is _MISSING else self._value(i, value)
             elif step.opname in _LOADS_ATTRIBUTE:
                 what = self._attribute(i, step.argval)
+            elif step.opname == "LOAD_CONST" and self._asks_by_text:
+                named = isinstance(step.argval, str) and step.argval in _NAMED
+                what = _ATTRIBUTES[step.argval] if named else ""
             else:
                 what = ""
             if what and not self._only_puts_back(i):
@@ -148,8 +164,7 @@ class _Reading:
                 taken = _MISSING
 
     def _global(self, i: int, name: str) -> str:
-        behind = [s.argval for s in self._steps[i + 1 : i + 7]]
-        if name == "type" and not _TENSOR_CLASSES.isdisjoint(filter(_is_text, behind)):
+        if name == "type" and self._names_tensors(i):
             return _CLASS
         if name in self._variables:
             return self._value(i, self._variables[name])
@@ -158,6 +173,12 @@ class _Reading:
         if name in _BY_TEXT:
             return self._by_text(i, name)
         return fact_of(getattr(builtins, name, None))
+
+    def _names_tensors(self, i: int) -> bool:
+        """Tell whether a class that is asked for at ``i`` may be compared with that of tensors."""
+        # Packages ask for the classes of much in functions that use tensors too.
+        steps = self._steps[i + 1 : i + 7] if self._is_installed else self._steps
+        return not _TENSOR_CLASSES.isdisjoint(s.argval for s in steps if _is_text(s.argval))
 
     def _by_text(self, i: int, function: str) -> str:
         """Return what ``getattr(module, name)`` and the like read."""
@@ -168,8 +189,12 @@ class _Reading:
         if not isinstance(value, types.ModuleType):
             return ""
         name = self._steps[i + 2] if i + 2 < len(self._steps) else owner
-        if name.opname in _LOADS_ATTRIBUTE:  # of an object that the module holds
-            return ""
+        while name.opname in _LOADS_ATTRIBUTE:
+            value = getattr(value, name.argval, None)
+            if not isinstance(value, types.ModuleType):  # an object that the module holds
+                return ""
+            i += 1
+            name = self._steps[i + 2] if i + 2 < len(self._steps) else owner
         if function in ("getattr", "hasattr") and name.opname == "LOAD_CONST":
             behind = self._steps[i + 3].opname if i + 3 < len(self._steps) else ""
             if "BINARY" not in behind and "LOAD_" not in behind:
@@ -195,6 +220,8 @@ class _Reading:
         return fact_of(value)
 
     def _attribute(self, i: int, name: str) -> str:
+        if name == "__class__" and not self._is_installed and self._names_tensors(i):
+            return _CLASS
         if name not in _ATTRIBUTES:
             return ""
         if name == "grad" and i > 0 and self._steps[i - 1].argval == "func":  # torch.func.grad

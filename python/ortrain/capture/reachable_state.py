@@ -82,6 +82,24 @@ _OUTSIDE_OF_CALLS = frozenset(
         *("__annotate_func__", "__replace__"),
     }
 )
+# What Python and its libraries put into classes.
+_OF_EVERY_CLASS = frozenset(
+    {
+        *dir(type),
+        *dir(object),
+        *(
+            "__abstractmethods__",
+            "__annotations__",
+            "__annotations_cache__",
+            "__conditional_annotations__",
+        ),
+        *("__classdict__", "__dataclass_fields__", "__dataclass_params__", "__final__"),
+        *("__firstlineno__", "__hash__", "__match_args__", "__orig_bases__", "__parameters__"),
+        *("__slots__", "__static_attributes__", "__torch_function__", "__type_params__"),
+        *("__weakref__", "__constants__", "__jit_unused_properties__", "__protocol_attrs__"),
+        *("__non_callable_proto_members__", "__callable_proto_members_only__"),
+    }
+)
 _ARGUMENTS = "its arguments"
 _GLOBAL_STEPS = frozenset(
     f"{kind}_{what}"
@@ -149,9 +167,20 @@ class ReachableState:
         self._pending: list[tuple[str, Any]] = [(_ARGUMENTS, arguments), ("", module)]
         self._global_generators()
         self._walk()
+        known: dict[str, set[str]] = {}  # of modules the names that were looked up
+        while self._named_in_modules(known):
+            self._walk()
+
+    def _named_in_modules(self, known: dict[str, set[str]]) -> bool:
+        """Take the variables of the user's own modules that code names; tell whether some are new."""
+        pending = False
         for name, home in list(self._own_modules.items()):
-            self._globals(name, vars(home), self._names)
-        self._walk()
+            names = self._names - known.setdefault(name, set())
+            known[name] |= names
+            if not names.isdisjoint(vars(home)):
+                self._globals(name, vars(home), names)
+                pending = True
+        return pending
 
     def tensor_at(self, alias: torch.Tensor) -> torch.Tensor | None:
         """Return the tensor that was found with the memory, shape and dtype of another; None where none was."""
@@ -295,6 +324,8 @@ class ReachableState:
         self._copies.append(table)
         for (name, value), key in zip(table.held(), attributes, strict=True):
             self._pending.append((where if key in _LAYER_TABLES else name, value))
+        for slot in _all_slots(type(layer)):  # no guard knows of it
+            self._opaque.setdefault(f"{where}.{slot}", "value in a slot of a layer")
 
     def _object(self, where: str, value: Any) -> None:
         kind = type(value)
@@ -372,7 +403,7 @@ class ReachableState:
             if base in self.classes:
                 continue
             self.classes.add(base)
-            if not _is_own(sys.modules.get(base.__module__)):
+            if not _is_own_class(base):
                 continue
             if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
@@ -411,9 +442,10 @@ class ReachableState:
             # Attributes may be named as a variable of the script is that changes in each step.
             read = {n for part in _codes(code) for n in globals_of(part)}
             self._globals(function.__module__ or "", function.__globals__, read)
-            for imported in names - function.__globals__.keys():  # in the function
-                if _is_own(sys.modules.get(imported)):
-                    self._own_modules[imported] = sys.modules[imported]
+            imported = {n for part in _codes(code) for n in imported_by(part)}  # in the function
+            for each in imported | (names - function.__globals__.keys()):
+                if _is_own(sys.modules.get(each)):
+                    self._own_modules[each] = sys.modules[each]
 
     def _globals(self, where: str, variables: dict[str, Any], names: set[str]) -> None:
         shared = sorted(names & variables.keys())
@@ -451,8 +483,29 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 def _is_own(module: types.ModuleType | None) -> bool:
     """Tell whether a module is the user's own code."""
+    if module is None or module.__name__.startswith(_CLOSED):
+        return False
     file = getattr(module, "__file__", None)
-    return file is not None and not is_installed(file) and not module.__name__.startswith(_CLOSED)
+    if file is None:  # of a notebook, of a terminal, or made by hand
+        origin = next(iter(getattr(module, "__path__", ())), "")
+        return not (_is_standard(module.__name__) or (origin and is_installed(origin)))
+    return not is_installed(file)
+
+
+def _is_standard(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names or root in sys.builtin_module_names
+
+
+def _is_own_class(cls: type) -> bool:
+    """Tell whether a class is the user's own code, of whatever module that need not be known to Python."""
+    module = sys.modules.get(cls.__module__)
+    if module is not None:
+        return _is_own(module)
+    if cls.__module__.startswith(_CLOSED) or _is_standard(cls.__module__):
+        return False
+    files = [f.__code__.co_filename for v in vars(cls).values() for f in _functions_of(v)]
+    return not any(map(is_installed, files))
 
 
 def _all_slots(cls: type) -> list[str]:
@@ -477,7 +530,8 @@ def _state(cls: type) -> Iterator[str]:
     """Return the names of a class's variables, functions aside."""
     descriptors = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for name, value in list(cls.__dict__.items()):
-        if not (name.startswith("__") or _functions_of(value) or isinstance(value, descriptors)):
+        is_pythons = name.startswith("__") and name in _OF_EVERY_CLASS
+        if not (is_pythons or _functions_of(value) or isinstance(value, descriptors)):
             yield name
 
 
@@ -503,6 +557,14 @@ def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def imported_by(code: types.CodeType) -> Iterator[str]:
+    """Return the modules that a function's own imports name, of those that are loaded."""
+    if not sys.modules.keys().isdisjoint(code.co_names):
+        for step in dis.get_instructions(code):
+            if step.opname == "IMPORT_NAME":
+                yield step.argval
 
 
 def globals_of(code: types.CodeType) -> frozenset[str]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.errors import TensorClassError, UnsupportedInputError
+from ortrain.capture.exact_containers import refuse_more_than_items
 
 _CONSTANT_TYPES = (
     str,
@@ -357,6 +358,13 @@ def holds_cache(result: Any) -> bool:
     )
 
 
+def _identity(value: Any) -> Any:
+    """Return what tells a constant from others that it is equal to: 0.0 and -0.0 are."""
+    if isinstance(value, float):
+        return value.hex()
+    return (value.real.hex(), value.imag.hex()) if isinstance(value, complex) else value
+
+
 def _is_dataclass_instance(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
@@ -402,8 +410,9 @@ class _Flattener:
             return self._tensor(value, path)
         if self._live and path in self._live and may_be_live(value):
             return self.number(value, path)
+        refuse_more_than_items(value, f"argument '{path}'")
         if isinstance(value, _CONSTANT_TYPES):
-            return Constant(value), (type(value), value.hex() if type(value) is float else value)
+            return Constant(value), (type(value), _identity(value))
         if isinstance(value, slice):
             return Constant(value), (slice, value.start, value.stop, value.step)
         if isinstance(value, Mapping) or _is_dataclass_instance(value):
@@ -506,6 +515,7 @@ class _FoundTensors:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[str] = []
         self._seen: dict[int, int] = {}
+        self._containers: dict[int, Any] = {}  # by address; keeps them alive
 
     def _place(self, tensor: torch.Tensor, path: str) -> int:
         index = self._seen.get(id(tensor))
@@ -523,8 +533,15 @@ class _FoundTensors:
             return Number(self._place(torch.scalar_tensor(value, dtype=torch.int64), path))
         if _is_cache(value):
             return Constant(None)
+        refuse_more_than_items(value, f"result '{path or 'output'}'")
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value)
+        if not isinstance(value, tuple):
+            if id(value) in self._containers:
+                raise UnsupportedInputError(
+                    f"result '{path or 'output'}' is a {type(value).__qualname__} that it holds twice"
+                )
+            self._containers[id(value)] = value
         dot = f"{path}." if path else ""
         if isinstance(value, Mapping):
             children = tuple(self.visit(v, f"{dot}{k}") for k, v in value.items())

@@ -22,7 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.errors import UnseenStateError
-from ortrain.capture.source_files import CAPTURE_ROOT, LAYERS_ROOT, TORCH_ROOT, real_path
+from ortrain.capture.source_files import (
+    CAPTURE_ROOT,
+    LAYERS_ROOT,
+    TORCH_ROOT,
+    is_installed,
+    real_path,
+)
 from ortrain.capture.torch_internals import is_fake, replaced
 
 _THIS = sys._getframe().f_code.co_filename
@@ -52,6 +58,12 @@ def _is_the_forwards() -> bool:
     """Tell whether a user's code, or a layer's of PyTorch, asks, not PyTorch's machinery or the capture."""
     file, _ = _asking()
     return file.startswith(LAYERS_ROOT) or not file.startswith((TORCH_ROOT, CAPTURE_ROOT))
+
+
+def _is_asked_by_users_code() -> bool:
+    """Tell whether it is code of no package that asks for an attribute, which a later call may find."""
+    file, _ = _asking()
+    return not (file.startswith((TORCH_ROOT, CAPTURE_ROOT)) or is_installed(file))
 
 
 def _is_asked_by_a_forward() -> bool:
@@ -116,15 +128,19 @@ _GRAD = torch._C.TensorBase.grad
 
 @contextlib.contextmanager
 def tensor_state_kept(
-    given: Iterable[torch.Tensor], stand_ins: Iterable[torch.Tensor]
+    given: Iterable[torch.Tensor],
+    stand_ins: Iterable[torch.Tensor],
+    arguments: Iterable[torch.Tensor] = (),
 ) -> Iterator[None]:
     """Raise CaptureError where this thread's forward changes, or asks for, such state.
 
     Args:
       given: Those of the module and the arguments, of whose own attributes nothing is in the trace.
       stand_ins: What the trace has in their place. Another that wants a gradient shows it in the results.
+      arguments: Of these those of which a call's key names the attributes.
     """
     known = {id(tensor): tensor for tensor in stand_ins}
+    unnamed = known.keys() - set(map(id, arguments))  # whose attributes are in no key
     thread = threading.get_ident()
     own_requires_grad_ = torch.Tensor.requires_grad_
     own_names = {name for tensor in given for name in tensor.__dict__} - _OF_PYTORCH
@@ -151,7 +167,8 @@ def tensor_state_kept(
         return own_requires_grad_(tensor, requires_grad)
 
     def get_missing(tensor: torch.Tensor, name: str) -> Any:
-        if name in own_names and threading.get_ident() == thread and _is_the_forwards():
+        may_be_there = name in own_names or (id(tensor) in unnamed and _is_asked_by_users_code())
+        if may_be_there and threading.get_ident() == thread and _is_the_forwards():
             raise UnseenStateError(f"its forward asks for the attribute '{name}' of a tensor")
         inherited = getattr(super(torch.Tensor, tensor), "__getattr__", None)
         if inherited is not None:
