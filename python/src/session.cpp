@@ -41,7 +41,8 @@ struct DeviceSession {
   dlpack::Device place;
 };
 
-// One forward in flight, with the tensors it reads.
+// One forward in flight, with the tensors it reads. Refuses a call from another thread, or from an
+// external function, while a call runs without the interpreter's lock.
 class Run {
  public:
   explicit Run(std::shared_ptr<DeviceSession> session)
@@ -49,6 +50,7 @@ class Run {
 
   // `tensors`: one per graph input whose role is not `gradient`, in order.
   nb::list forward(nb::list tensors) {
+    const InUse in_use(*this);
     const Graph& graph = session_->graph();
     const std::vector<GraphInput>& inputs = graph.inputs();
     std::vector<Dims> dims(inputs.size());
@@ -78,6 +80,7 @@ class Run {
   // `tensors`: one per graph input with role `gradient`, in order.
   nb::list backward(nb::list tensors) {
     begin_backward(std::move(tensors));
+    const InUse in_use(*this);
     std::vector<RunOutput> outputs;
     {
       nb::gil_scoped_release release;
@@ -89,6 +92,7 @@ class Run {
   }
 
   void begin_backward(nb::list tensors) {
+    const InUse in_use(*this);
     if (!context_) throw InternalError("backward needs a forward first");
     const Graph& graph = session_->graph();
     const std::vector<GraphInput>& inputs = graph.inputs();
@@ -114,6 +118,7 @@ class Run {
 
   // Returns (position among the gradients, tensor) of those that are final since the last call.
   nb::list continue_backward(size_t end) {
+    const InUse in_use(*this);
     if (!context_) throw InternalError("continue_backward needs begin_backward first");
     std::vector<RunOutput> outputs;
     {
@@ -176,6 +181,7 @@ class Run {
 
   // `position`: among the inputs, those with role `gradient` aside.
   void replace_input(size_t position, nb::handle tensor) {
+    const InUse in_use(*this);
     if (!context_) throw InternalError("inputs are replaced after a forward");
     const std::vector<GraphInput>& inputs = session_->graph().inputs();
     size_t next = 0;
@@ -208,6 +214,21 @@ class Run {
   nb::dict memory_plan() const { return context_ ? plan_sizes(context_->plan()) : nb::dict(); }
 
  private:
+  // Made and dropped with the interpreter's lock held.
+  class InUse {
+   public:
+    explicit InUse(Run& run) : run_(run) {
+      if (run_.in_use_) throw InternalError("a run is asked for something while it runs");
+      run_.in_use_ = true;
+    }
+    ~InUse() { run_.in_use_ = false; }
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+   private:
+    Run& run_;
+  };
+
   BorrowedTensor borrow_input(const GraphInput& input, nb::handle tensor) const {
     const Graph& graph = session_->graph();
     BorrowedTensor result = borrow(tensor, describe(graph, input), place_);
@@ -233,6 +254,7 @@ class Run {
   std::vector<nb::object> kept_;
   std::vector<nb::object> kept_gradients_;
   bool planned_ = false;
+  bool in_use_ = false;
 };
 
 nb::dict to_dict(const SessionProfile::Snapshot& snapshot) {

@@ -95,6 +95,11 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def current_task() -> int:
+    """Return the number of the backward that runs in this thread, the innermost; -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
 def is_batched(tensor: torch.Tensor | None) -> bool:
     """Tell whether a tensor stands for a batch of tensors in a vmap."""
     kinds = torch._C._functorch

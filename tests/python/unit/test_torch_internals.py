@@ -232,3 +232,22 @@ def test_decompositions_see_operators_registered_later() -> None:
         theirs = _export(Twice(), x).run_decompositions({})
         assert ours.graph_module.code == theirs.graph_module.code
         assert "ortrain_test_composite.twice" in ours.graph_module.code
+
+
+def test_a_backward_inside_of_another_is_a_task_of_its_own() -> None:
+    tasks = []
+    x = torch.ones(2, requires_grad=True)
+    inner = (x * 2).sum()
+    inner.grad_fn.register_prehook(lambda _: tasks.append(internals.current_task()))
+    outer = (x * 3).sum()
+
+    def nested(gradient: Any) -> None:
+        tasks.append(internals.current_task())
+        torch.autograd.grad(inner, x)
+        tasks.append(internals.current_task())
+
+    outer.grad_fn.register_prehook(nested)
+    assert internals.current_task() == -1
+    outer.backward()
+    assert tasks[0] == tasks[2] >= 0
+    assert tasks[1] not in (-1, tasks[0])
