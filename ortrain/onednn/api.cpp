@@ -7,6 +7,7 @@
 #include "ortrain/cpu/onednn_abi.h"
 #include "ortrain/onednn/conv.h"
 #include "ortrain/onednn/gemm.h"
+#include "ortrain/onednn/team.h"
 
 namespace ortrain::onednn {
 namespace {
@@ -34,18 +35,21 @@ int guarded(Body body) noexcept {
 const char* last_error() { return error_text.c_str(); }
 
 int gemm(const OrtrainOnednnGemm* arguments) {
-  return guarded([&] { run_gemm(*arguments); });
+  return guarded([&] {
+    const Team team;
+    run_gemm(*arguments);
+  });
 }
 
 int conv_create(const OrtrainOnednnConv* conv, void** handle) {
-  return guarded([&] { *handle = new Conv(*conv); });
+  return guarded([&] { *handle = new ConvOfTeams(*conv); });
 }
 
 int conv_run(void* handle, const float* const* in, float* const* out) {
-  return guarded([&] { static_cast<Conv*>(handle)->run(in, out); });
+  return guarded([&] { static_cast<ConvOfTeams*>(handle)->run(in, out); });
 }
 
-void conv_destroy(void* handle) { delete static_cast<Conv*>(handle); }
+void conv_destroy(void* handle) { delete static_cast<ConvOfTeams*>(handle); }
 
 const std::string& version() {
   static const std::string text = [] {

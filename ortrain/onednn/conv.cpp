@@ -9,6 +9,7 @@
 
 #include "ortrain/onednn/engine.h"
 #include "ortrain/onednn/product_stack.h"
+#include "ortrain/onednn/team.h"
 
 namespace ortrain::onednn {
 namespace {
@@ -180,6 +181,16 @@ void Conv::run(const float* const* in, float* const* out) {
     if (operand.reordered) operand.reorder.execute(stream, operand.chosen, operand.plain);
   }
   stream.wait();
+}
+
+ConvOfTeams::ConvOfTeams(const OrtrainOnednnConv& conv) : conv_(conv) {
+  const Team team;
+  by_size_.try_emplace(team.size(), conv_);
+}
+
+void ConvOfTeams::run(const float* const* in, float* const* out) {
+  const Team team;
+  by_size_.try_emplace(team.size(), conv_).first->second.run(in, out);
 }
 
 }  // namespace ortrain::onednn

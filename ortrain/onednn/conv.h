@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -10,9 +11,10 @@
 
 namespace ortrain::onednn {
 
-// One direction of a convolution for one shape. oneDNN chooses the layouts; reorders between them
-// and the dense row-major layouts of the engine are part of the run, through memory that all
-// convolutions of a thread share. Throws dnnl::error.
+// One direction of a convolution for one shape, for as many threads as OpenMP would start when it
+// is made: run with fewer it is wrong, or waits forever. oneDNN chooses the layouts; reorders
+// between them and the dense row-major layouts of the engine are part of the run, through memory
+// that all convolutions of a thread share. Throws dnnl::error.
 class Conv {
  public:
   explicit Conv(const OrtrainOnednnConv& conv);
@@ -35,6 +37,17 @@ class Conv {
   std::vector<Operand> outputs_;
   std::unordered_map<int, dnnl::memory> arguments_;
   size_t shared_bytes_ = 0;
+};
+
+// The same for whatever number of threads OpenMP grants to a run.
+class ConvOfTeams {
+ public:
+  explicit ConvOfTeams(const OrtrainOnednnConv& conv);
+  void run(const float* const* in, float* const* out);
+
+ private:
+  OrtrainOnednnConv conv_;
+  std::map<int, Conv> by_size_;
 };
 
 }  // namespace ortrain::onednn

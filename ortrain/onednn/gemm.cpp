@@ -37,7 +37,7 @@ memory::data_type data_type_of(int32_t type) {
 struct Matmul {
   using Key = std::array<int64_t, 9>;
 
-  // A primitive never uses more threads than there were when it was made.
+  // A primitive is right only with as many threads as there were when it was made.
   static Key key(const OrtrainOnednnGemm& g) {
     const int64_t factors = static_cast<int64_t>(std::bit_cast<uint32_t>(g.alpha)) << 32 |
                             std::bit_cast<uint32_t>(g.beta);
