@@ -44,7 +44,7 @@ from ortrain.capture.prepare import (
 )
 from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
 from ortrain.capture.torch_internals import is_fake
-from ortrain.capture.tracing import is_capturing, tracing_alone
+from ortrain.capture.tracing import RenewedInChildren, is_capturing, tracing_alone
 from ortrain.entry import Entry
 from ortrain.fallback import (
     OUT_OF_MEMORY,
@@ -71,7 +71,7 @@ _IS_CACHE = "its configuration asks for a key-value cache, which grows from call
 _OF_SHAPES = (_core.UnsupportedError, _core.ShapeError, _core.DTypeError)
 
 
-class Engine:
+class Engine(RenewedInChildren):
     """Runs one module: captures a graph per kind of call, keeps a bounded number of them.
 
     Args:
@@ -100,6 +100,7 @@ class Engine:
         any_sizes: bool = True,
         any_gradients: bool = False,
     ) -> None:
+        super().__init__()
         self.module = module
         self._any_sizes = any_sizes
         self._any_gradients = any_gradients
@@ -111,7 +112,7 @@ class Engine:
         self.last_plan: MemoryPlan | None = None
         self._last_plan_id = -1
         self._forward: Callable[..., Any] = module.forward  # that the signature is of
-        self.signature = CallSignature(module.forward)
+        self.signature = _signature_of(module.forward)
         name = type(module).__name__
         self._states = ModuleStates(module)
         self._graphs = KeptGraphs(name, max_graphs, self._states)
@@ -121,6 +122,10 @@ class Engine:
         self._captured_once = False
         # Whether calls without gradients give a cache for which the configuration asks; None before one.
         self._gives_cache: bool | None = None
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Make the lock anew, in a child process."""
         self._lock = threading.RLock()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -147,7 +152,7 @@ class Engine:
             refuse_modes()
             if module.forward != self._forward:  # another one was put in its place
                 self._forward = module.forward
-                self.signature = CallSignature(self._forward)
+                self.signature = _signature_of(self._forward)
             if self.signature.asks_for_cache(args, kwargs):
                 raise CacheWantedError(
                     "it is asked for a key-value cache, which grows from call to call",
@@ -534,3 +539,14 @@ class Engine:
             entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry
+
+
+def _signature_of(forward: Callable[..., Any]) -> CallSignature:
+    """Return the signature of a forward; one of any arguments where Python finds none (TorchScript, odd callables)."""
+    try:
+        return CallSignature(forward)
+    except ValueError:
+
+        def takes_any(*args: Any, **kwargs: Any) -> None: ...
+
+        return CallSignature(takes_any)

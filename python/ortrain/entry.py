@@ -20,7 +20,7 @@ from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
-from ortrain.overlap import any_overlap
+from ortrain.overlap import any_overlap, overlaps_itself, views_of_one
 from ortrain.program import Form, Program
 from ortrain.report import CaptureRecord
 from ortrain.row_selection import RowSelection
@@ -332,17 +332,23 @@ class Entry:
     ) -> bool:
         """Tell whether a call writes to memory in which another tensor lies that it reads or writes.
 
-        The graph knows of what was shared when it was captured at most.
+        The graph knows of what was shared when it was captured at most. Elements of the written one
+        count as well: one write to an expanded tensor is several. Where a backward may follow, so do
+        other views of one tensor, which a write makes newer than what was saved of them.
         """
         if not self.updates:
             return False
-        written = {(kind, where) for _, kind, where in self.updates}
-        read = (
-            s for s in self.tensors if s[0] != "seed" and (s[0] == "outside" or s not in written)
-        )
-        return any_overlap(
-            (_given(source, call, tensors) for source in written),
-            (_given(source, call, tensors) for source in read),
+        names = {(kind, where) for _, kind, where in self.updates}
+        written = [_given(source, call, tensors) for source in names]
+        read = [
+            _given(s, call, tensors)
+            for s in self.tensors
+            if s[0] != "seed" and (s[0] == "outside" or s not in names)
+        ]
+        return (
+            any_overlap(written, read)
+            or any(map(overlaps_itself, written))
+            or (bool(self.preferred) and views_of_one(written, read))
         )
 
     def apply_updates(

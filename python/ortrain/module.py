@@ -295,7 +295,8 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
             return verification.run(args, kwargs)
         return self.__dict__["_ortrain_engine"].run(args, kwargs)
 
-    functools.update_wrapper(forward, wrapped.forward)
+    # By what stands in the class: a descriptor of TorchScript shows itself to instances alone.
+    functools.update_wrapper(forward, inspect.getattr_static(wrapped, "forward"))
     namespace = {
         **_shadows(wrapped),
         "forward": untraced(forward),

@@ -34,6 +34,28 @@ def any_overlap(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -
     return False
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether two elements of a tensor may lie in one place, as those of an expanded one do."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous() or tensor.numel() == 0:
+        return False
+    reach = 0  # of the axes with shorter strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def views_of_one(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool:
+    """Tell whether a tensor that is written and one that is read are views of one: a write makes both newer."""
+    bases = {id(_base(tensor)) for tensor in written}
+    return any(id(_base(tensor)) in bases for tensor in read)
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
 def _bounds(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Return the addresses of a tensor's first byte and of the one behind its last; None where it has none."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:

@@ -16,6 +16,7 @@ from ortrain import _core, logs, progress
 from ortrain.capture.dynamo_internals import may_compile
 from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import CacheWantedError, ChangingAttributeError, FirstCallError
+from ortrain.capture.tracing import RenewedInChildren
 from ortrain.errors import VerificationError
 from ortrain.fallback import StateBefore, is_strict, tell_fallback
 from ortrain.memory_budget import MemoryBudget
@@ -53,7 +54,7 @@ class Cut(Protocol):
         """Run the module's forward."""
 
 
-class PyTorchRuns:
+class PyTorchRuns(RenewedInChildren):
     """Runs calls of one module in PyTorch, and says so.
 
     Args:
@@ -76,6 +77,7 @@ class PyTorchRuns:
         tells: bool,
         budget: MemoryBudget | None,
     ) -> None:
+        super().__init__()
         self.records: list[CaptureRecord] = []
         self._module, self._name = module, type(module).__name__
         self._cut, self._dropout = cut, dropout
@@ -85,6 +87,10 @@ class PyTorchRuns:
         self._uncut: dict[bool, str] = {}
         self._failures = 0
         self._told: set[str] = set()  # of runs that have failed, numbers left out
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Make the lock anew, in a child process."""
         self._lock = threading.RLock()
 
     @property

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
+from ortrain import logs
 from ortrain.capture.torch_internals import is_transforming
+
+_log = logs.get_logger("ortrain.capture")
 
 # Hooks of layers may come and go; a counter among the attributes shall not mean another compilation
 # per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands;
@@ -205,7 +208,12 @@ def may_compile() -> bool:
         return False
     if torch.jit.is_tracing() or torch.fx._symbolic_trace.is_fx_symbolic_tracing():
         return False
-    return _is_supported() and not _config().disable
+    try:
+        return _is_supported() and not _config().disable
+    except (ImportError, OSError, RecursionError) as error:
+        # It is imported here for the first time, for which there may be no file, folder or depth left.
+        _log.warning("Dynamo cannot be imported now (%s); this call runs in PyTorch", error)
+        return False
 
 
 @functools.cache

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 from ortrain.capture.dynamo_internals import nothing_compiles
@@ -14,6 +16,40 @@ from ortrain.capture.dynamo_internals import nothing_compiles
 one_thread_traces = threading.RLock()
 _LONGEST_WAIT = 120.0  # seconds
 _thread = threading.local()
+# What a child process makes anew, where threads that it has not may have held locks.
+_renewed_in_children: weakref.WeakSet[RenewedInChildren] = weakref.WeakSet()
+
+
+class RenewedInChildren:
+    """Has locks, which a thread may hold while another one forks."""
+
+    def __init__(self) -> None:
+        _renewed_in_children.add(self)
+
+    def renew_locks(self) -> None:
+        """Make the locks anew, in a child process."""
+        raise NotImplementedError
+
+
+def _wait_for_traces() -> None:
+    """Let no process begin in the middle of a trace by another thread, which would never end there."""
+    _thread.waited = one_thread_traces.acquire(timeout=_LONGEST_WAIT)
+
+
+def _let_trace() -> None:
+    if _thread.waited:
+        one_thread_traces.release()
+
+
+def _begin_in_child() -> None:
+    _let_trace()
+    for each in list(_renewed_in_children):
+        each.renew_locks()
+
+
+os.register_at_fork(
+    before=_wait_for_traces, after_in_parent=_let_trace, after_in_child=_begin_in_child
+)
 
 
 @contextlib.contextmanager
