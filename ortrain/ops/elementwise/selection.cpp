@@ -7,8 +7,27 @@ namespace {
 
 using Operands = std::span<const Dim>;
 
+// Of two operands the one that loses has no gradient, equal ones have half of it each. Beside NaN
+// neither loses.
+void pair_gradient(GradContext& g, std::string_view loses) {
+  const ValueId dy = g.output_grad(0);
+  const ValueId zero = g.scalar(g.dtype(dy), 0.0);
+  const ValueId a = g.input(0), b = g.input(1);
+  const ValueId equal = g.op("Equal", {a, b}), half = g.mul(dy, 0.5);
+  for (size_t i : {0, 1}) {
+    if (!g.needs_grad(i)) continue;
+    const ValueId lost = g.op(loses, {i == 0 ? a : b, i == 0 ? b : a});
+    const ValueId share = g.where(equal, half, g.where(lost, zero, dy));
+    g.set_input_grad(i, g.reduce_to_shape_of(share, g.input(i)));
+  }
+}
+
 // The extreme shares its gradient evenly among the operands that attain it.
-void extreme_gradient(GradContext& g) {
+void extreme_gradient(GradContext& g, std::string_view loses) {
+  if (g.num_inputs() == 2) {
+    pair_gradient(g, loses);
+    return;
+  }
   const ValueId dy = g.output_grad(0);
   if (g.num_inputs() == 1) {
     g.set_input_grad(0, dy);
@@ -48,25 +67,27 @@ void clip_gradient(GradContext& g) {
   const ValueId dy = g.output_grad(0);
   const ValueId x = g.input(0);
   const ValueId zero = g.scalar(g.dtype(x), 0.0);
-  ValueId below = g.has_input(1) ? g.op("Less", {x, g.input(1)}) : kNoValue;
-  const ValueId above =
-      g.has_input(2)
-          ? g.op("Greater", {g.has_input(1) ? g.op("Max", {x, g.input(1)}) : x, g.input(2)})
-          : kNoValue;
   ValueId rest = dy;
-  if (above != kNoValue) {
+  if (g.has_input(2)) {
+    const ValueId above =
+        g.op("Greater", {g.has_input(1) ? g.op("Max", {x, g.input(1)}) : x, g.input(2)});
     if (g.needs_grad(2)) {
       g.set_input_grad(2, g.reduce_to_shape_of(g.where(above, dy, zero), g.input(2)));
     }
     rest = g.where(above, zero, rest);
   }
-  if (below != kNoValue) {
-    if (g.needs_grad(1)) {
-      g.set_input_grad(1, g.reduce_to_shape_of(g.where(below, rest, zero), g.input(1)));
-    }
-    rest = g.where(below, zero, rest);
+  if (g.has_input(1) && g.needs_grad(1)) {
+    rest = g.where(g.op("Less", {x, g.input(1)}), rest, zero);
+    g.set_input_grad(1, g.reduce_to_shape_of(rest, g.input(1)));
   }
-  if (g.needs_grad(0)) g.set_input_grad(0, rest);
+  if (!g.needs_grad(0)) return;
+  // Asks what is inside: NaN is not, and has no gradient.
+  ValueId inside = g.has_input(1) ? g.op("GreaterOrEqual", {x, g.input(1)}) : kNoValue;
+  if (g.has_input(2)) {
+    const ValueId under = g.op("LessOrEqual", {x, g.input(2)});
+    inside = inside == kNoValue ? under : g.op("And", {inside, under});
+  }
+  g.set_input_grad(0, inside == kNoValue ? dy : g.where(inside, dy, zero));
 }
 
 // --- Where
@@ -103,12 +124,12 @@ std::optional<Dim> fold(Operands x, Dim (*combine)(const Dim&, const Dim&)) {
 
 void register_selection(OpRegistry& registry) {
   OpDef min_def = fold_def("Min", 8, "Smallest of any number of tensors; NaN wins.", kNumericTypes,
-                           ExprOp::min, extreme_gradient);
+                           ExprOp::min, [](GradContext& g) { extreme_gradient(g, "Greater"); });
   min_def.infer = infer_arithmetic([](Operands x) { return fold(x, min); });
   registry.add(std::move(min_def));
 
   OpDef max_def = fold_def("Max", 8, "Largest of any number of tensors; NaN wins.", kNumericTypes,
-                           ExprOp::max, extreme_gradient);
+                           ExprOp::max, [](GradContext& g) { extreme_gradient(g, "Less"); });
   max_def.infer = infer_arithmetic([](Operands x) { return fold(x, max); });
   registry.add(std::move(max_def));
 

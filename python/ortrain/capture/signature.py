@@ -467,10 +467,36 @@ class _Flattener:
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the axes of a tensor as they lie in memory, the slowest first; None for rows after rows."""
+    """Return the axes of a tensor as they lie in memory, the slowest first; None for rows after rows.
+
+    Axes that were expanded lie anywhere; they go where PyTorch's elementwise operators put them in results.
+    """
     strides = tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
-    return None if order == tuple(range(tensor.dim())) else order
+    plain = tuple(range(tensor.dim()))
+    if 0 in strides:
+        order = _order_of_result(strides)
+    else:
+        order = tuple(sorted(plain, key=lambda axis: -strides[axis]))
+    return None if order == plain else order
+
+
+def _order_of_result(strides: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes, the slowest first, as `reorder_dimensions` of PyTorch's TensorIterator sorts them.
+
+    From the last axis on each goes behind the faster ones; an axis of stride 0 is passed over.
+    """
+    order = list(reversed(range(len(strides))))  # the fastest first
+    for i in range(1, len(order)):
+        place = i
+        for before in range(i - 1, -1, -1):
+            faster, slower = strides[order[before]], strides[order[place]]
+            if faster == 0 or slower == 0:
+                continue
+            if faster <= slower:
+                break
+            order[before], order[place] = order[place], order[before]
+            place = before
+    return tuple(reversed(order))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

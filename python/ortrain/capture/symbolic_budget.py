@@ -13,7 +13,6 @@ import contextlib
 import enum
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import sympy
 from torch import nn
@@ -70,10 +69,8 @@ class SymbolicBudget:
             yield
         self._terms.clear()
 
-    def _count(self, expression: Any) -> None:
-        # Most sizes are one symbol or number, of one term.
-        if isinstance(expression, sympy.Basic) and expression.args:
-            self.spent += max(0, self._terms_of(expression) - _FREE_TERMS)
+    def _count(self, expression: sympy.Basic) -> None:
+        self.spent += max(0, self._terms_of(expression) - _FREE_TERMS)
         if self.limit is not None and self.spent > self.limit:
             raise SymbolicBudgetError(f"sizes took more than {self.limit} symbolic terms")
 

@@ -118,12 +118,15 @@ def let_go_of_samples(program: torch.export.ExportedProgram) -> None:
 
 @contextlib.contextmanager
 def at_each_size(action: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``action`` with the expression of each symbolic size, flag or number that this thread computes."""
+    """Call ``action`` with the expression of each symbolic size, flag or number that this thread computes.
+
+    Single symbols and numbers, which most are, are left out.
+    """
     thread = threading.get_ident()
     original = SymNode.__init__
 
     def init(node: SymNode, expr: Any, *args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == thread:
+        if getattr(expr, "args", ()) and threading.get_ident() == thread:
             action(expr)
         original(node, expr, *args, **kwargs)
 

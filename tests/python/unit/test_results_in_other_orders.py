@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture.signature import order_of
 from tests.python.unit.side_by_side import Linear, assert_same_calls
 
 
@@ -102,3 +104,29 @@ def test_results_that_share_memory_share_it(tracks: bool) -> None:
         with torch.no_grad():
             whole.zero_()
     assert part.abs().sum() == 0
+
+
+def test_the_order_of_expanded_axes_is_that_of_pytorchs_results() -> None:
+    """Of all permutations of three axes, whichever of them are expanded."""
+    for order in itertools.permutations(range(3)):
+        for expanded in itertools.product((False, True), repeat=3):
+            dense = torch.ones(
+                [1 if one else size for one, size in zip(expanded, (3, 4, 5), strict=True)]
+            )
+            x = dense.expand(3, 4, 5).permute(order)
+            strides = (x * 2).stride()
+            expected = tuple(sorted(range(3), key=lambda axis: -strides[axis]))
+            assert (order_of(x) or (0, 1, 2)) == expected, (order, expanded)
+
+
+def test_a_result_of_an_expanded_argument_lies_as_in_pytorch() -> None:
+    """So that it may be viewed as there."""
+    double = ORTModule(Doubles())
+    for x in (torch.ones(3, 4), torch.ones(1, 4).expand(3, 4), torch.ones(3, 1).expand(3, 4)):
+        assert double(x).stride() == (x * 2).stride()
+        double(x).view(-1)
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2

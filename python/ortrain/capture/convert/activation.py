@@ -14,7 +14,19 @@ from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.external import dropout_noise
 from ortrain.capture.convert.registry import converts
+from ortrain.capture.dtypes import LOW_PRECISION
 from ortrain.random_numbers import DropoutSource
+
+
+def _wide(e: Emitter, x: Tensor) -> Tensor:
+    """Return ``x`` in the precision that PyTorch's kernels compute in."""
+    if x.dtype not in LOW_PRECISION:
+        return x
+    return Tensor(e.cast(x, torch.float32), torch.float32, x.shape)
+
+
+def _is_exact(number: Any, dtype: torch.dtype) -> bool:
+    return bool(torch.tensor(number, dtype=dtype).item() == number)
 
 
 @converts("aten.relu.default")
@@ -30,14 +42,23 @@ def relu6(e: Emitter, x: Tensor) -> Value:
 @converts("aten.hardtanh.default")
 def hardtanh(e: Emitter, x: Tensor, min_val: Any = -1, max_val: Any = 1) -> Value:
     """Unlike clamp, it has no gradient at the bounds themselves."""
+    if any(not isinstance(n, (int, float)) or math.isnan(n) for n in (min_val, max_val)):
+        raise e.unsupported(f"a bound of {min_val} or {max_val}")
     least, most = e.scalar(min_val, x.dtype), e.scalar(max_val, x.dtype)
-    outside = e.node("Or", e.node("LessOrEqual", x, least), e.node("GreaterOrEqual", x, most))
+    # For the gradient they are not rounded.
+    wide = x if all(_is_exact(n, x.dtype) for n in (min_val, max_val)) else _wide(e, x)
+    inside = e.node(
+        "And",
+        e.node("Greater", wide, e.scalar(min_val, wide.dtype)),
+        e.node("Less", wide, e.scalar(max_val, wide.dtype)),
+    )
     bound = e.node("StopGradient", e.node("Clip", x, least, most), domain="ortrain")
-    return e.where(outside, bound, x.value)
+    return e.where(inside, x.value, bound)
 
 
 @converts("aten.leaky_relu.default")
 def leaky_relu(e: Emitter, x: Tensor, negative_slope: float = 0.01) -> Value:
+    e.require_finite(negative_slope)
     return e.node("LeakyRelu", x, alpha=float(negative_slope))
 
 
@@ -80,15 +101,19 @@ def hardsigmoid(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.elu.default")
 def elu(e: Emitter, x: Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
-    value = x.value
-    if input_scale != 1:
-        negative = e.node(
-            "Elu", e.node("Mul", x, e.scalar(input_scale, x.dtype)), alpha=float(alpha)
-        )
-        value = e.where(e.node("Greater", x, e.scalar(0, x.dtype)), x.value, negative)
-    else:
+    e.require_finite(alpha, scale, input_scale)
+    if input_scale == 1:
         value = e.node("Elu", x, alpha=float(alpha))
-    return value if scale == 1 else e.node("Mul", value, e.scalar(scale, x.dtype))
+        return value if scale == 1 else e.node("Mul", value, e.scalar(scale, x.dtype))
+    wide = _wide(e, x)
+    zero = e.scalar(0, wide.dtype)
+    falls = e.node("LessOrEqual", wide, zero)
+    # Positive numbers would come to infinity, and to NaN in the gradient.
+    scaled = e.node("Mul", e.where(falls, wide.value, zero), e.scalar(input_scale, wide.dtype))
+    curve = e.node("Expm1", scaled, domain="ortrain")
+    low = e.node("Mul", curve, e.scalar(float(alpha) * float(scale), wide.dtype))
+    high = wide.value if scale == 1 else e.node("Mul", wide, e.scalar(scale, wide.dtype))
+    return e.cast(e.where(falls, low, high), x.dtype)
 
 
 @converts("aten.selu.default")
@@ -109,20 +134,26 @@ def sinc(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.celu.default")
 def celu(e: Emitter, x: Tensor, alpha: Any = 1) -> Value:
-    scale = e.scalar(alpha, x.dtype)
-    return e.node("Mul", scale, e.node("Elu", e.node("Div", x, scale), alpha=1.0))
+    e.require_finite(alpha)
+    return elu(e, x, alpha, 1, 1 / alpha)
 
 
 @converts("aten.softplus.default")
 def softplus(e: Emitter, x: Tensor, beta: Any = 1, threshold: Any = 20) -> Value:
-    scaled = x.value if beta == 1 else e.node("Mul", x, e.scalar(beta, x.dtype))
+    e.require_finite(beta, threshold)
+    if beta == 0:
+        raise e.unsupported("a beta of 0")
+    usual = beta == 1 and threshold >= 20
+    wide = x if usual else _wide(e, x)
+    scaled = wide.value if beta == 1 else e.node("Mul", wide, e.scalar(beta, wide.dtype))
     result = e.node("Softplus", scaled)
     if beta != 1:
-        result = e.node("Div", result, e.scalar(beta, x.dtype))
-    if threshold >= 20 and x.dtype is not torch.float64:
-        # Above the threshold both branches round to the same number.
-        return result
-    return e.where(e.node("Greater", scaled, e.scalar(threshold, x.dtype)), x.value, result)
+        result = e.node("Div", result, e.scalar(beta, wide.dtype))
+    if threshold < 20 or x.dtype is torch.float64:
+        # Above 20 both branches round to the same number.
+        above = e.node("Greater", scaled, e.scalar(threshold, wide.dtype))
+        result = e.where(above, wide.value, result)
+    return e.cast(result, x.dtype)
 
 
 @converts("aten.log_sigmoid.default")
@@ -132,21 +163,25 @@ def log_sigmoid(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.threshold.default")
 def threshold(e: Emitter, x: Tensor, threshold: Any, value: Any) -> Value:
-    above = e.node("Greater", x, e.scalar(threshold, x.dtype))
-    return e.where(above, x.value, e.scalar(value, x.dtype))
+    # NaN is not below, and stays; so it is with the two that follow.
+    wide = _wide(e, x)  # the threshold is not rounded
+    below = e.node("LessOrEqual", wide, e.scalar(threshold, wide.dtype))
+    return e.where(below, e.scalar(value, x.dtype), x.value)
 
 
 @converts("aten.hardshrink.default")
 def hardshrink(e: Emitter, x: Tensor, lambd: Any = 0.5) -> Value:
-    outside = e.node("Greater", e.node("Abs", x), e.scalar(lambd, x.dtype))
-    return e.where(outside, x.value, e.scalar(0, x.dtype))
+    e.require_finite(lambd)
+    inside = e.node("LessOrEqual", e.node("Abs", x), e.scalar(lambd, x.dtype))
+    return e.where(inside, e.scalar(0, x.dtype), x.value)
 
 
 @converts("aten.softshrink.default")
 def softshrink(e: Emitter, x: Tensor, lambd: Any = 0.5) -> Value:
+    e.require_finite(lambd)
     bound, zero = e.scalar(lambd, x.dtype), e.scalar(0, x.dtype)
-    outside = e.node("Greater", e.node("Abs", x), bound)
-    return e.where(outside, e.node("Sub", x, e.node("Mul", e.node("Sign", x), bound)), zero)
+    inside = e.node("LessOrEqual", e.node("Abs", x), bound)
+    return e.where(inside, zero, e.node("Sub", x, e.node("Mul", e.node("Sign", x), bound)))
 
 
 @converts("aten.glu.default")

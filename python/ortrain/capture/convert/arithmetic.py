@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from ortrain.capture.builder import Value
-from ortrain.capture.convert.emitter import Emitter, Operand, Tensor
+from ortrain.capture.convert.emitter import NUMBERS, Emitter, Operand, Tensor
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.dtypes import LOW_PRECISION, category
 
@@ -20,18 +20,12 @@ def _is_one(number: Any) -> bool:
     return not isinstance(number, sympy.Basic) and number == 1
 
 
-def _fits(bound: Any, dtype: torch.dtype) -> bool:
-    """Tell whether a bound is in the range of a dtype, where it is a finite number: PyTorch takes no others."""
-    if type(bound) not in (int, float) or not math.isfinite(bound):
-        return True
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return limits.min <= bound <= limits.max
-
-
 def _scaled(e: Emitter, x: Operand, alpha: Any, dtype: torch.dtype) -> Any:
     """Return x * alpha as an operand of a sum in ``dtype``."""
     if _is_one(alpha):
         return x
+    if category(dtype) < 2 and category(e.dtype_of(alpha)) >= 2:
+        raise e.unsupported("a float times integers")  # PyTorch refuses it
     if not isinstance(x, Tensor) and not hasattr(x, "rank"):
         return x * alpha  # type: ignore[operator]
     return e.node("Mul", *e.operands(x, alpha, dtype=dtype))
@@ -50,6 +44,8 @@ def _low_precision_sum(
 def add(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     dtype = e.common_dtype(x, y)
     if dtype is torch.bool:
+        if not _is_one(alpha):
+            raise e.unsupported(f"an alpha of {alpha} for bools")
         return e.node("Or", *e.operands(x, y, dtype=dtype))
     if dtype in LOW_PRECISION and not _is_one(alpha):
         return _low_precision_sum(e, "Add", x, y, alpha, dtype)
@@ -59,6 +55,8 @@ def add(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
 @converts("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(e: Emitter, x: Operand, y: Operand, alpha: Any = 1) -> Value:
     dtype = e.common_dtype(x, y)
+    if any(e.dtype_of(operand) is torch.bool for operand in (x, y)):
+        raise e.unsupported("bools")  # PyTorch refuses them
     if dtype in LOW_PRECISION and not _is_one(alpha):
         return _low_precision_sum(e, "Sub", x, y, alpha, dtype)
     return e.arithmetic("Sub", x, _scaled(e, y, alpha, dtype), dtype=dtype)
@@ -92,7 +90,7 @@ def div_mode(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = Non
     if rounding_mode is None:
         return div(e, x, y)
     if rounding_mode == "floor":
-        return e.node("FloorDiv", *e.operands(x, y), domain="ortrain")
+        return _floor_div(e, x, y)
     dtype = e.common_dtype(x, y)
     if category(dtype) == 1:
         return e.node("Div", *e.operands(x, y, dtype=dtype))
@@ -106,7 +104,15 @@ def truncate(e: Emitter, value: Value) -> Value:
 
 @converts("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(e: Emitter, x: Operand, y: Operand) -> Value:
-    return e.node("FloorDiv", *e.operands(x, y), domain="ortrain", differentiable=0)
+    return _floor_div(e, x, y, differentiable=0)
+
+
+def _floor_div(e: Emitter, x: Operand, y: Operand, **attributes: int) -> Value:
+    dtype = e.common_dtype(x, y)
+    # A number is not rounded first; a quotient near a whole one would show it.
+    is_number = dtype in LOW_PRECISION and isinstance(y, NUMBERS)
+    operands = e.operands(x, y, dtype=torch.float32 if is_number else dtype)
+    return e.cast(e.node("FloorDiv", *operands, domain="ortrain", **attributes), dtype)
 
 
 @converts("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
@@ -135,7 +141,10 @@ def power(e: Emitter, x: Operand, exponent: Operand) -> Value:
             return e.full(x.shape, 1, dtype)
         if exponent == 1:
             return e.cast(x, dtype)
-    return e.arithmetic("Pow", x, exponent, dtype=dtype)
+        if exponent < 0 and category(dtype) < 2:
+            raise e.unsupported("a negative power of integers")  # PyTorch refuses it
+    # Numbers are rounded to the dtype, unlike those of a product.
+    return e.node("Pow", *e.operands(x, exponent, dtype=dtype))
 
 
 @converts("aten.square.default")
@@ -164,8 +173,13 @@ def addcdiv(e: Emitter, x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Valu
 
 @converts("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(e: Emitter, x: Tensor, end: Tensor, weight: Operand) -> Value:
-    start, stop, factor = e.operands(x, end, weight, dtype=x.dtype)
-    return e.node("Add", start, e.node("Mul", factor, e.node("Sub", stop, start)))
+    dtype = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
+    start, stop, factor = e.operands(x, end, weight, dtype=dtype)
+    way = e.node("Sub", stop, start)
+    if isinstance(weight, (int, float)) and not abs(weight) < 0.5:  # counted from the nearer end
+        back = e.node("Mul", way, e.scalar(1 - weight, dtype))
+        return e.cast(e.node("Sub", stop, back), x.dtype)
+    return e.cast(e.node("Add", start, e.node("Mul", factor, way)), x.dtype)
 
 
 @converts("aten.maximum.default", "aten.max.other")
@@ -182,10 +196,7 @@ def minimum(e: Emitter, x: Tensor, y: Tensor) -> Value:
 
 @converts("aten.clamp.default", "aten.clip.default")
 def clamp(e: Emitter, x: Tensor, min: Any = None, max: Any = None) -> Value:
-    bounds = [b for b in (min, max) if b is not None]
-    dtype = e.common_dtype(x, *bounds)
-    if not all(_fits(b, dtype) for b in bounds):
-        raise e.unsupported(f"a bound is beyond {dtype}")
+    dtype = e.common_dtype(x, *[b for b in (min, max) if b is not None])
     low, high = (None if b is None else e.scalar(b, dtype) for b in (min, max))
     return e.node("Clip", e.cast(x, dtype), low, high)
 
@@ -208,10 +219,7 @@ def clamp_tensor(
     max: Tensor | None = None,
 ) -> Value:
     """Bound by tensors; by choice, not by Max and Min, whose gradient is shared at ties."""
-    bounds = [b for b in (min, max) if b is not None]
-    dtype = e.common_dtype(x, *bounds)
-    if not all(_fits(b, dtype) for b in bounds):
-        raise e.unsupported(f"a bound is beyond {dtype}")
+    dtype = e.common_dtype(x, *[b for b in (min, max) if b is not None])
     result = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)

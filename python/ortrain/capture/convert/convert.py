@@ -22,6 +22,7 @@ from ortrain.capture.checkpoints import checkpoint_of
 from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.escape import add_escape
+from ortrain.capture.convert.numbers_in_range import number_out_of_range
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.convert.sizes import Size, linear_root
 from ortrain.capture.dtypes import TORCH_DTYPE, category, onnx_code
@@ -353,6 +354,10 @@ class _Conversion:
         function = conversion(node.target)
         if function is None:
             raise e.unsupported("there is no conversion for this operator")
+        if isinstance(node.meta["val"], torch.Tensor):
+            number = number_out_of_range(e.target, args, kwargs, node.meta["val"].dtype)
+            if number is not None:
+                raise e.unsupported(f"{number} is beyond {node.meta['val'].dtype}")
         try:
             kept = {k: v for k, v in kwargs.items() if k not in _PLACEMENT}
             return function(e, *args, **kept)

@@ -314,6 +314,19 @@ for _spatial in (1, 2, 3):
     _register_adaptive_average(_spatial)
 
 
+def _rows_by_steps(size: int, target: int, scale: float | None) -> torch.Tensor:
+    step = torch.tensor(1.0 / scale if scale else size / target).float()
+    rows = (torch.arange(target, dtype=torch.float32) * step).floor()
+    return rows.to(torch.int64).clamp(max=size - 1)
+
+
+def _source_rows(size: int, target: int, scale: float | None) -> torch.Tensor:
+    """Return where each row comes from; a size that stays or doubles counts, whatever the scale."""
+    if target in (size, 2 * size):
+        return torch.arange(target) // (target // size)
+    return _rows_by_steps(size, target, scale)
+
+
 def _nearest(e: Emitter, x: Tensor, output_size: Sequence[Size] | None, scales: Any) -> Value:
     """Resize by nearest neighbours: a gather of constant positions per axis."""
     spatial = x.rank - 2
@@ -327,15 +340,19 @@ def _nearest(e: Emitter, x: Tensor, output_size: Sequence[Size] | None, scales: 
         target = output_size[i] if output_size is not None else int(size * scale)
         if not isinstance(target, int):
             raise e.unsupported(f"a varying output size {target}")
-        ratio = 1.0 / scale if scale else size / target
-        places = (torch.arange(target, dtype=torch.float32) * torch.tensor(ratio).float()).floor()
-        rows = places.to(torch.int64).clamp(max=size - 1)
+        rows = _source_rows(size, target, scale)
+        stepped = _rows_by_steps(size, target, scale)
+        # PyTorch's backward always takes the former, its forward of images (two axes) too.
+        if spatial != 2 and not torch.equal(rows, stepped):
+            raise e.unsupported("its gradient goes to other places than its values come from")
         value = e.node("Gather", value, e.constant(rows), axis=axis)
     return value
 
 
 def _repeated(e: Emitter, value: Value, axis: int, size: Size, scale: Any, x: Tensor) -> Value:
-    if scale is None or scale != int(scale):
+    # Steps of the rounded 1 / 41 fall short of whole numbers from the first one on, those of 1 / 3 never do.
+    exact = scale == int(scale) if scale is not None else False
+    if not exact or float(torch.tensor(1.0 / scale).float() * scale) < 1.0:
         raise e.unsupported(f"a scale of {scale} for a varying size {size}")
     positions = e.node("Range", *(e.size(v) for v in (0, product((size, int(scale))), 1)))
     rows = e.node("FloorDiv", positions, e.scalar(int(scale), torch.int64), domain="ortrain")

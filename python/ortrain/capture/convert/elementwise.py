@@ -13,7 +13,7 @@ from ortrain.capture.builder import Value
 from ortrain.capture.convert.arithmetic import truncate
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts
-from ortrain.capture.dtypes import category
+from ortrain.capture.dtypes import LOW_PRECISION, category
 
 _FLOAT_FUNCTIONS = {
     "exp": ("Exp", ""),
@@ -164,10 +164,19 @@ def nan_to_num(
 @converts("aten.logit.default")
 def logit(e: Emitter, x: Tensor, eps: float | None = None) -> Value:
     value = e.floating(x)
-    dtype = e.dtype_of(value)
-    if eps is not None:
-        value = e.node("Clip", value, e.scalar(eps, dtype), e.scalar(1 - eps, dtype))
-    return e.node("Log", e.node("Div", value, e.node("Sub", e.scalar(1.0, dtype), value)))
+    given = dtype = e.dtype_of(value)
+    if dtype in LOW_PRECISION:  # PyTorch rounds the result alone
+        dtype = torch.float32
+        value = e.cast(value, dtype)
+    if eps is not None and (not isinstance(eps, (int, float)) or not eps <= 0.5):
+        raise e.unsupported(f"an eps of {eps}")
+    if eps is not None and eps >= 0:  # others say that there is none
+        least, most = e.scalar(eps, dtype), e.scalar(1 - eps, dtype)
+        outside = e.node("Or", e.node("Less", value, least), e.node("Greater", value, most))
+        bound = e.node("StopGradient", e.node("Clip", value, least, most), domain="ortrain")
+        value = e.where(outside, bound, value)  # NaN keeps its gradient, unlike that of Clip
+    odds = e.node("Div", value, e.node("Sub", e.scalar(1.0, dtype), value))
+    return e.cast(e.node("Log", odds), given)
 
 
 @converts(

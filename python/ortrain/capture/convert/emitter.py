@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,11 @@ class Emitter:
         return UnsupportedOperatorError(
             self.target, reason, module=self.path or "forward", source=self.source
         )
+
+    def require_finite(self, *numbers: Any) -> None:
+        """Leave parameters that are infinite, NaN, or known at the call alone, to PyTorch's kernel, which checks them."""
+        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+            raise self.unsupported(f"parameters {', '.join(map(str, numbers))}")
 
     def uses_result(self, index: int) -> bool:
         """Tell whether result ``index`` of the current operator is used; others may be None."""

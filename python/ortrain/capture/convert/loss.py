@@ -138,28 +138,36 @@ def l1_loss(e: Emitter, x: Tensor, target: Tensor, reduction: int = 1) -> Value:
 def smooth_l1_loss(
     e: Emitter, x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0
 ) -> Value:
+    e.require_finite(beta)
     if beta == 0:
         return l1_loss(e, x, target, reduction)
     dtype = e.common_dtype(x, target)
     difference = e.node("Sub", *e.operands(x, target))
     size, edge = e.node("Abs", difference), e.scalar(beta, dtype)
-    half = e.scalar(0.5, dtype)
-    near = e.node("Div", e.node("Mul", half, e.node("Mul", difference, difference)), edge)
+    half, is_far = e.scalar(0.5, dtype), e.node("GreaterOrEqual", size, edge)
+    near = e.node("Div", e.node("Mul", half, _near_square(e, difference, is_far)), edge)
     far = e.node("Sub", size, e.node("Mul", half, edge))
-    return _reduced(e, e.where(e.node("Less", size, edge), near, far), reduction)
+    return _reduced(e, e.where(is_far, far, near), reduction)
+
+
+def _near_square(e: Emitter, value: Value, is_far: Value) -> Value:
+    """Return the square of what is not far; that of infinity would have a gradient of NaN."""
+    held = e.where(is_far, e.scalar(0, e.dtype_of(value)), value)
+    return e.node("Mul", held, held)
 
 
 @converts("aten.huber_loss.default")
 def huber_loss(
     e: Emitter, x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
 ) -> Value:
+    e.require_finite(delta)
     dtype = e.common_dtype(x, target)
     difference = e.node("Sub", *e.operands(x, target))
     size, edge = e.node("Abs", difference), e.scalar(delta, dtype)
-    half = e.scalar(0.5, dtype)
-    near = e.node("Mul", half, e.node("Mul", difference, difference))
+    half, is_far = e.scalar(0.5, dtype), e.node("Greater", size, edge)
+    near = e.node("Mul", half, _near_square(e, difference, is_far))
     far = e.node("Mul", edge, e.node("Sub", size, e.node("Mul", half, edge)))
-    return _reduced(e, e.where(e.node("LessOrEqual", size, edge), near, far), reduction)
+    return _reduced(e, e.where(is_far, far, near), reduction)
 
 
 @converts("aten.binary_cross_entropy_with_logits.default")

@@ -48,6 +48,13 @@ def _is_number(value: Any, number: int) -> bool:
     return isinstance(value, (int, float)) and value == number
 
 
+def _require_factor(e: Emitter, alpha: Any, beta: Any) -> None:
+    """Leave an alpha that is 0, or may be, to PyTorch: it forms no product then, NaN or not."""
+    e.require_finite(alpha, beta)
+    if alpha == 0:
+        raise e.unsupported("an alpha of 0")
+
+
 def _weighted(e: Emitter, base: Tensor, product: Value, beta: Any, alpha: Any) -> Value:
     """Return beta * base + alpha * product; a beta of 0 leaves base out, nan or not."""
     if not _is_number(alpha, 1):
@@ -64,7 +71,8 @@ def _weighted(e: Emitter, base: Tensor, product: Value, beta: Any, alpha: Any) -
 def addmm(
     e: Emitter, base: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
-    if base.dtype.is_floating_point and all(isinstance(v, (int, float)) for v in (alpha, beta)):
+    _require_factor(e, alpha, beta)
+    if base.dtype.is_floating_point:
         third = None if beta == 0 else base
         return e.node("Gemm", x, y, third, alpha=float(alpha), beta=float(beta))
     return _weighted(e, base, e.node("MatMul", x, y), beta, alpha)
@@ -74,6 +82,7 @@ def addmm(
 def baddbmm(
     e: Emitter, base: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
+    _require_factor(e, alpha, beta)
     return _weighted(e, base, e.node("MatMul", x, y), beta, alpha)
 
 
@@ -81,6 +90,7 @@ def baddbmm(
 def addbmm(
     e: Emitter, base: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
+    _require_factor(e, alpha, beta)
     total = e.reduce("ReduceSum", e.node("MatMul", x, y), [0])
     return _weighted(e, base, total, beta, alpha)
 

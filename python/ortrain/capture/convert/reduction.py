@@ -194,7 +194,10 @@ def _variance(
     centred = e.node("Sub", x, mean)
     total = e.reduce("ReduceSum", e.node("Mul", centred, centred), axes, True)
     correction = 1 if correction is None else correction
+    e.require_finite(correction)
     count: Size = e.numel(x, axes)
+    if correction > 1 and (isinstance(count, sympy.Basic) or count <= correction):
+        raise e.unsupported(f"a correction of {correction} for {count} elements")
     if isinstance(count, sympy.Basic):
         degrees = e.node(
             "Max",
@@ -269,6 +272,25 @@ def vector_norm(
     at_zero = e.node("Equal", total, zero)
     root = e.node("Pow", e.where(at_zero, e.scalar(1, kind), total), e.scalar(1 / ord, kind))
     return e.where(at_zero, zero, root)
+
+
+@converts("aten.cosine_similarity.default")
+def cosine_similarity(e: Emitter, x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
+    """The gradient goes through norms below eps too, as if they were not raised to it."""
+    e.require_finite(eps)
+    dtype = e.common_dtype(x, y)
+    rank = max(x.rank, y.rank)
+    axis = dim + max(rank, 1) if dim < 0 else dim
+    parts = []
+    for operand in (x, y):
+        if operand.rank < rank:
+            raise e.unsupported("operands of different ranks")
+        given = Tensor(e.cast(operand, dtype), dtype, operand.shape)
+        norm = vector_norm(e, given, 2, axis, keepdim=True)
+        raised = e.node("Sub", e.node("Max", norm, e.scalar(eps, dtype)), norm)
+        least = e.node("Add", norm, e.node("StopGradient", raised, domain="ortrain"))
+        parts.append(e.node("Div", given, least))
+    return e.reduce("ReduceSum", e.node("Mul", *parts), [axis] if rank else [])
 
 
 @converts("aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype")
