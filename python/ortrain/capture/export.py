@@ -101,6 +101,7 @@ from ortrain.capture.tensor_state import settings_kept, tensor_state_kept
 from ortrain.capture.trace_internals import (
     graphs_compiled_when_called,
     let_go_of_samples,
+    linear_scales_as_computed,
     no_traces_kept,
 )
 from ortrain.capture.tracing import capturing_alone
@@ -442,7 +443,11 @@ def _capture(
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(), autocast.applied():
         start = time.perf_counter()
-        with internals.recurrent_layers_whole(as_called=True), containers_kept(module):
+        with (
+            internals.recurrent_layers_whole(as_called=True),
+            linear_scales_as_computed(),
+            containers_kept(module),
+        ):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)
         seconds["export"] = time.perf_counter() - start
         read.make(made)
@@ -463,7 +468,7 @@ def _capture(
         outside = outside_tensors(program, flat.reached)
         inputs = placeholders_of(program, module, call, outside)[0]
         views = None if standalone else take_views_out(program, inputs)
-        with internals.recurrent_layers_whole():
+        with internals.recurrent_layers_whole(), linear_scales_as_computed():
             program, added = _functional(program, known, autocast, autocast_regions)
         conditions += added
         seconds["functionalize"] = time.perf_counter() - start

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.sym_node import SymNode
@@ -135,6 +136,28 @@ def at_each_size(action: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         SymNode.__init__ = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def linear_scales_as_computed() -> Iterator[None]:
+    """Let the parts of linear upsampling leave an axis as it is where its size stays, whatever the scale.
+
+    PyTorch's kernels do; its decomposition goes by the scale (1.1 of 4 elements are 4 others).
+    """
+    original = decompositions._upsample_linear
+
+    def upsample(x: Any, sizes: Any, align_corners: bool, scales: Any) -> Any:
+        kept = [
+            1.0 if scale is not None and size == before else scale
+            for scale, size, before in zip(scales, sizes, x.shape[2:], strict=True)
+        ]
+        return original(x, sizes, align_corners, kept)
+
+    decompositions._upsample_linear = upsample
+    try:
+        yield
+    finally:
+        decompositions._upsample_linear = original
 
 
 @contextlib.contextmanager
