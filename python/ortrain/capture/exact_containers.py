@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,10 +43,11 @@ def refuse_more_than_items(value: Any, what: str) -> None:
         )
     if dataclasses.is_dataclass(value):
         if isinstance(value, Mapping):
-            fields = {field.name for field in dataclasses.fields(value)}
-            others = [key for key in value if key not in fields]
-            if others:
-                raise UnsupportedInputError(f"{what} is a {kind.__qualname__} with {others[0]!r}")
+            fields = [field.name for field in dataclasses.fields(value)]
+            if list(value) != [name for name in fields if name in value]:
+                raise UnsupportedInputError(
+                    f"{what} is a {kind.__qualname__} with other items than its fields, or in another order"
+                )
     elif isinstance(value, (list, tuple, dict)) and not all(map(_makes_plainly, kind.__mro__)):
         raise UnsupportedInputError(
             f"{what} is a {kind.__qualname__}, whose constructor may do more than take items"
@@ -53,19 +55,24 @@ def refuse_more_than_items(value: Any, what: str) -> None:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    attributes = getattr(value, "__dict__", None)
-    if attributes:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        attributes = {}
+    if attributes is not value:  # AttrDict: its items
         yield from attributes.items()
     for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__"):
-                yield name, getattr(value, name, None)
+        for name, held in base.__dict__.items() if "__slots__" in base.__dict__ else ():
+            if isinstance(held, types.MemberDescriptorType):
+                try:
+                    yield name, held.__get__(value)
+                except AttributeError:  # nothing was put there
+                    continue
 
 
 def _is_item(value: Any, name: str, held: Any) -> bool:
-    if isinstance(value, enum.Enum):
-        return name.startswith("_")
+    if isinstance(value, enum.Enum):  # the key of a call has those that are numbers or texts
+        return name.startswith("_") or type(held) in _PLAIN
     if dataclasses.is_dataclass(value):
         if name not in type(value).__dataclass_fields__:
             return False
@@ -75,7 +82,7 @@ def _is_item(value: Any, name: str, held: Any) -> bool:
 
 def _makes_plainly(base: type) -> bool:
     """Tell whether a class leaves the making of an object to classes that are known, or to a named tuple's."""
-    if base.__module__.partition(".")[0] in _MAKES_PLAINLY:
+    if str(base.__module__).partition(".")[0] in _MAKES_PLAINLY:
         return True
     own = base.__dict__
     is_named = "_fields" in own and "_field_defaults" in own

@@ -117,7 +117,9 @@ class _Reading:
             elif step.opname in _LOADS_ATTRIBUTE:
                 what = self._attribute(i, step.argval)
             elif step.opname == "LOAD_CONST" and self._asks_by_text:
-                named = isinstance(step.argval, str) and step.argval in _NAMED
+                behind = self._steps[i + 1].opname if i + 1 < len(self._steps) else ""
+                is_name = isinstance(step.argval, str) and not behind.startswith("STORE")
+                named = is_name and step.argval in _NAMED
                 what = _ATTRIBUTES[step.argval] if named else ""
             else:
                 what = ""
@@ -177,8 +179,26 @@ class _Reading:
     def _names_tensors(self, i: int) -> bool:
         """Tell whether a class that is asked for at ``i`` may be compared with that of tensors."""
         # Packages ask for the classes of much in functions that use tensors too.
-        steps = self._steps[i + 1 : i + 7] if self._is_installed else self._steps
+        steps = self._steps[i + 1 : i + 7]
+        if not self._is_installed:
+            steps = [] if self._is_for_readers(i) else self._steps
         return not _TENSOR_CLASSES.isdisjoint(s.argval for s in steps if _is_text(s.argval))
+
+    def _is_for_readers(self, i: int) -> bool:
+        """Tell whether a class that is asked for at ``i`` is that of ``self``, called, or a part of a text."""
+        before, steps = self._steps[i - 1] if i else None, self._steps[i:]
+        if steps[0].argval == "__class__":
+            behind = steps[1:]
+            of_self = before is not None and before.argval == "self"
+        else:
+            calls = (j for j, step in enumerate(steps) if step.opname.startswith("CALL"))
+            behind = steps[next(calls, len(steps)) + 1 :]
+            of_self = len(steps) > 2 and steps[1].argval == "self" and steps[2].opname[:4] == "CALL"
+        if of_self or not behind:
+            return True
+        if behind[0].argval in ("__name__", "__qualname__", "__module__"):
+            return True
+        return behind[0].opname.startswith(("FORMAT", "CONVERT"))
 
     def _by_text(self, i: int, function: str) -> str:
         """Return what ``getattr(module, name)`` and the like read."""

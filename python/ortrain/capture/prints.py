@@ -4,14 +4,38 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ortrain.capture.source_files import is_installed
+from ortrain.capture.source_files import is_installed, is_standard
+
+
+class _WatchedOutput:
+    """The standard output, but for what a thread's user code prints, by whatever name and function."""
+
+    def __init__(self, stream: Any, found: list[str]) -> None:
+        self._stream, self._found = stream, found
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or take note of who would have written it."""
+        if threading.get_ident() != self._thread:
+            return int(self._stream.write(text))
+        frame = sys._getframe(1)
+        while frame.f_back is not None and is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        code = frame.f_code
+        if is_installed(code.co_filename):
+            return int(self._stream.write(text))
+        name = getattr(code, "co_qualname", code.co_name)
+        self._found.append(f"{name} ({code.co_filename}:{code.co_firstlineno})")
+        return len(text)
 
 
 @contextlib.contextmanager
@@ -21,19 +45,12 @@ def prints_held_back() -> Iterator[list[str]]:
     Yields:
       Takes the functions that would have printed.
     """
-    original, thread = builtins.print, threading.get_ident()
     found: list[str] = []
-
-    def noted(*args: Any, **kwargs: Any) -> None:
-        code = sys._getframe(1).f_code
-        if threading.get_ident() != thread or is_installed(code.co_filename):
-            original(*args, **kwargs)
-        else:
-            name = getattr(code, "co_qualname", code.co_name)
-            found.append(f"{name} ({code.co_filename}:{code.co_firstlineno})")
-
-    builtins.print = noted
+    original = sys.stdout
+    watched: Any = None if original is None else _WatchedOutput(original, found)
+    sys.stdout = watched
     try:
         yield found
     finally:
-        builtins.print = original
+        if sys.stdout is watched:  # else somebody has redirected it
+            sys.stdout = original

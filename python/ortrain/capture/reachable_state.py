@@ -499,10 +499,11 @@ def _is_standard(module: str) -> bool:
 
 def _is_own_class(cls: type) -> bool:
     """Tell whether a class is the user's own code, of whatever module that need not be known to Python."""
-    module = sys.modules.get(cls.__module__)
+    name = cls.__module__ if isinstance(cls.__module__, str) else ""
+    module = sys.modules.get(name)
     if module is not None:
         return _is_own(module)
-    if cls.__module__.startswith(_CLOSED) or _is_standard(cls.__module__):
+    if name.startswith(_CLOSED) or _is_standard(name):
         return False
     files = [f.__code__.co_filename for v in vars(cls).values() for f in _functions_of(v)]
     return not any(map(is_installed, files))

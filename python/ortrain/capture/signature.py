@@ -308,7 +308,7 @@ class Builder:
 
 
 def _sequence_builder(value: Sequence[Any]) -> Builder:
-    form = Form.ARGUMENTS if hasattr(value, "_fields") else Form.SEQUENCE
+    form = Form.ARGUMENTS if hasattr(type(value), "_fields") else Form.SEQUENCE
     return Builder(type(value), form)
 
 
@@ -360,6 +360,9 @@ def holds_cache(result: Any) -> bool:
 
 def _identity(value: Any) -> Any:
     """Return what tells a constant from others that it is equal to: 0.0 and -0.0 are."""
+    if isinstance(value, enum.Enum) and value.__dict__:
+        more = ((n, v) for n, v in value.__dict__.items() if not n.startswith("_"))
+        return value, tuple((n, type(v), _identity(v)) for n, v in more)
     if isinstance(value, float):
         return value.hex()
     return (value.real.hex(), value.imag.hex()) if isinstance(value, complex) else value
@@ -577,8 +580,8 @@ class _FoundTensors:
             fields = tuple(self.visit(getattr(value, n), f"{dot}{n}") for n in build.keys)
             return Container(build, fields)
         if isinstance(value, (list, tuple)):
-            labels = getattr(value, "_fields", range(len(value)))
-            prefix = dot or ("" if hasattr(value, "_fields") else "output.")
+            labels = getattr(type(value), "_fields", range(len(value)))
+            prefix = dot or ("" if hasattr(type(value), "_fields") else "output.")
             both = zip(labels, value, strict=True)
             children = tuple(self.visit(v, f"{prefix}{k}") for k, v in both)
             return Container(_sequence_builder(value), children)

@@ -56,6 +56,21 @@ class Reversed(list[torch.Tensor]):
         super().__init__(reversed(list(items)))
 
 
+class Private(list[torch.Tensor]):
+    """A list with a private slot."""
+
+    __slots__ = ("__scale",)
+
+    @property
+    def scale(self) -> float:
+        """What is in the slot."""
+        return getattr(self, "_Private__scale", 1.0)
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self.__scale = value
+
+
 class Factor(float):
     """A number with attributes."""
 
@@ -103,6 +118,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "frozen": lambda: (Frozen(X),),
     "dict": lambda: (ItemsAndMore(x=X, y=Y),),
     "list": lambda: (Listed([X, Y]),),
+    "private slot": lambda: (Private([X, Y]),),
     "reversed": lambda: (Reversed([X, Y]),),
     "named tuple": lambda: (Pair(X, Y),),
     "encoding": lambda: (BatchEncoding({"x": X, "y": Y}, n_sequences=2),),
@@ -198,6 +214,18 @@ def test_an_output_keeps_an_item_that_is_no_field() -> None:
     """transformers' outputs take any; their classes' constructors do not."""
     model = Returns(_with_item)
     torch.testing.assert_close(ORTModule(model)(X)["extra"], model(X)["extra"])
+
+
+def test_an_output_keeps_the_order_of_its_items() -> None:
+    """Which of them is the first, its positions say."""
+
+    def make(y: torch.Tensor) -> BaseModelOutput:
+        output = BaseModelOutput(hidden_states=(y,))
+        output["last_hidden_state"] = y * 2
+        return output
+
+    model = Returns(make)
+    assert list(ORTModule(model)(X)) == list(model(X))
 
 
 def test_one_container_in_two_places_stays_one() -> None:

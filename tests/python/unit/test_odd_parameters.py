@@ -62,6 +62,8 @@ _OTHERS = [
     "F.cosine_similarity(x,x.detach().flip(0),eps=10.)",
     "F.cosine_similarity(x,x+1,0,eps=0.)",
     "F.cosine_similarity(x[0],x.detach()+1,-1)",
+    "F.cosine_similarity(x,x.detach()[:,:1]+1,-1)",
+    "F.cosine_similarity(x,x.detach()*0+1e20,-1)",
     "torch.addmm(x*nan,x,x.detach()[:,:4]@x.detach(),beta=0)",
     "torch.addmm(x,x,torch.full((6,6),inf).to(x),alpha=0)",
     "x**.3",

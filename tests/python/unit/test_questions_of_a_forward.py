@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import pprint
 from collections.abc import Callable
 from typing import Any
 
@@ -74,14 +76,39 @@ def test_questions_are_answered_as_by_pytorch(question: str) -> None:
         same()
 
 
-def test_what_a_forward_prints_is_printed_at_each_call(capsys: pytest.CaptureFixture[str]) -> None:
+_WAYS: dict[str, Callable[[str], Any]] = {
+    "print": lambda text: print(text),
+    "a name of its own": functools.partial(print, flush=True),
+    "pprint": lambda text: pprint.pprint(text, width=99),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_what_a_forward_prints_is_printed_at_each_call(
+    way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And shows what PyTorch's would."""
 
     def says(model: Asks, x: torch.Tensor) -> bool:
-        print("rows", x.shape[0])
+        _WAYS[way](f"rows {x.shape[0]}")
         return True
 
     wrapped = ORTModule(Asks(says))
     for rows in (4, 5, 5):
         wrapped(torch.randn(rows, 3)).sum().backward()
-    assert capsys.readouterr().out == "rows 4\nrows 5\nrows 5\n"
+    printed = capsys.readouterr().out.replace("'", "")
+    assert printed == "rows 4\nrows 5\nrows 5\n"
+
+
+_HARMLESS: dict[str, Callable[[Asks, torch.Tensor], Any]] = {
+    "a class in a message": lambda m, x: isinstance(x, torch.Tensor) or f"got {type(x)}",
+    "its name": lambda m, x: isinstance(x, torch.Tensor) or type(x).__name__,
+}
+
+
+@pytest.mark.parametrize("question", _HARMLESS)
+def test_questions_for_readers_leave_the_graph_whole(question: str) -> None:
+    """Checks of arguments name what they were given."""
+    wrapped = ORTModule(Asks(_HARMLESS[question]))
+    wrapped(torch.randn(4, 3))
+    assert wrapped.report().native_share == 1

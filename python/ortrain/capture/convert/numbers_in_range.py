@@ -25,17 +25,16 @@ _MAKE_ELEMENTS = frozenset(
         "full",
         "full_like",
         "hardtanh",
-        "index_fill",
         "masked_fill",
         "new_full",
         "pad",
         "pow",
         "scalar_tensor",
-        "scatter",
         "threshold",
         "where",
     ]
 )
+_OF_AN_AXIS = frozenset({"aten.index_fill", "aten.scatter"})  # the second argument
 _SCALE = frozenset({"aten.add", "aten.rsub", "aten.sub"})
 
 
@@ -51,7 +50,11 @@ def number_out_of_range(
       dtype: That of its result.
     """
     name = target.rpartition(".")[0]
-    if name in _MAKE_ELEMENTS:
+    if name == "aten.where" and dtype.is_floating_point:  # becomes infinite there
+        return None
+    if name in _OF_AN_AXIS:
+        numbers = [*args[2:], *kwargs.values()]
+    elif name in _MAKE_ELEMENTS:
         numbers = [*args, *kwargs.values()]
     elif name in _SCALE:
         numbers = [*args[2:], *kwargs.values()]

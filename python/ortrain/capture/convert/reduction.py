@@ -282,12 +282,13 @@ def cosine_similarity(e: Emitter, x: Tensor, y: Tensor, dim: int = 1, eps: float
     rank = max(x.rank, y.rank)
     axis = dim + max(rank, 1) if dim < 0 else dim
     parts = []
+    if tuple(x.shape) != tuple(y.shape):  # norms are those of what was expanded
+        raise e.unsupported("operands of different shapes")
     for operand in (x, y):
-        if operand.rank < rank:
-            raise e.unsupported("operands of different ranks")
         given = Tensor(e.cast(operand, dtype), dtype, operand.shape)
         norm = vector_norm(e, given, 2, axis, keepdim=True)
-        raised = e.node("Sub", e.node("Max", norm, e.scalar(eps, dtype)), norm)
+        below = e.node("Sub", e.scalar(eps, dtype), norm)
+        raised = e.node("Max", below, e.scalar(0, dtype))  # 0 for an infinite norm too
         least = e.node("Add", norm, e.node("StopGradient", raised, domain="ortrain"))
         parts.append(e.node("Div", given, least))
     return e.reduce("ReduceSum", e.node("Mul", *parts), [axis] if rank else [])
