@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ortrain
-from ortrain import ORTModule, _core, pieces, step
+from ortrain import ORTModule, _core, forward_and_backward, pieces, step
 from ortrain.random_numbers import GeneratorStates
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*of its operators run in PyTorch")
@@ -182,10 +182,10 @@ def test_a_backward_that_the_engine_refuses_runs_in_pytorch(
     plain, ours = pair()
     agree(plain, ours, rows(6))
 
-    def refuse(self: Any, gradients: Any, given: Any) -> None:
+    def refuse(self: Any, backward: Any, gradients: Any, given: Any) -> None:
         raise _core.ShapeError("no backward")
 
-    monkeypatch.setattr(step._Pass, "_begin", refuse)
+    monkeypatch.setattr(forward_and_backward.Pass, "_make", refuse)
     with pytest.warns(RuntimeWarning, match="no backward"):
         agree(plain, ours, rows(5))
     assert "the backward" in str(ours.report())

@@ -282,8 +282,9 @@ def cosine_similarity(e: Emitter, x: Tensor, y: Tensor, dim: int = 1, eps: float
     rank = max(x.rank, y.rank)
     axis = dim + max(rank, 1) if dim < 0 else dim
     parts = []
-    if tuple(x.shape) != tuple(y.shape):  # norms are those of what was expanded
-        raise e.unsupported("operands of different shapes")
+    if x.rank != y.rank or (rank and x.shape[axis] != y.shape[axis]):
+        # Norms are those of what was expanded.
+        raise e.unsupported("operands of different ranks, or one that broadcasts along the axis")
     for operand in (x, y):
         given = Tensor(e.cast(operand, dtype), dtype, operand.shape)
         norm = vector_norm(e, given, 2, axis, keepdim=True)
