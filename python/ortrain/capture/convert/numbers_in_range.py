@@ -34,8 +34,8 @@ _MAKE_ELEMENTS = frozenset(
         "where",
     ]
 )
-_OF_AN_AXIS = frozenset({"aten.index_fill", "aten.scatter"})  # the second argument
-_SCALE = frozenset({"aten.add", "aten.rsub", "aten.sub"})
+# Of these those behind the first two: an axis goes before, or an operand.
+_BEHIND_TWO = frozenset({"aten.add", "aten.index_fill", "aten.rsub", "aten.scatter", "aten.sub"})
 
 
 def number_out_of_range(
@@ -52,14 +52,9 @@ def number_out_of_range(
     name = target.rpartition(".")[0]
     if name == "aten.where" and dtype.is_floating_point:  # becomes infinite there
         return None
-    if name in _OF_AN_AXIS:
-        numbers = [*args[2:], *kwargs.values()]
-    elif name in _MAKE_ELEMENTS:
-        numbers = [*args, *kwargs.values()]
-    elif name in _SCALE:
-        numbers = [*args[2:], *kwargs.values()]
-    else:
+    if name not in _MAKE_ELEMENTS and name not in _BEHIND_TWO:
         return None
+    numbers = [*args[2 * (name in _BEHIND_TWO) :], *kwargs.values()]
     return next((n for n in numbers if not _fits(n, dtype)), None)
 
 
