@@ -34,7 +34,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 constexpr size_t kOldest = 90800;          // the first whose properties of devices can be described
 constexpr size_t kOldestBackward = 91600;  // before, it took pieces of its workspace unaligned
-constexpr int64_t kMostWorkspace = int64_t{256} << 20;
+constexpr int64_t kWorkspace = int64_t{256} << 20;
 
 // Of a device. The lock is held while the stream of a handle is set and work put on it. A handle is
 // for one thread at a time, so that plans are made with another one.
@@ -235,6 +235,15 @@ std::vector<fe::NumericalNote_t> unwanted(DType dtype, bool exact_floats) {
   return notes;
 }
 
+// Bytes of workspace that a plan may take. The algorithms of tensor cores want other layouts than
+// ours, so those for convolutions hold copies of all operands; what is left without is many times
+// slower.
+int64_t most_workspace(const CudnnConvolution& p) {
+  const int64_t elements = num_elements(p.x) + num_elements(p.w) + num_elements(p.y);
+  return kWorkspace + elements * static_cast<int64_t>(size_of(p.dtype));
+}
+int64_t most_workspace(const CudnnAttention&) { return kWorkspace; }
+
 class FrontendCudnn final : public Cudnn {
  public:
   size_t version() const override { return fe::detail::get_backend_version(); }
@@ -298,7 +307,7 @@ class FrontendCudnn final : public Cudnn {
       return nullptr;
     }
     graph.deselect_numeric_notes(unwanted(problem.dtype, exact_floats))
-        .deselect_workspace_greater_than(kMostWorkspace);
+        .deselect_workspace_greater_than(most_workspace(problem));
     if (!fine(graph.check_support())) return nullptr;
     if (!fine(graph.build_plans())) {
       if (described_) return nullptr;

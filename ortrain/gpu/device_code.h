@@ -15,6 +15,7 @@
 //   - a block has a multiple of kWarpSize threads;
 //   - nothing is assumed to run in step without a barrier.
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -97,6 +98,36 @@ ORTRAIN_DEVICE bool any_lane(bool holds) {
 #else
   for (int mask = kWarpSize / 2; mask > 0; mask /= 2) holds = exchange_xor(holds, mask) || holds;
   return holds;
+#endif
+}
+
+// A bit per lane.
+#if defined(__HIPCC__)
+using LaneMask = uint64_t;
+#else
+using LaneMask = uint32_t;
+#endif
+
+// The lanes in which it holds.
+ORTRAIN_DEVICE LaneMask lanes_where(bool holds) {
+#if defined(__HIPCC__)
+  return __ballot(holds);
+#elif defined(__CUDACC__)
+  return __ballot_sync(0xffffffffu, holds);
+#else
+  LaneMask lanes = static_cast<LaneMask>(holds ? 1 : 0) << lane();
+  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) lanes |= exchange_xor(lanes, mask);
+  return lanes;
+#endif
+}
+ORTRAIN_DEVICE LaneMask lanes_below() { return (LaneMask{1} << lane()) - 1; }
+ORTRAIN_DEVICE int bits_in(LaneMask lanes) {
+#if defined(__HIPCC__)
+  return __popcll(lanes);
+#elif defined(__CUDACC__)
+  return __popc(lanes);
+#else
+  return std::popcount(lanes);
 #endif
 }
 

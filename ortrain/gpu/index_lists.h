@@ -32,29 +32,6 @@ struct TargetSink {
   }
 };
 
-// For each target the positions that point to it, in ascending order: made by counting, a prefix
-// sum and putting each list in order.
-struct IndexLists {
-  const int32_t* starts = nullptr;  // targets + 1
-  const int32_t* positions = nullptr;
-};
-
-class IndexListMaker {
- public:
-  IndexListMaker() = default;
-  IndexListMaker(int64_t positions, int64_t targets) : positions_(positions), targets_(targets) {}
-  // What Kernel::why_not says.
-  static std::optional<std::string> refusal(int64_t positions, int64_t targets);
-
-  ByteCount workspace_bytes() const;
-  // First this, then a kernel that calls put() for every position, then finish().
-  TargetSink begin(void* workspace, void* stream) const;
-  IndexLists finish(void* workspace, void* stream) const;
-
- private:
-  int64_t positions_ = 0, targets_ = 0;
-};
-
 // For each target the last position that points to it, -1 for none.
 class LastPositions {
  public:
@@ -76,10 +53,25 @@ struct ListShape {
   int64_t outer = 1, positions = 0, targets = 0, inner = 1;
 };
 
-// out = base joined by `reduction` with all updates that point there, in float for 16-bit types.
-// base null: zeros (reduction add). base may be out.
-void apply_lists(DType dtype, const IndexLists& lists, const ListShape& shape, Reduction reduction,
-                 const void* base, const void* updates, void* out, void* stream);
+// out = base joined by a reduction with all updates that point there, in float for 16-bit types:
+// for each target in the order of positions, and in parts that sizes alone give.
+class JoinByIndex {
+ public:
+  JoinByIndex(DType dtype, const ListShape& shape) : dtype_(dtype), shape_(shape) {}
+  // What Kernel::why_not says.
+  static std::optional<std::string> refusal(int64_t positions, int64_t targets);
+
+  ByteCount workspace_bytes() const;
+  // First this, then a kernel that calls put() for every position, then finish().
+  TargetSink begin(void* workspace, void* stream) const;
+  // base null: zeros (reduction add). base may be out.
+  void finish(Reduction reduction, const void* base, const void* updates, void* out,
+              void* workspace, void* stream) const;
+
+ private:
+  DType dtype_;
+  ListShape shape_;
+};
 
 // out[targets of i] = updates[i] for the last i of each target; outer is 1.
 void apply_last(size_t element_size, const TargetSink& sink, const ListShape& shape,

@@ -34,6 +34,17 @@ ORTRAIN_DEVICE T warp_reduce(T value, Op op) {
   return value;
 }
 
+// The sum of the values of lower lanes.
+template <class T>
+ORTRAIN_DEVICE T sum_below(T value) {
+  T sum = value;
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const T below = exchange_up(sum, distance);
+    if (lane() >= distance) sum += below;
+  }
+  return sum - value;
+}
+
 // `none`: what changes nothing. May be called again at once.
 template <class T, class Op>
 ORTRAIN_DEVICE T block_reduce(T value, T none, Op op) {

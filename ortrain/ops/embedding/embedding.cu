@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/dtype_dispatch.h"
+#include "ortrain/gpu/index_lists.h"
 #include "ortrain/gpu/launch.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -80,226 +81,44 @@ KernelFn make_gather(NodeSpec& spec) {
 
 // --- dweight = base + the rows of dy at their indices
 
-// The rows of dy that go to the same row of the table are linked in a list, in any order; one block
-// per list puts them in order and adds them up in the compute type. So no sum depends on the order
-// in which blocks run, and rows of the table without any are written once.
 struct Scatter {
   int64_t count, rows, row_size;
   int64_t padding;  // -1: none
-  int64_t chunks;   // of columns
-  int32_t* head;    // [rows] a row of dy, -1: none
-  int32_t* length;  // [rows]
-  int32_t* next;    // [count]
 };
-
-constexpr int kWidth = 4;                   // columns per thread
-constexpr int kAcross = 64;                 // threads next to each other
-constexpr int kColumns = kAcross * kWidth;  // of a block
-constexpr int kLists = kThreads / kAcross;  // of which each adds up every kLists-th row
-constexpr int kShort = 64;  // lists up to this are followed; for others all indices are read
-constexpr int kRead = 4;    // indices per thread at a time
-
-template <class T>
-__global__ void __launch_bounds__(kItemThreads) begin_scatter(Scatter s, const T* base, T* table) {
-  for_each_item(s.rows, [&](int64_t row) {
-    s.head[row] = -1;
-    s.length[row] = 0;
-  });
-  if (base == table) return;
-  for_each_item(s.rows * s.row_size, [&](int64_t item) {
-    table[item] = base != nullptr ? base[item] : static_cast<T>(ComputeType<T>{0});
-  });
-}
 
 template <class I>
 __global__ void __launch_bounds__(kItemThreads)
-    link_rows(Scatter s, const I* indices, FaultReporter faults) {
+    find_rows(Scatter s, const I* indices, FaultReporter faults, TargetSink sink) {
   for_each_item(s.count, [&](int64_t i) {
     const int64_t index = indices[i];
-    if (index < 0 || index >= s.rows) {
-      faults.report(FaultKind::index, index, i, 0, s.rows);
-      return;
-    }
-    if (index == s.padding) return;
-    atomic_add(s.length + index, 1);
-    const auto own = static_cast<int32_t>(i);
-    int32_t found = s.head[index];
-    for (;;) {
-      const int32_t before = atomic_compare_exchange(s.head + index, found, own);
-      if (before == found) break;
-      found = before;
-    }
-    s.next[i] = found;
+    const bool inside = index >= 0 && index < s.rows;
+    if (!inside) faults.report(FaultKind::index, index, i, 0, s.rows);
+    sink.put(i, inside && index != s.padding ? index : -1);
   });
-}
-
-// The rows of the block's list in order, kThreads * kRead at most at a time.
-template <class I>
-class ListReader {
- public:
-  ORTRAIN_DEVICE ListReader(const Scatter& s, const I* indices, int64_t index)
-      : s_(s), indices_(indices), index_(index), left_(s.length[index]) {}
-
-  // Puts some of them into `found`, whose number it returns; 0 after the last. All threads take
-  // part, and must be done with what was found before.
-  ORTRAIN_DEVICE int read(int32_t* found) {
-    if (left_ == 0) return 0;
-    return left_ <= kShort && at_ == 0 ? follow(found) : scan(found);
-  }
-
- private:
-  ORTRAIN_DEVICE int follow(int32_t* found) {
-    int32_t* const unordered = found + kShort;
-    if (threadIdx.x == 0) {
-      int32_t i = s_.head[index_];
-      for (int n = 0; n < left_; ++n) {
-        unordered[n] = i;
-        i = s_.next[i];
-      }
-    }
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < left_) {
-      const int32_t own = unordered[threadIdx.x];
-      int rank = 0;
-      for (int n = 0; n < left_; ++n) rank += unordered[n] < own ? 1 : 0;
-      found[rank] = own;
-    }
-    __syncthreads();
-    const int count = left_;
-    left_ = 0;
-    return count;
-  }
-
-  ORTRAIN_DEVICE int scan(int32_t* found) {
-    __shared__ int ends[kThreads];
-    int total = 0;
-    while (total == 0) {
-      const int64_t first = at_ + threadIdx.x * kRead;
-      unsigned hits = 0;
-      int own = 0;
-      for (int n = 0; n < kRead; ++n) {
-        if (first + n < s_.count && indices_[first + n] == index_) {
-          hits |= 1u << n;
-          ++own;
-        }
-      }
-      ends[threadIdx.x] = own;
-      __syncthreads();
-      for (int distance = 1; distance < kThreads; distance *= 2) {
-        const int below =
-            static_cast<int>(threadIdx.x) >= distance ? ends[threadIdx.x - distance] : 0;
-        __syncthreads();
-        ends[threadIdx.x] += below;
-        __syncthreads();
-      }
-      total = ends[kThreads - 1];
-      int to = ends[threadIdx.x] - own;
-      for (int n = 0; n < kRead; ++n) {
-        if ((hits >> n) & 1u) found[to++] = static_cast<int32_t>(first + n);
-      }
-      __syncthreads();
-      at_ += kThreads * kRead;
-    }
-    left_ -= total;
-    return total;
-  }
-
-  const Scatter& s_;
-  const I* indices_;
-  const int64_t index_;
-  int left_;
-  int64_t at_ = 0;
-};
-
-template <class T>
-struct alignas(sizeof(T) * kWidth > 16 ? 16 : sizeof(T) * kWidth) Columns {
-  T v[kWidth];
-};
-
-// One block per row of dy and chunk of columns; works if that row is the head of a list. `packs`:
-// rows may be read kWidth columns at a time.
-template <class T, class I>
-__global__ void __launch_bounds__(kThreads)
-    add_rows(Scatter s, bool packs, const T* dy, const I* indices, T* table) {
-  using C = ComputeType<T>;
-  __shared__ int32_t found[kThreads * kRead];
-  __shared__ C sums[kLists][kColumns];
-  const int64_t row = blockIdx.x / s.chunks;
-  const int64_t index = indices[row];
-  if (index < 0 || index >= s.rows || index == s.padding || s.head[index] != row) return;
-  const int own = static_cast<int>(threadIdx.x) % kAcross * kWidth;
-  const int64_t column = blockIdx.x % s.chunks * kColumns + own;
-  const int64_t left = s.row_size - column;
-  const int list = static_cast<int>(threadIdx.x) / kAcross;
-  ListReader<I> reader(s, indices, index);
-  C sum[kWidth] = {};
-  while (const int count = reader.read(found)) {
-    if (packs && left > 0) {
-#pragma unroll 4
-      for (int n = list; n < count; n += kLists) {
-        const auto pack = *reinterpret_cast<const Columns<T>*>(dy + found[n] * s.row_size + column);
-        ORTRAIN_UNROLL
-        for (int e = 0; e < kWidth; ++e) sum[e] += static_cast<C>(pack.v[e]);
-      }
-    } else if (left > 0) {
-      for (int n = list; n < count; n += kLists) {
-        const T* const from = dy + found[n] * s.row_size + column;
-        ORTRAIN_UNROLL
-        for (int e = 0; e < kWidth; ++e) sum[e] += e < left ? static_cast<C>(from[e]) : C{0};
-      }
-    }
-    __syncthreads();
-  }
-  ORTRAIN_UNROLL
-  for (int e = 0; e < kWidth; ++e) sums[list][own + e] = sum[e];
-  __syncthreads();
-  const int64_t first = blockIdx.x % s.chunks * kColumns;
-  for (int c = threadIdx.x; c < kColumns && first + c < s.row_size; c += kThreads) {
-    C total = 0;
-    for (int other = 0; other < kLists; ++other) total += sums[other][c];
-    T& target = table[index * s.row_size + first + c];
-    target = static_cast<T>(static_cast<C>(target) + total);
-  }
 }
 
 KernelFn make_scatter(NodeSpec& spec) {
   const Dims& dims = spec.output(0).dims;
-  Scatter scatter{.count = spec.input(1).numel(),
+  const Scatter s{.count = spec.input(1).numel(),
                   .rows = dims[0],
                   .row_size = num_elements(Dims(dims.begin() + 1, dims.end())),
                   .padding = spec.attrs().int_("padding_idx")};
-  scatter.chunks = (scatter.row_size + kColumns - 1) / kColumns;
-  spec.request_workspace(bytes_of<int32_t>(2, scatter.rows) + bytes_of<int32_t>(scatter.count));
+  const JoinByIndex join(spec.output(0).dtype, {1, s.count, s.rows, s.row_size});
+  spec.request_workspace(join.workspace_bytes());
   const bool has_base = spec.has_input(3);
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
-    using T = typename decltype(tag)::type;
-    return dispatch_index(spec.input(1).dtype, [&](auto index_tag) -> KernelFn {
-      using I = typename decltype(index_tag)::type;
-      return [=](const KernelArgs& args) {
-        Scatter s = scatter;
-        s.head = static_cast<int32_t*>(args.workspace);
-        s.length = s.head + s.rows;
-        s.next = s.length + s.rows;
-        T* const table = args.output<T>(0);
-        launch(begin_scatter<T>, items(s.rows * std::max<int64_t>(s.row_size, 1)), args.stream, s,
-               has_base ? args.input<T>(3) : nullptr, table);
-        launch(link_rows<I>, items(s.count), args.stream, s, args.input<I>(1), FaultReporter(args));
-        launch(add_rows<T, I>, {.blocks = block_count(s.count * s.chunks), .threads = kThreads},
-               args.stream, s,
-               s.row_size % kWidth == 0 &&
-                   reinterpret_cast<uintptr_t>(args.in[0]) % alignof(Columns<T>) == 0,
-               args.input<T>(0), args.input<I>(1), table);
-      };
-    });
+  return dispatch_index(spec.input(1).dtype, [&](auto tag) -> KernelFn {
+    using I = typename decltype(tag)::type;
+    return [=](const KernelArgs& args) {
+      launch(find_rows<I>, items(s.count), args.stream, s, args.input<I>(1), FaultReporter(args),
+             join.begin(args.workspace, args.stream));
+      join.finish(Reduction::add, has_base ? args.in[3] : nullptr, args.in[0], args.out[0],
+                  args.workspace, args.stream);
+    };
   });
 }
 
 std::optional<std::string> too_many(const NodeSpec& spec) {
-  const Dims& dims = spec.output(0).dims;
-  const int64_t row_size = num_elements(Dims(dims.begin() + 1, dims.end()));
-  const int64_t blocks = spec.input(1).numel() * ((row_size + kColumns - 1) / kColumns);
-  if (std::max(blocks, spec.input(1).numel()) < int64_t{1} << 31) return std::nullopt;
-  return "more indices than the kernel counts";
+  return JoinByIndex::refusal(spec.input(1).numel(), spec.output(0).dims[0]);
 }
 
 }  // namespace

@@ -99,15 +99,13 @@ GatherShape grad_shape(const NodeSpec& spec) {
 template <class I>
 KernelFn gather_grad_of(NodeSpec& spec, const GatherShape& s) {
   if (spec.output(0).numel() == 0) return only_checks<I>(s);
-  const IndexListMaker maker(s.indices, s.extent);
-  spec.request_workspace(maker.workspace_bytes());
-  return [=, dtype = spec.output(0).dtype](const KernelArgs& args) {
-    const TargetSink sink = maker.begin(args.workspace, args.stream);
+  const JoinByIndex join(spec.output(0).dtype, {s.outer, s.indices, s.extent, s.inner});
+  spec.request_workspace(join.workspace_bytes());
+  return [=](const KernelArgs& args) {
+    const TargetSink sink = join.begin(args.workspace, args.stream);
     launch(find_targets<I>, items(s.indices), args.stream, s, FaultReporter(args), args.input<I>(1),
            sink);
-    const IndexLists lists = maker.finish(args.workspace, args.stream);
-    apply_lists(dtype, lists, {s.outer, s.indices, s.extent, s.inner}, Reduction::add, nullptr,
-                args.in[0], args.out[0], args.stream);
+    join.finish(Reduction::add, nullptr, args.in[0], args.out[0], args.workspace, args.stream);
   };
 }
 
@@ -120,7 +118,7 @@ KernelFn make_gather_grad(NodeSpec& spec) {
 
 std::optional<std::string> refuse_gather_grad(const NodeSpec& spec) {
   const GatherShape s = grad_shape(spec);
-  return IndexListMaker::refusal(s.indices, s.extent);
+  return JoinByIndex::refusal(s.indices, s.extent);
 }
 
 }  // namespace

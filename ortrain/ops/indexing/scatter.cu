@@ -179,9 +179,9 @@ template <class Find>
 KernelFn scatter_by(NodeSpec& spec, const ListShape& shape, Reduction reduction, bool has_base,
                     size_t updates, const Find& find) {
   const LastPositions last(shape.positions, shape.targets);
-  const IndexListMaker maker(shape.positions, shape.targets);
+  const JoinByIndex join(spec.output(0).dtype, shape);
   const bool overwrites = reduction == Reduction::none;
-  spec.request_workspace(overwrites ? last.workspace_bytes() : maker.workspace_bytes());
+  spec.request_workspace(overwrites ? last.workspace_bytes() : join.workspace_bytes());
   const DType dtype = spec.output(0).dtype;
   return [=, bytes = static_cast<int64_t>(spec.output(0).bytes())](const KernelArgs& args) {
     const void* base = has_base ? args.in[0] : nullptr;
@@ -192,9 +192,8 @@ KernelFn scatter_by(NodeSpec& spec, const ListShape& shape, Reduction reduction,
       apply_last(size_of(dtype), sink, shape, args.in[updates], args.out[0], args.stream);
       return;
     }
-    find(args, maker.begin(args.workspace, args.stream));
-    const IndexLists lists = maker.finish(args.workspace, args.stream);
-    apply_lists(dtype, lists, shape, reduction, base, args.in[updates], args.out[0], args.stream);
+    find(args, join.begin(args.workspace, args.stream));
+    join.finish(reduction, base, args.in[updates], args.out[0], args.workspace, args.stream);
   };
 }
 
@@ -227,7 +226,7 @@ Tuples grad_tuples_of(const NodeSpec& spec) {
 }
 
 void refuse_many(int64_t positions, int64_t targets) {
-  if (const auto reason = IndexListMaker::refusal(positions, targets)) {
+  if (const auto reason = JoinByIndex::refusal(positions, targets)) {
     throw UnsupportedError(*reason);
   }
 }
