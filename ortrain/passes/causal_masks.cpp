@@ -62,8 +62,10 @@ bool rewrite(Graph& graph, NodeId id, const AffineValues& values) {
       others.push_back(condition.source);
     }
   }
-  if (!causal && !predicate->conditions.empty()) {
-    return refuse(graph, id, "nothing in the mask is found to be causal");
+  // One value that is broadcast says less often what the mask says of each query and key.
+  const bool is_broadcast = others.size() == 1 && others[0] != mask;
+  if (!causal && !others.empty() && !is_broadcast) {
+    return refuse(graph, id, "nothing in the mask is found to be causal or to hide nothing");
   }
   GraphBuilder builder(graph);
   builder.set_phase(node.phase);
@@ -93,7 +95,9 @@ bool run(Graph& graph) {
 
 Pass causal_masks() {
   return {.name = "causal_masks",
-          .summary = "Masks that hide the keys behind each query become attention's own.",
+          .summary =
+              "Masks that hide the keys behind each query become attention's own; parts that hide "
+              "nothing are left out.",
           .run = run};
 }
 

@@ -211,6 +211,30 @@ TEST(CausalMasks, OtherMasksAreLeftAlone) {
   expect_left_alone("mask = LessOrEqual(row, column)", "m");
 }
 
+// Hugging Face's masks of encoders: positions that are none below 0, and padding.
+TEST(CausalMasks, OfAMaskThatIsOfKeysTheKeysRemain) {
+  for (const char* body : {"from = GreaterOrEqual(column, zero)\n const axes = int64[2] {1, 2}\n"
+                           "pad = Unsqueeze(seen, axes)\n mask = And(from, pad)",
+                           "from = LessOrEqual(zero, column)\n const axes = int64[2] {1, 2}\n"
+                           "pad = Unsqueeze(seen, axes)\n const yes = bool[] {1}\n"
+                           "all = And(yes, from)\n mask = And(pad, all)"}) {
+    Graph graph = attention(body);
+    graph.remove_dead_nodes();
+    const Graph before = graph;
+    EXPECT_FALSE(graph.value(node_of(graph).inputs[3]).shape[2].is(1));
+    EXPECT_TRUE(apply(graph)) << body;
+    ASSERT_TRUE(has_mask(graph));
+    EXPECT_TRUE(graph.value(node_of(graph).inputs[3]).shape[2].is(1)) << "a row for all queries";
+    EXPECT_FALSE(is_causal(graph));
+    expect_same_results(before, graph);
+    EXPECT_FALSE(apply(graph)) << "nothing is left to do";
+  }
+  // Two parts are no smaller than what they make together.
+  expect_left_alone(
+      "const axes = int64[2] {1, 2}\n pad = Unsqueeze(seen, axes)\n"
+      "const of_row = int64[2] {1, 3}\n other = Unsqueeze(seen, of_row)\n mask = And(pad, other)");
+}
+
 TEST(CausalMasks, AMaskThatHidesNothingGoes) {
   Graph graph = attention("mask = GreaterOrEqual(positions, zero)");
   const Graph before = graph;

@@ -29,6 +29,11 @@ CaseInput padding(int64_t keys) {
   return CaseInput::literal(DType::boolean, {2, 1, 1, keys}, std::move(sees));
 }
 
+CaseInput all_seen(const Dims& dims) {
+  return CaseInput::literal(DType::boolean, dims,
+                            std::vector<double>(static_cast<size_t>(num_elements(dims)), 1));
+}
+
 std::vector<Form> forms() {
   std::vector<Form> list;
   auto add = [&](Form form) { list.push_back(std::move(form)); };
@@ -200,6 +205,36 @@ std::vector<Form> forms() {
        {2, 1, 200, 16},
        {2, 1, 200, 16},
        {{"is_causal", int64_t{1}}},
+       padding(200)});
+  // Masks of keys over whole tiles, of which some are hidden and some are seen as a whole.
+  add({"whole_tiles_padding", {2, 2, 70, 64}, {2, 1, 200, 64}, {2, 1, 200, 64}, {}, padding(200)});
+  add({"whole_tiles_padding_causal_dropout",
+       {2, 130, 128},
+       {2, 130, 64},
+       {2, 130, 64},
+       {{"q_num_heads", int64_t{2}},
+        {"kv_num_heads", int64_t{1}},
+        {"is_causal", int64_t{1}},
+        {"dropout", 0.2}},
+       padding(130),
+       true});
+  add({"whole_tiles_seen",
+       {1, 1, 65, 64},
+       {1, 1, 129, 64},
+       {1, 1, 129, 64},
+       {},
+       all_seen({1, 129})});
+  add({"whole_tiles_one_column",
+       {2, 1, 66, 64},
+       {2, 1, 80, 64},
+       {2, 1, 80, 64},
+       {},
+       CaseInput::literal(DType::boolean, {2, 1, 1, 1}, {1, 0})});
+  add({"wide_whole_tiles_padding",
+       {2, 1, 70, 128},
+       {2, 1, 200, 128},
+       {2, 1, 200, 128},
+       {},
        padding(200)});
   add({"bool_mask_blocks",
        {1, 2, 70, 16},

@@ -17,19 +17,25 @@ inline constexpr int kFragmentThreads = kFragmentWarps * kWarpSize;
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// Whether kernels for plain problems (kPlain) take it, which have fewer branches and registers:
-// heads as wide as rows in shared memory, aligned rows, no mask, one sequence.
+// What kernels are made for. Plain problems have fewer branches and registers: heads as wide as
+// rows in shared memory, aligned rows, one sequence, no mask, or one of keys alone (padding).
+enum class AttentionForm { general, plain, masked_keys };
+inline constexpr bool is_plain(AttentionForm form) { return form != AttentionForm::general; }
+
 template <int kD>
-bool is_plain(const AttentionProblem& p) {
-  return p.head_dim == kD && p.value_dim == kD && p.q_packs && p.k_packs && p.v_packs &&
-         p.out_packs && p.mask.kind == AttentionMask::Kind::none &&
-         static_cast<float>(p.scale) * kLog2E > 0 && p.sequences < 0;
+AttentionForm form_of(const AttentionProblem& p) {
+  const bool plain = p.head_dim == kD && p.value_dim == kD && p.q_packs && p.k_packs && p.v_packs &&
+                     p.out_packs && static_cast<float>(p.scale) * kLog2E > 0 && p.sequences < 0;
+  if (plain && p.mask.kind == AttentionMask::Kind::none) return AttentionForm::plain;
+  const bool of_keys =
+      p.mask.kind == AttentionMask::Kind::boolean && p.mask.head == 0 && p.mask.row == 0;
+  return plain && of_keys ? AttentionForm::masked_keys : AttentionForm::general;
 }
 
-template <bool kPlain>
+template <AttentionForm kForm>
 ORTRAIN_DEVICE AttentionSpan fragment_span(const AttentionProblem& p, int64_t tile, int size,
                                            int64_t& start) {
-  if (!kPlain) return span_of_tile(p, tile, size, start);
+  if (!is_plain(kForm)) return span_of_tile(p, tile, size, start);
   start = tile * size;
   return {0, p.queries, p.keys};
 }
@@ -45,7 +51,7 @@ inline constexpr int kFragmentStride = kD + 8;
 
 // The rows of one operand of a head in global memory, of which a block copies tiles. Each thread
 // copies 16 bytes of every kStep-th row, in the same columns.
-template <class T, int kD, bool kPlain>
+template <class T, int kD, AttentionForm kForm>
 class FragmentRows {
  public:
   // `packs`: rows are 16-byte aligned.
@@ -53,8 +59,8 @@ class FragmentRows {
       : data_(data + own_row() * stride + own_column()),
         stride_(stride),
         rows_(rows),
-        width_(kPlain ? kD : width),
-        packs_(kPlain || packs) {}
+        width_(is_plain(kForm) ? kD : width),
+        packs_(is_plain(kForm) || packs) {}
 
   // Begins copies of kRows rows, of as many columns as a product over the width reads; zeros
   // outside.
@@ -199,17 +205,39 @@ ORTRAIN_DEVICE float power_of_two(float x) {
 #endif
 }
 
+// Up to 64 keys of a tile that are seen, one bit each.
+using KeyBits = uint64_t;
+
+// Bit n: whether a mask of keys shows key + n, below kKeys. All lanes take part.
+template <int kKeys>
+ORTRAIN_DEVICE KeyBits seen_keys(const AttentionElements& elements, int key) {
+  static_assert(kKeys <= 64);
+  const AttentionMask& mask = elements.p.mask;
+  const bool* const sees = static_cast<const bool*>(mask.data) + elements.b * mask.batch;
+  KeyBits bits = 0;
+  ORTRAIN_UNROLL
+  for (int first = 0; first < kKeys; first += kWarpSize) {
+    const int n = first + lane();
+    const bool seen = n < kKeys && key + n < elements.span.keys && sees[(key + n) * mask.col];
+    bits |= static_cast<KeyBits>(lanes_where(seen)) << first;
+  }
+  return bits;
+}
+
 // What hides scores of a tile or is added to them.
-template <class T, bool kPlain>
+template <class T, AttentionForm kForm>
 class FragmentMask {
  public:
-  // The tile's queries and keys begin with these, and are as many at most.
+  // The tile's queries and keys begin with these, and are as many at most. `bits`: of the keys,
+  // where kForm is masked_keys.
   ORTRAIN_DEVICE FragmentMask(const AttentionElements& elements, int query, int key,
-                              int most_queries, int most_keys)
-      : elements_(elements), query_(query), key_(key) {
+                              int most_queries, int most_keys, KeyBits bits)
+      : elements_(elements), query_(query), key_(key), bits_(bits) {
     const int queries = static_cast<int>(elements.span.queries);
     const int keys = static_cast<int>(elements.span.keys);
-    cuts_ = most_queries > queries - query || most_keys > keys - key ||
+    bool hides = most_keys > keys - key;
+    if (kForm == AttentionForm::masked_keys) hides = (~bits << (64 - most_keys)) != 0;
+    cuts_ = most_queries > queries - query || hides ||
             (elements.p.causal && most_keys > query + 1 - key);
   }
 
@@ -218,7 +246,15 @@ class FragmentMask {
   template <bool kKeysAreRows, int kM, int kN>
   ORTRAIN_DEVICE float apply(Accumulator (&scores)[kM][kN], float scale) const {
     const AttentionMask& mask = elements_.p.mask;
-    if (kPlain || (mask.kind == AttentionMask::Kind::none && scale > 0)) {
+    if (kForm == AttentionForm::masked_keys) {
+      if (cuts_) {
+        change<kKeysAreRows, false>(scores, [&](float score, int, int key) {
+          return (bits_ >> key & 1) != 0 ? score : kNever;
+        });
+      }
+      return scale;
+    }
+    if (is_plain(kForm) || (mask.kind == AttentionMask::Kind::none && scale > 0)) {
       if (cuts_) {
         change<kKeysAreRows, false>(scores, [&](float score, int, int) { return score; });
       }
@@ -271,14 +307,24 @@ class FragmentMask {
 
   const AttentionElements& elements_;
   int query_, key_;
+  KeyBits bits_;
   bool cuts_;
 };
 
 // Tiles of keys that a boolean mask hides from all queries are skipped, where the mask is the same
-// for all queries. All threads of the block take part.
-template <int kKeys, bool kPlain>
-ORTRAIN_DEVICE int next_visible_tile(const AttentionElements& elements, int key, int end) {
-  if (kPlain) return key;
+// for all queries. `bits`: seen_keys of the tile, where kForm is masked_keys. All threads of the
+// block take part.
+template <int kKeys, AttentionForm kForm>
+ORTRAIN_DEVICE int next_visible_tile(const AttentionElements& elements, int key, int end,
+                                     KeyBits& bits) {
+  if (kForm == AttentionForm::plain) return key;
+  if constexpr (kForm == AttentionForm::masked_keys) {
+    for (; key < end; key += kKeys) {
+      bits = seen_keys<kKeys>(elements, key);
+      if (bits != 0) break;
+    }
+    return key;
+  }
   const AttentionMask& mask = elements.p.mask;
   if (mask.kind != AttentionMask::Kind::boolean || mask.row != 0) return key;
   static_assert(kKeys <= kFragmentThreads);

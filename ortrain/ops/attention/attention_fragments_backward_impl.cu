@@ -30,7 +30,7 @@ struct BackwardSizes {
 // queries and dq (kFirst). Probabilities are recomputed for both, so that every sum has one owner
 // and one order. With x the outer and y the inner operands, (k, v) and (q, dout) or (q, dout) and
 // (k, v): scores = x1 y1^T, dp = x2 y2^T, first = ds y1, second = p y2.
-template <class T, int kD, bool kPlain, bool kOfKeys, bool kFirst, bool kSecond>
+template <class T, int kD, AttentionForm kForm, bool kOfKeys, bool kFirst, bool kSecond>
 __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>::kBlocks))
     backward_fragments(AttentionBackwardProblem p, int64_t tiles) {
   using Sizes = BackwardSizes<kD, kOfKeys>;
@@ -53,16 +53,16 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   const int64_t first_head = kOfKeys ? owner * f.group() : owner;
   const int64_t end_head = kOfKeys ? first_head + f.group() : first_head + 1;
   int64_t tile_start;
-  const AttentionSpan span = fragment_span<kPlain>(f, tile, Sizes::kOuter, tile_start);
+  const AttentionSpan span = fragment_span<kForm>(f, tile, Sizes::kOuter, tile_start);
   if (tile_start >= (kOfKeys ? span.keys : span.queries)) return;
   const int start = static_cast<int>(tile_start);
-  const int head_dim = kPlain ? kD : f.head_dim, value_dim = kPlain ? kD : f.value_dim;
+  const int head_dim = is_plain(kForm) ? kD : f.head_dim, value_dim = is_plain(kForm) ? kD : f.value_dim;
   const int query_end = static_cast<int>(span.queries), key_end = static_cast<int>(span.keys);
 
   T* const outer = dynamic_shared<T>();
   T* const inner = outer + 2 * Sizes::kOuter * kStride;
   auto* const row_values = reinterpret_cast<float*>(inner + kStages * 2 * kInner * kStride);
-  using Rows = FragmentRows<T, kD, kPlain>;
+  using Rows = FragmentRows<T, kD, kForm>;
   const auto queries = [&](int64_t h) {
     return Rows(attention_row<T>(f.q, f.q_strides, b, h, span.first), f.q_strides.row, query_end,
                 f.head_dim, f.q_packs);
@@ -101,18 +101,20 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   if (f.causal && kOfKeys) from = start;
   if (f.causal && !kOfKeys && start + Sizes::kOuter < to) to = start + Sizes::kOuter;
   int64_t h = first_head;
+  KeyBits bits = 0;  // of the tile of keys that comes next; of this one, where it stays
   if constexpr (kOfKeys) {
     const AttentionElements elements{f, b, h, span};
-    const bool sees = next_visible_tile<Sizes::kOuter, kPlain>(elements, start, start + 1) <= start;
+    const bool sees =
+        next_visible_tile<Sizes::kOuter, kForm>(elements, start, start + 1, bits) <= start;
     if (f.mask.head == 0 && !sees) to = from;
   } else {
-    from = next_visible_tile<kInner, kPlain>({f, b, h, span}, 0, to);
+    from = next_visible_tile<kInner, kForm>({f, b, h, span}, 0, to, bits);
   }
   if (from >= to) h = end_head;
   int other = from;
   const auto go_on = [&] {
     other += kInner;
-    if (!kOfKeys) other = next_visible_tile<kInner, kPlain>({f, b, h, span}, other, to);
+    if (!kOfKeys) other = next_visible_tile<kInner, kForm>({f, b, h, span}, other, to, bits);
     if (other < to) return;
     other = from;
     ++h;
@@ -156,6 +158,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   while (h < end_head) {
     const int64_t now_h = h;
     const int now = other;
+    const KeyBits now_bits = kOfKeys ? bits >> (warp() * kM * 16) : bits;
     go_on();
     wait_for_copies<0>();
     __syncthreads();  // this stage is there, and everyone is done with the other one
@@ -176,8 +179,8 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
       Accumulator scores[kM][kN], ds[kM][kN];
       multiply_rows<kM, kN, kD>(scores, own1, inner1, head_dim);
       if constexpr (kFirst) multiply_rows<kM, kN, kD>(ds, own2, inner2, value_dim);
-      const float unit = FragmentMask<T, kPlain>(elements, query, key, kOfKeys ? kInner : kM * 16,
-                                         kOfKeys ? kM * 16 : kInner)
+      const float unit = FragmentMask<T, kForm>(elements, query, key, kOfKeys ? kInner : kM * 16,
+                                        kOfKeys ? kM * 16 : kInner, now_bits)
                              .template apply<kOfKeys>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {
@@ -223,56 +226,59 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   if constexpr (!kOfKeys) {
     store_rows<kM, kD>(own1, first,
                        attention_row<T>(p.dq, f.q_strides, b, owner, span.first + own_start),
-                       f.q_strides.row, left, head_dim, kPlain || p.dq_packs, scaled);
+                       f.q_strides.row, left, head_dim, is_plain(kForm) || p.dq_packs, scaled);
   } else {
     if (kFirst && p.dk != nullptr) {
       store_rows<kM, kD>(own1, first,
                          attention_row<T>(p.dk, f.k_strides, b, owner, span.first + own_start),
-                         f.k_strides.row, left, head_dim, kPlain || p.dk_packs, scaled);
+                         f.k_strides.row, left, head_dim, is_plain(kForm) || p.dk_packs, scaled);
     }
     if (kSecond && p.dv != nullptr) {
       store_rows<kM, kD>(own2, second,
                          attention_row<T>(p.dv, f.v_strides, b, owner, span.first + own_start),
-                         f.v_strides.row, left, value_dim, kPlain || p.dv_packs, as_is);
+                         f.v_strides.row, left, value_dim, is_plain(kForm) || p.dv_packs, as_is);
     }
   }
 }
 
-template <class T, int kD, bool kPlain, bool kOfKeys, bool kFirst, bool kSecond>
+template <class T, int kD, AttentionForm kForm, bool kOfKeys, bool kFirst, bool kSecond>
 void launch_backward(const AttentionBackwardProblem& p, void* stream) {
   using Sizes = BackwardSizes<kD, kOfKeys>;
   const AttentionProblem& f = p.forward;
   const int64_t tiles = attention_tiles(f, kOfKeys ? f.keys : f.queries, Sizes::kOuter);
-  launch(backward_fragments<T, kD, kPlain, kOfKeys, kFirst, kSecond>,
+  launch(backward_fragments<T, kD, kForm, kOfKeys, kFirst, kSecond>,
          {.blocks = block_count(tiles * (kOfKeys ? f.kv_heads : f.heads) * f.batch),
           .threads = kFragmentThreads,
           .shared_bytes = Sizes::kSharedBytes},
          stream, p, tiles);
 }
 
-template <class T, int kD, bool kPlain>
+template <class T, int kD, AttentionForm kForm>
 void launch_both_as(const AttentionBackwardProblem& p, void* stream) {
-  if (p.dq != nullptr) launch_backward<T, kD, kPlain, false, true, false>(p, stream);
+  if (p.dq != nullptr) launch_backward<T, kD, kForm, false, true, false>(p, stream);
   if constexpr (kD <= 128) {
     if (p.dk != nullptr || p.dv != nullptr) {
-      launch_backward<T, kD, kPlain, true, true, true>(p, stream);
+      launch_backward<T, kD, kForm, true, true, true>(p, stream);
     }
   } else {  // registers hold the sums of one of them
-    if (p.dk != nullptr) launch_backward<T, kD, kPlain, true, true, false>(p, stream);
-    if (p.dv != nullptr) launch_backward<T, kD, kPlain, true, false, true>(p, stream);
+    if (p.dk != nullptr) launch_backward<T, kD, kForm, true, true, false>(p, stream);
+    if (p.dv != nullptr) launch_backward<T, kD, kForm, true, false, true>(p, stream);
   }
 }
 
 template <class T, int kD>
 void launch_both(const AttentionBackwardProblem& p, void* stream) {
+  using enum AttentionForm;
   if constexpr (kD <= 128) {
     const auto packs = [](const void* data, bool packed) { return data == nullptr || packed; };
-    if (is_plain<kD>(p.forward) && p.dout_packs && packs(p.dq, p.dq_packs) &&
-        packs(p.dk, p.dk_packs) && packs(p.dv, p.dv_packs)) {
-      return launch_both_as<T, kD, true>(p, stream);
+    if (p.dout_packs && packs(p.dq, p.dq_packs) && packs(p.dk, p.dk_packs) &&
+        packs(p.dv, p.dv_packs)) {
+      const AttentionForm form = form_of<kD>(p.forward);
+      if (form == plain) return launch_both_as<T, kD, plain>(p, stream);
+      if (form == masked_keys) return launch_both_as<T, kD, masked_keys>(p, stream);
     }
   }
-  launch_both_as<T, kD, false>(p, stream);
+  launch_both_as<T, kD, general>(p, stream);
 }
 
 template <class T>

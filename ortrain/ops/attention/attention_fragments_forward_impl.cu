@@ -27,9 +27,9 @@ struct ForwardSizes {
 
 // A block per tile of queries of one head: an online softmax (Milakov and Gimelshein 2018) as in
 // Dao's FlashAttention-2 (2023). Exponentials are of base 2.
-template <class T, int kD, bool kPlain>
-__global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::kPlainBlocks
-                                                           : ForwardSizes<kD>::kBlocks)
+template <class T, int kD, AttentionForm kForm>
+__global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSizes<kD>::kPlainBlocks
+                                                                : ForwardSizes<kD>::kBlocks)
     forward_fragments(AttentionProblem p, int64_t tiles) {
   using Sizes = ForwardSizes<kD>;
   constexpr int kM = Sizes::kM;
@@ -47,16 +47,16 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
   const int64_t b = task / p.heads;
   const int64_t kv = h / p.group();
   int64_t tile_start;
-  const AttentionSpan span = fragment_span<kPlain>(p, tile, Sizes::kQueries, tile_start);
+  const AttentionSpan span = fragment_span<kForm>(p, tile, Sizes::kQueries, tile_start);
   if (tile_start >= span.queries) return;
   const int start = static_cast<int>(tile_start);
-  const int head_dim = kPlain ? kD : p.head_dim, value_dim = kPlain ? kD : p.value_dim;
+  const int head_dim = is_plain(kForm) ? kD : p.head_dim, value_dim = is_plain(kForm) ? kD : p.value_dim;
   const int queries = static_cast<int>(span.queries), keys = static_cast<int>(span.keys);
 
   T* const query_tile = dynamic_shared<T>();
   T* const inner = query_tile + Sizes::kQueries * kStride;  // keys and values of each stage
   T* const own_queries = query_tile + warp() * kM * 16 * kStride;
-  using Rows = FragmentRows<T, kD, kPlain>;
+  using Rows = FragmentRows<T, kD, kForm>;
   const Rows key_rows(attention_row<T>(p.k, p.k_strides, b, kv, span.first), p.k_strides.row, keys,
                       p.head_dim, p.k_packs);
   const Rows value_rows(attention_row<T>(p.v, p.v_strides, b, kv, span.first), p.v_strides.row,
@@ -89,14 +89,17 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
 
   const int last = start + Sizes::kQueries;
   const int seen = p.causal && last < keys ? last : keys;
-  int key = next_visible_tile<kKeys, kPlain>(elements, 0, seen);
+  KeyBits bits = 0;  // of the tile of keys
+  int key = next_visible_tile<kKeys, kForm>(elements, 0, seen, bits);
   if (key < seen) load_inner(0, key);
   end_copy_group();
   int stage = 0;
   while (key < seen) {
     wait_for_copies<0>();
     __syncthreads();  // this stage is there, and everyone is done with the other one
-    const int following = next_visible_tile<kKeys, kPlain>(elements, key + kKeys, seen);
+    KeyBits following_bits = 0;
+    const int following =
+        next_visible_tile<kKeys, kForm>(elements, key + kKeys, seen, following_bits);
     if (Sizes::kStages == 2) {
       if (following < seen) load_inner(1 - stage, following);
       end_copy_group();
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
     if (!idle) {
       Accumulator scores[kM][kN];
       multiply_rows<kM, kN, kD>(scores, own_queries, key_tile, head_dim);
-      const float unit = FragmentMask<T, kPlain>(elements, own_start, key, kM * 16, kKeys)
+      const float unit = FragmentMask<T, kForm>(elements, own_start, key, kM * 16, kKeys, bits)
                              .template apply<false>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {
@@ -178,6 +181,7 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
       stage = 1 - stage;
     }
     key = following;
+    bits = following_bits;
   }
 
   wait_for_copies<0>();
@@ -200,7 +204,7 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
   }
   store_rows<kM, kD>(
       own_queries, sums, attention_row<T>(p.out, p.out_strides, b, h, span.first + own_start),
-      p.out_strides.row, queries - own_start, value_dim, kPlain || p.out_packs,
+      p.out_strides.row, queries - own_start, value_dim, is_plain(kForm) || p.out_packs,
       [&](int m, int slot) { return factor[m][slot]; });
   if (p.logsumexp == nullptr || Accumulator::column_of(0) != 0) return;
   ORTRAIN_UNROLL
@@ -216,11 +220,11 @@ __global__ void __launch_bounds__(kFragmentThreads, kPlain ? ForwardSizes<kD>::k
   }
 }
 
-template <class T, int kD, bool kPlain>
+template <class T, int kD, AttentionForm kForm>
 void launch_forward_as(const AttentionProblem& p, void* stream) {
   using Sizes = ForwardSizes<kD>;
   const int64_t tiles = attention_tiles(p, p.queries, Sizes::kQueries);
-  launch(forward_fragments<T, kD, kPlain>,
+  launch(forward_fragments<T, kD, kForm>,
          {.blocks = block_count(tiles * p.heads * p.batch),
           .threads = kFragmentThreads,
           .shared_bytes = Sizes::kSharedBytes},
@@ -229,10 +233,13 @@ void launch_forward_as(const AttentionProblem& p, void* stream) {
 
 template <class T, int kD>
 void launch_forward(const AttentionProblem& p, void* stream) {
+  using enum AttentionForm;
   if constexpr (kD <= 128) {
-    if (is_plain<kD>(p)) return launch_forward_as<T, kD, true>(p, stream);
+    const AttentionForm form = form_of<kD>(p);
+    if (form == plain) return launch_forward_as<T, kD, plain>(p, stream);
+    if (form == masked_keys) return launch_forward_as<T, kD, masked_keys>(p, stream);
   }
-  launch_forward_as<T, kD, false>(p, stream);
+  launch_forward_as<T, kD, general>(p, stream);
 }
 
 template <class T>
