@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/narrow.h"
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/strided_copy.h"
 #include "ortrain/ops/attention/attention_cudnn.h"
 #include "ortrain/ops/attention/attention_kernels.h"
 #include "ortrain/ops/attention/attention_layout.h"
@@ -149,9 +150,14 @@ KernelFn make_backward(NodeSpec& spec) {
       ByteCount::of(size_of(spec.input(5).dtype), problem.batch, problem.heads, problem.queries)
           .rounded_up(64);
   const size_t delta_bytes = deltas.value();
-  spec.request_workspace(mask_size > 0 ? deltas + attention_mask_workspace(type, problem, mask_size)
-                                       : deltas);
   const std::array<bool, 3> wanted{spec.has_output(0), spec.has_output(1), spec.has_output(2)};
+  // Scores of which each has a mask of its own have their gradients in registers beside dq.
+  const bool mask_beside =
+      kWay == Way::fragments && wanted[0] && mask_size > 0 &&
+      mask_size == count_elements(problem.batch, problem.heads, problem.queries, problem.keys);
+  const int64_t mask_apart = mask_beside ? 0 : mask_size;
+  spec.request_workspace(
+      mask_apart > 0 ? deltas + attention_mask_workspace(type, problem, mask_apart) : deltas);
   return [=](const KernelArgs& args) {
     AttentionBackwardProblem p = {};
     p.forward = problem;
@@ -170,13 +176,19 @@ KernelFn make_backward(NodeSpec& spec) {
     p.dk_packs = in_packs(p.dk, problem.head_dim, type, kWay);
     p.dv_packs = in_packs(p.dv, problem.value_dim, type, kWay);
 
+    if (mask_beside) {
+      p.dmask = args.out[3];
+      // Nothing is made of what is above the diagonal.
+      if (problem.causal) fill_elements(p.dmask, mask_size, size_of(type), 0, args.stream);
+    }
+
     attention_row_products(type, p, args.workspace, args.stream);
     if constexpr (kWay == Way::fragments) {
       attention_backward_fragments(type, p, args.stream);
     } else {
       attention_backward_tiles(type, p, args.stream);
     }
-    attention_mask_gradient(type, p, mask_size, mask_size > 0 ? args.out[3] : nullptr,
+    attention_mask_gradient(type, p, mask_apart, mask_apart > 0 ? args.out[3] : nullptr,
                             static_cast<char*>(args.workspace) + delta_bytes, args.stream);
     if (p.forward.sequences >= 0) {
       attention_rest(type, p, FaultReporter(args), args.stream);

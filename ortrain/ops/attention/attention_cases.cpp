@@ -242,6 +242,19 @@ std::vector<Form> forms() {
        {1, 2, 130, 16},
        {},
        bool_mask({2, 70, 130})});
+  add({"float_mask_blocks",
+       {2, 2, 70, 24},
+       {2, 1, 130, 24},
+       {2, 1, 130, 24},
+       {},
+       CaseInput::normal({2, 2, 70, 130})});
+  add({"float_mask_blocks_causal_dropout",
+       {1, 2, 130, 64},
+       {1, 2, 130, 64},
+       {1, 2, 130, 64},
+       {{"is_causal", int64_t{1}}, {"dropout", 0.3}},
+       CaseInput::normal({2, 130, 130}),
+       true});
   add({"float_mask_keys_blocks",
        {2, 2, 70, 8},
        {2, 2, 130, 8},

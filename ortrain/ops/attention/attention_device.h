@@ -67,6 +67,9 @@ struct AttentionBackwardProblem {
   const void* dout;
   const void* delta;   // sum(dout out) per row, like logsumexp
   void *dq, *dk, *dv;  // null where they are not wanted
+  // [batch, heads, queries, keys], the gradient of a mask that has an element for each score: made
+  // beside dq by matrix units. Null: not wanted, or made apart.
+  void* dmask;
   bool dout_packs, dq_packs, dk_packs, dv_packs;
 };
 

@@ -81,10 +81,9 @@ class FragmentDraws {
       // Lanes of the same column need the same four queries and both halves of the keys: each draws
       // for a query and a half.
       const int own = row % 4, half = row / 4;
-      unsigned bits =
-          dropout.draw(block_of(elements, query + own / 2 * 8 + column * 2 + own % 2,
-                                key + half * kHalvesOfBlock))
-          << (8 * own);
+      unsigned bits = dropout.draw(block_of(elements, query + own / 2 * 8 + column * 2 + own % 2,
+                                            key + half * kHalvesOfBlock))
+                      << (8 * own);
       bits |= exchange_xor(bits, 4);
       bits |= exchange_xor(bits, 8);
       const unsigned others = exchange_xor(bits, 16);

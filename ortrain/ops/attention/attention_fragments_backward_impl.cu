@@ -26,6 +26,24 @@ struct BackwardSizes {
       (kOfKeys ? kStages * 2 * kInner * sizeof(float) : 0);
 };
 
+// Writes scores of a head's [queries, keys] that begin with these.
+template <class T, int kM, int kN>
+ORTRAIN_DEVICE void store_scores(T* to, const Accumulator (&scores)[kM][kN], int query, int key,
+                                 int queries, int keys) {
+  ORTRAIN_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    ORTRAIN_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      ORTRAIN_UNROLL
+      for (int e = 0; e < Accumulator::kElements; ++e) {
+        const int i = query + m * 16 + Accumulator::row_of(e);
+        const int j = key + n * 16 + Accumulator::column_of(e);
+        if (i < queries && j < keys) to[int64_t{i} * keys + j] = static_cast<T>(scores[m][n][e]);
+      }
+    }
+  }
+}
+
 // A block owns a tile of keys and their gradients, dk (kFirst) and dv (kSecond), or a tile of
 // queries and dq (kFirst). Probabilities are recomputed for both, so that every sum has one owner
 // and one order. With x the outer and y the inner operands, (k, v) and (q, dout) or (q, dout) and
@@ -56,7 +74,8 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   const AttentionSpan span = fragment_span<kForm>(f, tile, Sizes::kOuter, tile_start);
   if (tile_start >= (kOfKeys ? span.keys : span.queries)) return;
   const int start = static_cast<int>(tile_start);
-  const int head_dim = is_plain(kForm) ? kD : f.head_dim, value_dim = is_plain(kForm) ? kD : f.value_dim;
+  const int head_dim = is_plain(kForm) ? kD : f.head_dim,
+            value_dim = is_plain(kForm) ? kD : f.value_dim;
   const int query_end = static_cast<int>(span.queries), key_end = static_cast<int>(span.keys);
 
   T* const outer = dynamic_shared<T>();
@@ -180,7 +199,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
       multiply_rows<kM, kN, kD>(scores, own1, inner1, head_dim);
       if constexpr (kFirst) multiply_rows<kM, kN, kD>(ds, own2, inner2, value_dim);
       const float unit = FragmentMask<T, kForm>(elements, query, key, kOfKeys ? kInner : kM * 16,
-                                        kOfKeys ? kM * 16 : kInner, now_bits)
+                                                kOfKeys ? kM * 16 : kInner, now_bits)
                              .template apply<kOfKeys>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {
@@ -194,8 +213,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
           for (int e = 0; e < Accumulator::kElements; ++e) {
             const int slot = Accumulator::row_slot(e);
             const int column = n * 16 + Accumulator::column_of(e);
-            const float base =
-                kOfKeys ? inner_values[column] * kLog2E : own_logsumexp[m][slot];
+            const float base = kOfKeys ? inner_values[column] * kLog2E : own_logsumexp[m][slot];
             const float share = power_of_two(scores[m][n][e] * unit - base);
             const float by = draws.keeps(n, e) ? factor : 0.0f;
             if constexpr (kFirst) {
@@ -204,6 +222,12 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
             }
             if constexpr (kSecond) scores[m][n].set(e, share * by);
           }
+        }
+      }
+      if constexpr (kForm == AttentionForm::general && !kOfKeys) {
+        if (p.dmask != nullptr) {
+          T* const scores_of_head = static_cast<T*>(p.dmask) + f.row(b, now_h, 0) * f.keys;
+          store_scores(scores_of_head, ds, query, key, query_end, key_end);
         }
       }
       if constexpr (kFirst) add_weighted_rows<kM, kN, kD>(first, ds, inner1, head_dim);

@@ -29,7 +29,7 @@ struct ForwardSizes {
 // Dao's FlashAttention-2 (2023). Exponentials are of base 2.
 template <class T, int kD, AttentionForm kForm>
 __global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSizes<kD>::kPlainBlocks
-                                                                : ForwardSizes<kD>::kBlocks)
+                                                                    : ForwardSizes<kD>::kBlocks)
     forward_fragments(AttentionProblem p, int64_t tiles) {
   using Sizes = ForwardSizes<kD>;
   constexpr int kM = Sizes::kM;
@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSiz
   const AttentionSpan span = fragment_span<kForm>(p, tile, Sizes::kQueries, tile_start);
   if (tile_start >= span.queries) return;
   const int start = static_cast<int>(tile_start);
-  const int head_dim = is_plain(kForm) ? kD : p.head_dim, value_dim = is_plain(kForm) ? kD : p.value_dim;
+  const int head_dim = is_plain(kForm) ? kD : p.head_dim,
+            value_dim = is_plain(kForm) ? kD : p.value_dim;
   const int queries = static_cast<int>(span.queries), keys = static_cast<int>(span.keys);
 
   T* const query_tile = dynamic_shared<T>();
