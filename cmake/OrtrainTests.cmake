@@ -66,3 +66,16 @@ endif()
 ortrain_unity(ortrain_tests 6 ${ORTRAIN_TEST_FILES})
 gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
   PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)
+
+# The simulator that looks at accesses, against planted mistakes: all of it is compiled here once more.
+if(ORTRAIN_GPU STREQUAL "simulator")
+  add_executable(ortrain_race_tests
+    tests/gpu/planted_races.cpp ortrain/gpu/simulator.cpp ortrain/gpu/simulator_races.cpp)
+  target_compile_definitions(ortrain_race_tests PRIVATE ORTRAIN_GPU_RACES=1)
+  target_compile_options(ortrain_race_tests PRIVATE -Wno-unknown-pragmas)
+  target_link_libraries(ortrain_race_tests PRIVATE
+    ortrain_core ortrain_flags GTest::gmock GTest::gtest_main)
+  set_source_files_properties(tests/gpu/planted_races.cpp PROPERTIES
+    COMPILE_OPTIONS "-fsanitize=thread")
+  gtest_discover_tests(ortrain_race_tests DISCOVERY_MODE PRE_TEST PROPERTIES DISCOVERY_TIMEOUT 60)
+endif()

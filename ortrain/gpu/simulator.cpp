@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "ortrain/base/error.h"
+#include "ortrain/gpu/simulator_races.h"
 
 #if !defined(__x86_64__)
 #error "The simulator switches stacks with x86-64 instructions."
@@ -55,6 +57,7 @@ namespace {
 
 constexpr unsigned kLanes = 32;
 constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxRows = 65535;
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kStackBytes = size_t{512} << 10;
 #else
@@ -95,6 +98,7 @@ struct Fiber {
   const MeetingPoint* meeting = nullptr;
   uint64_t generation = 0;
   unsigned exchanges = 0;
+  AccessPlace place = {};
   std::vector<Copy> copies = {};        // that have not arrived
   std::vector<size_t> group_ends = {};  // how many of them the open groups hold, up to each
 
@@ -121,7 +125,8 @@ class BlockRunner {
     return *runner;
   }
 
-  void run_block(const Coordinates& place, unsigned threads, size_t shared_bytes,
+  // `number`: of the block in its launch.
+  void run_block(const Coordinates& place, uint32_t number, unsigned threads, size_t shared_bytes,
                  const std::function<void()>& body) {
     body_ = &body;
     block_ = place;
@@ -136,7 +141,8 @@ class BlockRunner {
     for (unsigned w = 0; w * kLanes < threads; ++w) {
       warps_[w].meeting = {.members = std::min(kLanes, threads - w * kLanes)};
     }
-    for (unsigned t = 0; t < threads; ++t) prepare(t);
+    if (kFindsRaces) begin_block(number, shared_.data(), shared_bytes);
+    for (unsigned t = 0; t < threads; ++t) prepare(t, number);
     order_.resize(threads);
     std::iota(order_.begin(), order_.end(), 0u);
     const ThreadOrder order = thread_order.load();
@@ -158,6 +164,9 @@ class BlockRunner {
         if (fibers_[t].done) --left;
       }
       if (error_) std::rethrow_exception(error_);
+      if (kFindsRaces) {
+        if (const std::string race = take_race(); !race.empty()) throw InternalError(race);
+      }
       if (!moved) {
         throw InternalError("threads of a block wait at a barrier that others do not reach");
       }
@@ -175,8 +184,14 @@ class BlockRunner {
     fiber.meeting = nullptr;
   }
 
-  void block_barrier() { wait_at(meeting_); }
-  void warp_barrier() { wait_at(warps_[current_ / kLanes].meeting); }
+  void block_barrier() {
+    wait_at(meeting_);
+    ++fibers_[current_].place.block_barriers;
+  }
+  void warp_barrier() {
+    wait_at(warps_[current_ / kLanes].meeting);
+    ++fibers_[current_].place.warp_barriers;
+  }
   bool any_in_block(bool value) {
     if (value) any_ = true;
     block_barrier();
@@ -201,6 +216,7 @@ class BlockRunner {
       check(reinterpret_cast<uintptr_t>(address) % copy.bytes == 0,
             "an asynchronous copy at an address that is no multiple of its bytes");
     }
+    note_copy(copy);
     std::memset(copy.to, 0xff, copy.bytes);
     fibers_[current_].copies.push_back(copy);
   }
@@ -215,6 +231,7 @@ class BlockRunner {
     const size_t count = fiber.group_ends[groups - 1];
     for (size_t i = 0; i < count; ++i) {
       const Copy& copy = fiber.copies[i];
+      note_copy(copy);
       if (copy.from == nullptr) {
         std::memset(copy.to, 0, copy.bytes);
       } else {
@@ -235,19 +252,30 @@ class BlockRunner {
 
   char* stack_of(unsigned t) { return static_cast<char*>(stacks_) + t * kStackBytes; }
 
-  void prepare(unsigned t) {
+  // It may happen at any time from where it is begun to where it is waited for.
+  static void note_copy(const Copy& copy) {
+    if (!kFindsRaces) return;
+    note_access(copy.to, copy.bytes, true);
+    if (copy.from != nullptr) note_access(copy.from, copy.bytes, false);
+  }
+
+  void prepare(unsigned t, uint32_t block) {
     // As after a switch: six registers and the address to go on at, where the stack is as a call
     // leaves it, 8 bytes below a multiple of 16.
     void** top = reinterpret_cast<void**>(stack_of(t) + kStackBytes) - 1;
     *--top = reinterpret_cast<void*>(&BlockRunner::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     fibers_[t] = {.stack_pointer = top, .done = false};
+    fibers_[t].place = {.block = block,
+                        .thread = static_cast<uint16_t>(t),
+                        .warp = static_cast<uint16_t>(t / kLanes)};
   }
 
   void resume(unsigned t) {
     current_ = t;
     coordinates = block_;
     coordinates.thread = {t, 0, 0};
+    if (kFindsRaces) enter_thread(&fibers_[t].place, stack_of(t), kStackBytes);
 #if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, stack_of(t), kStackBytes);
@@ -256,6 +284,7 @@ class BlockRunner {
 #else
     ortrain_simulator_switch(&host_stack_, fibers_[t].stack_pointer);
 #endif
+    if (kFindsRaces) leave_thread();
   }
 
   // From a thread of the block back to run_block.
@@ -335,10 +364,13 @@ void run(Index3 grid, unsigned threads, size_t shared_bytes, const std::function
   check(threads > 0 && threads <= kMaxThreads && threads % kLanes == 0,
         "a block has a multiple of 32 threads, 1024 at most");
   check(shared_bytes <= (size_t{227} << 10), "a block has at most 227 KiB of shared memory");
+  check(grid.y <= kMaxRows && grid.z <= kMaxRows,
+        "a launch has at most 65535 blocks along y and z");
   const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
   std::exception_ptr error;
   std::mutex mutex;
-#pragma omp parallel for schedule(dynamic, 1)
+  if (kFindsRaces) begin_launch();
+#pragma omp parallel for schedule(dynamic, 1) if (!kFindsRaces)
   for (int64_t b = 0; b < blocks; ++b) {
     try {
       Coordinates place;
@@ -346,7 +378,8 @@ void run(Index3 grid, unsigned threads, size_t shared_bytes, const std::function
                      static_cast<unsigned>(b / grid.x / grid.y)};
       place.block_size = {threads, 1, 1};
       place.grid_size = grid;
-      BlockRunner::of_this_thread().run_block(place, threads, shared_bytes, body);
+      BlockRunner::of_this_thread().run_block(place, static_cast<uint32_t>(b), threads,
+                                              shared_bytes, body);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!error) error = std::current_exception();
@@ -363,6 +396,10 @@ void copy_later(void* to, const void* from, size_t bytes) {
 }
 void end_copy_group() { BlockRunner::of_this_thread().end_copy_group(); }
 void wait_for_copies(size_t left) { BlockRunner::of_this_thread().wait_for_copies(left); }
+void fence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (kFindsRaces) note_fence();
+}
 void* dynamic_shared() { return BlockRunner::of_this_thread().shared(); }
 uint64_t exchange_bits(uint64_t bits, int lane) {
   return BlockRunner::of_this_thread().exchange(bits, lane);

@@ -104,7 +104,7 @@ T atomic_compare_exchange(T* address, T expected, T desired) {
   std::atomic_ref<T>(*address).compare_exchange_strong(expected, desired);
   return expected;
 }
-inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void fence();
 
 }  // namespace ortrain::gpu::simulator
 

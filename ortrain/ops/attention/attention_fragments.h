@@ -228,16 +228,15 @@ ORTRAIN_DEVICE KeyBits seen_keys(const AttentionElements& elements, int key) {
 template <class T, AttentionForm kForm>
 class FragmentMask {
  public:
-  // The tile's queries and keys begin with these, and are as many at most. `bits`: of the keys,
-  // where kForm is masked_keys.
+  // The tile's queries and keys begin with these, and are as many at most. `all_keys`: whether as
+  // many are there and seen, where kForm is masked_keys.
   ORTRAIN_DEVICE FragmentMask(const AttentionElements& elements, int query, int key,
-                              int most_queries, int most_keys, KeyBits bits)
-      : elements_(elements), query_(query), key_(key), bits_(bits) {
+                              int most_queries, int most_keys, bool all_keys)
+      : elements_(elements), query_(query), key_(key) {
     const int queries = static_cast<int>(elements.span.queries);
     const int keys = static_cast<int>(elements.span.keys);
-    bool hides = most_keys > keys - key;
-    if (kForm == AttentionForm::masked_keys) hides = (~bits << (64 - most_keys)) != 0;
-    cuts_ = most_queries > queries - query || hides ||
+    if (kForm != AttentionForm::masked_keys) all_keys = most_keys <= keys - key;
+    cuts_ = most_queries > queries - query || !all_keys ||
             (elements.p.causal && most_keys > query + 1 - key);
   }
 
@@ -248,8 +247,10 @@ class FragmentMask {
     const AttentionMask& mask = elements_.p.mask;
     if (kForm == AttentionForm::masked_keys) {
       if (cuts_) {
+        // Read once more: the bits of all tiles would take registers.
+        const KeyBits bits = seen_keys<(kKeysAreRows ? kM : kN) * 16>(elements_, key_);
         change<kKeysAreRows, false>(scores, [&](float score, int, int key) {
-          return (bits_ >> key & 1) != 0 ? score : kNever;
+          return (bits >> key & 1) != 0 ? score : kNever;
         });
       }
       return scale;
@@ -307,20 +308,20 @@ class FragmentMask {
 
   const AttentionElements& elements_;
   int query_, key_;
-  KeyBits bits_;
   bool cuts_;
 };
 
 // Tiles of keys that a boolean mask hides from all queries are skipped, where the mask is the same
-// for all queries. `bits`: seen_keys of the tile, where kForm is masked_keys. All threads of the
-// block take part.
+// for all queries. `all_keys`: whether the tile is full and seen as a whole, where kForm is
+// masked_keys. All threads of the block take part.
 template <int kKeys, AttentionForm kForm>
 ORTRAIN_DEVICE int next_visible_tile(const AttentionElements& elements, int key, int end,
-                                     KeyBits& bits) {
+                                     bool& all_keys) {
   if (kForm == AttentionForm::plain) return key;
   if constexpr (kForm == AttentionForm::masked_keys) {
     for (; key < end; key += kKeys) {
-      bits = seen_keys<kKeys>(elements, key);
+      const KeyBits bits = seen_keys<kKeys>(elements, key);
+      all_keys = bits == ~KeyBits{0} >> (64 - kKeys);
       if (bits != 0) break;
     }
     return key;

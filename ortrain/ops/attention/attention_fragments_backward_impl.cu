@@ -120,20 +120,24 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   if (f.causal && kOfKeys) from = start;
   if (f.causal && !kOfKeys && start + Sizes::kOuter < to) to = start + Sizes::kOuter;
   int64_t h = first_head;
-  KeyBits bits = 0;  // of the tile of keys that comes next; of this one, where it stays
+  bool all_keys = false;  // of the next tile are seen; of the warp's own, where they stay
   if constexpr (kOfKeys) {
     const AttentionElements elements{f, b, h, span};
     const bool sees =
-        next_visible_tile<Sizes::kOuter, kForm>(elements, start, start + 1, bits) <= start;
+        next_visible_tile<Sizes::kOuter, kForm>(elements, start, start + 1, all_keys) <= start;
     if (f.mask.head == 0 && !sees) to = from;
+    if constexpr (kForm == AttentionForm::masked_keys) {
+      const int own = start + warp() * kM * 16;
+      all_keys = seen_keys<kM * 16>(elements, own) == (KeyBits{1} << (kM * 16)) - 1;
+    }
   } else {
-    from = next_visible_tile<kInner, kForm>({f, b, h, span}, 0, to, bits);
+    from = next_visible_tile<kInner, kForm>({f, b, h, span}, 0, to, all_keys);
   }
   if (from >= to) h = end_head;
   int other = from;
   const auto go_on = [&] {
     other += kInner;
-    if (!kOfKeys) other = next_visible_tile<kInner, kForm>({f, b, h, span}, other, to, bits);
+    if (!kOfKeys) other = next_visible_tile<kInner, kForm>({f, b, h, span}, other, to, all_keys);
     if (other < to) return;
     other = from;
     ++h;
@@ -177,7 +181,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
   while (h < end_head) {
     const int64_t now_h = h;
     const int now = other;
-    const KeyBits now_bits = kOfKeys ? bits >> (warp() * kM * 16) : bits;
+    const bool all_now = all_keys;
     go_on();
     wait_for_copies<0>();
     __syncthreads();  // this stage is there, and everyone is done with the other one
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(kFragmentThreads, (BackwardSizes<kD, kOfKeys>:
       multiply_rows<kM, kN, kD>(scores, own1, inner1, head_dim);
       if constexpr (kFirst) multiply_rows<kM, kN, kD>(ds, own2, inner2, value_dim);
       const float unit = FragmentMask<T, kForm>(elements, query, key, kOfKeys ? kInner : kM * 16,
-                                                kOfKeys ? kM * 16 : kInner, now_bits)
+                                                kOfKeys ? kM * 16 : kInner, all_now)
                              .template apply<kOfKeys>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {

@@ -90,17 +90,17 @@ __global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSiz
 
   const int last = start + Sizes::kQueries;
   const int seen = p.causal && last < keys ? last : keys;
-  KeyBits bits = 0;  // of the tile of keys
-  int key = next_visible_tile<kKeys, kForm>(elements, 0, seen, bits);
+  bool all_keys = false;  // of the tile are seen
+  int key = next_visible_tile<kKeys, kForm>(elements, 0, seen, all_keys);
   if (key < seen) load_inner(0, key);
   end_copy_group();
   int stage = 0;
   while (key < seen) {
     wait_for_copies<0>();
     __syncthreads();  // this stage is there, and everyone is done with the other one
-    KeyBits following_bits = 0;
+    bool all_following = false;
     const int following =
-        next_visible_tile<kKeys, kForm>(elements, key + kKeys, seen, following_bits);
+        next_visible_tile<kKeys, kForm>(elements, key + kKeys, seen, all_following);
     if (Sizes::kStages == 2) {
       if (following < seen) load_inner(1 - stage, following);
       end_copy_group();
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSiz
     if (!idle) {
       Accumulator scores[kM][kN];
       multiply_rows<kM, kN, kD>(scores, own_queries, key_tile, head_dim);
-      const float unit = FragmentMask<T, kForm>(elements, own_start, key, kM * 16, kKeys, bits)
+      const float unit = FragmentMask<T, kForm>(elements, own_start, key, kM * 16, kKeys, all_keys)
                              .template apply<false>(scores, scale);
       ORTRAIN_UNROLL
       for (int m = 0; m < kM; ++m) {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kFragmentThreads, is_plain(kForm) ? ForwardSiz
       stage = 1 - stage;
     }
     key = following;
-    bits = following_bits;
+    all_keys = all_following;
   }
 
   wait_for_copies<0>();
