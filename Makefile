@@ -18,6 +18,7 @@
 #   make checkpoint-torture   kills processes while they save, damages what they saved
 #   make distributed   ORTTrainer in several processes, and their examples (DISTRIBUTED="-k adasum")
 #   make check-cuda  compile the GPU provider for sm_80 and sm_90, let cuDNN make plans (needs nvcc, no GPU)
+#   make gpu-races   the simulator's tests while it looks at the accesses of all threads (RACES="--gtest_filter=*Softmax*")
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
 #   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
@@ -57,7 +58,7 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-kit nvcc check-cuda check-hip gpu-all \
+  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-kit nvcc check-cuda check-hip gpu-races gpu-all \
   format lock clean
 
 ifeq ($(SETUP),no)
@@ -167,6 +168,14 @@ tsan: setup
 	cmake --preset tsan $(if $(CLANG_CXX),-DCMAKE_CXX_COMPILER=$(CLANG_CXX))
 	cmake --build --preset tsan -j $(JOBS)
 	$(PY) tools/run_thread_sanitizer.py --jobs $(JOBS) $(TSAN)
+
+# Blocks run one after another there, so each core has a share of the tests.
+RACES ?= --gtest_filter=*Simulated*:IndexSort*:JoinByIndex*:Gpu*:Matrix*:Strided*
+gpu-races: setup
+	cmake --preset races
+	cmake --build --preset races -j $(JOBS)
+	seq 0 $$(( $(JOBS) - 1 )) | OMP_NUM_THREADS=1 GTEST_TOTAL_SHARDS=$(JOBS) xargs -P $(JOBS) -I{} \
+	  env GTEST_SHARD_INDEX={} build-races/ortrain_tests --gtest_brief=1 $(RACES)
 
 capi-demo: build
 	cmake --install build --component capi --prefix build/capi/prefix >/dev/null

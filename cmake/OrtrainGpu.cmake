@@ -135,6 +135,14 @@ target_compile_options(ortrain_gpu PRIVATE
 if(ORTRAIN_GPU STREQUAL "simulator")
   # -x for the files that stay alone; it holds for each file behind it.
   target_compile_options(ortrain_gpu PRIVATE -x c++ -Wno-unknown-pragmas)
+  option(ORTRAIN_GPU_RACES "The simulator looks at the accesses of all threads (simulator_races.h)" OFF)
+  if(ORTRAIN_GPU_RACES)
+    # Products and sums become one operation where they can, as on a device.
+    target_compile_definitions(ortrain_gpu PRIVATE ORTRAIN_GPU_RACES=1)
+    target_compile_options(ortrain_gpu PRIVATE -fsanitize=thread -g1 -mfma -ffp-contract=fast)
+    set_source_files_properties(ortrain/gpu/simulator.cpp ortrain/gpu/simulator_races.cpp PROPERTIES
+      COMPILE_OPTIONS "-fno-sanitize=thread")
+  endif()
   if(CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(ortrain_gpu PRIVATE -O1)
   endif()

@@ -104,6 +104,10 @@ def cpp_tests(
             "--gtest_brief=1",
             f"--gtest_output=xml:{report}",
         ]
+    races = build / "ortrain_race_tests"  # of builds with the simulator
+    if races.exists():
+        report = build / "gtest-races.xml"
+        commands[report] = [str(races), "--gtest_brief=1", f"--gtest_output=xml:{report}"]
     return commands
 
 

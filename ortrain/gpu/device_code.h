@@ -197,6 +197,16 @@ ORTRAIN_DEVICE T atomic_compare_exchange(T* address, T expected, T desired) {
 #endif
 }
 
+// Returns what was there; the value is `desired` now.
+template <class T>
+ORTRAIN_DEVICE T atomic_exchange(T* address, T desired) {
+#if defined(__CUDACC__) || defined(__HIPCC__)
+  return atomicExch(address, desired);
+#else
+  return simulator::atomic_update(address, desired, [](T, T b) { return b; });
+#endif
+}
+
 // Writes before it are seen by the host and by other devices before writes after it.
 ORTRAIN_DEVICE void system_fence() {
 #if defined(__CUDACC__) || defined(__HIPCC__)

@@ -151,7 +151,7 @@ struct FaultReporter {
     slot->high = high;
     slot->axis = axis;
     system_fence();
-    *reinterpret_cast<volatile int*>(state) = static_cast<int>(kind);
+    atomic_exchange(state, static_cast<int>(kind));
   }
   // Makes a negative index count from the end, as ONNX does. Reports one outside of [-size, size),
   // gives 0 for it, and returns false.

@@ -10,6 +10,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/launch.h"
+#include "ortrain/gpu/simulator_races.h"
 
 namespace ortrain::gpu {
 namespace {
@@ -133,7 +134,8 @@ void set_allocator(Allocator replacement, ResultAllocator of_results) {
   result_allocator = std::move(of_results);
 }
 int current_device() { return 0; }
-int multiprocessors(int) { return 4; }
+// Where accesses are looked at, as many as an H100 has: launches are other ones then.
+int multiprocessors(int) { return simulator::kFindsRaces ? 132 : 4; }
 int64_t shared_memory_per_block(int) { return int64_t{227} << 10; }
 int compute_capability(int) { return 80; }
 
