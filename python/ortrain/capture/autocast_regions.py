@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ _recorded = _Recorded()
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[None]:
+def recording() -> Iterator[None]:
+    """Let operators that come apart do so under the autocast of the moment."""
     held, _recorded.state = _recorded.state, AutocastState.current()
     try:
         yield
@@ -44,7 +45,7 @@ def in_region(body: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _recording():
+        with recording():
             return body(*args, **kwargs)
 
     return run
@@ -83,7 +84,7 @@ def _in_float(body: fx.GraphModule, is_on: bool) -> None:
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
             if value.dtype != torch.float64:
-                node.replace_input_with(operand, _cast(operand, torch.float32, node, node))
+                node.replace_input_with(operand, cast_before(node, operand, torch.float32))
 
 
 def _device_of(node: fx.Node) -> str:
@@ -114,23 +115,28 @@ def _in_one_dtype(layers: fx.Node) -> None:
     dtype = functools.reduce(torch.promote_types, dtypes.values())
     for operand, given in dtypes.items():
         if given != dtype:
-            layers.replace_input_with(operand, _cast(operand, dtype, layers, layers))
+            layers.replace_input_with(operand, cast_before(layers, operand, dtype))
+    layers.meta["val"] = tuple(each.to(dtype) for each in layers.meta["val"])
     for result in list(layers.users):
         wanted = result.meta["val"].dtype
+        result.meta["val"] = layers.meta["val"][result.args[1]]
         if wanted != dtype:
             users = list(result.users)
-            cast = _cast(result, wanted, layers, result.next)
+            cast = cast_before(layers, result, wanted, result.next)
             for user in users:
                 user.replace_input_with(result, cast)
 
 
-def _cast(value: fx.Node, dtype: torch.dtype, layers: fx.Node, place: fx.Node) -> fx.Node:
-    """Add a cast before ``place`` that counts as a part of ``layers``."""
+def cast_before(
+    node: fx.Node, value: fx.Node, dtype: torch.dtype, place: fx.Node | None = None
+) -> fx.Node:
+    """Add a cast before a node, or another place, that counts as a part of the node."""
+    place = place or node
     with place.graph.inserting_before(place):
         cast = place.graph.call_function(
             torch.ops.aten._to_copy.default, (value,), {"dtype": dtype}
         )
-    cast.meta = {k: v for k, v in layers.meta.items() if k not in ("val", "tensor_meta")}
+    cast.meta = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
     cast.meta["val"] = value.meta["val"].to(dtype)  # which other layers may read
     return cast
 
@@ -146,18 +152,25 @@ def decompose_under_autocast(
     table: dict[Any, Callable[..., Any]] = {}
     traced, seen = None, program
     while True:
-        parts = {
-            node.target: _apart(function)
-            for node in nodes_of(seen)
-            if node.target not in table
-            and internals.loses_autocast(node.target, known, _device_of(node))
-            and (function := internals.decomposition(node.target)) is not None
-        }
+        parts = parts_under_autocast(nodes_of(seen), known, table)
         if traced is not None and not parts:
             return traced
         table |= parts
-        with _recording():
+        with recording():
             traced = seen = run_decompositions(program, table)
+
+
+def parts_under_autocast(
+    nodes: Iterable[fx.Node], known: Callable[[Any], bool], table: Collection[Any]
+) -> dict[Any, Callable[..., Any]]:
+    """Return what takes the place of operators that come apart for their casts, but for those in a table."""
+    return {
+        node.target: _apart(function)
+        for node in nodes
+        if node.target not in table
+        and internals.loses_autocast(node.target, known, _device_of(node))
+        and (function := internals.decomposition(node.target)) is not None
+    }
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:

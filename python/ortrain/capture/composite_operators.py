@@ -63,6 +63,16 @@ def run_decompositions(
     return made
 
 
+@contextlib.contextmanager
+def composites_whole(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Keep composite operators whole in traces of this context, but for those in a table."""
+    with _lock, mock.patch.object(export_utils, "_materialize_cpp_cia_ops", lambda: None):
+        _materialize_once()
+        split = exported_program._split_decomp_table_to_cia_and_python_decomp
+        with _overridden(split(dict(table))[0]):
+            yield
+
+
 def _correct_losses(program: torch.export.ExportedProgram) -> None:
     """Give losses per label their shape."""
     for node in program.graph.nodes:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.autocast_in_place import casts_in_place
 from ortrain.capture.autocast_regions import (
     composites_in_float,
     decompose_under_autocast,
@@ -381,6 +382,12 @@ def _functional(
     if autocast.enabled or autocast_regions:
         recurrent_layers_in_one_dtype(program)
         composites_in_float(program, autocast)
+        if known is not None and casts_in_place(program, known):
+            inline_regions(program)
+            with autocast.left():
+                expand_unknown(program, known)
+                traced = decompose_unknown(program, known)
+            return traced, [] if traced is program else internals.guards_code(traced)
     keep_layers_in_regions(program)
     if known is not None and (autocast.enabled or autocast_regions):
         program = decompose_under_autocast(program, known)

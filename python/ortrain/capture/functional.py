@@ -33,24 +33,39 @@ _HIDDEN_WRITES = frozenset(
     }
 )
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::sym_size"})
+_NO_GRAD_BODY = 1  # after the grad mode
 _AUTOCAST_BODY = 4  # after the device type, dtype, enabled and cache_enabled
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
-def make_functional(program: torch.export.ExportedProgram, known: Callable[[Any], bool]) -> bool:
+def make_functional(
+    program: torch.export.ExportedProgram,
+    known: Callable[[Any], bool],
+    *,
+    regions: bool = False,
+    harmless: Callable[[Any], bool] | None = None,
+) -> bool:
     """Let a program write to no tensor; tell whether it does so now, of known operators alone.
 
     Functionalizing and decomposing would change nothing that matters then: aliases are as good as
     copies where nothing is written.
+
+    Args:
+      program: As exported; changed in place where it can be.
+      known: Tells whether an operator has a conversion.
+      regions: Whether regions under autocast may stay.
+      harmless: Tells of operators whether they may stay, if others do than those that are known.
     """
-    nodes = program.graph.nodes
-    others = [node for node in nodes if not is_harmless(program.graph_module, node, known)]
+    nodes, owner = program.graph.nodes, program.graph_module
+    others = [n for n in nodes if not is_harmless(owner, n, harmless or known, regions)]
     if not all(is_rewritable_write(node) for node in others):
         return False
     return not others or replace_writes(program, known)
 
 
-def is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool]) -> bool:
+def is_harmless(
+    owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], bool], regions: bool = False
+) -> bool:
     """Tell whether a node of ``owner`` writes to nothing and is of known operators alone."""
     if node.op in ("placeholder", "output"):
         return True
@@ -60,11 +75,9 @@ def is_harmless(owner: fx.GraphModule, node: fx.Node, known: Callable[[Any], boo
     if node.op != "call_function":
         return False
     target = node.target
-    if target is internals.no_grad_region():
-        body = _body(owner, node)
-        return all(
-            inner.op != "get_attr" and is_harmless(body, inner, known) for inner in body.graph.nodes
-        )
+    if is_region(node) and (regions or target is internals.no_grad_region()):
+        body = body_of(owner, node)
+        return all(is_harmless(body, inner, known, regions) for inner in body.graph.nodes)
     if isinstance(target, torch._ops.OpOverload):
         name = target.name().partition(".")[0]
         if name in _CHECKS:
@@ -83,30 +96,48 @@ def keep_layers_in_regions(program: torch.export.ExportedProgram) -> None:
     for owner in bodies_of(program):
         for call in owner.graph.nodes:
             if call.target is internals.no_grad_region():
-                body = _body(owner, call)
+                body = body_of(owner, call)
                 body.forward = fx.Interpreter(body).run
             elif call.target is internals.autocast_region():
-                body = getattr(owner, call.args[_AUTOCAST_BODY].target)
+                body = body_of(owner, call)
                 body.forward = in_region(fx.Interpreter(body).run)
 
 
-def _body(owner: fx.GraphModule, call: fx.Node) -> fx.GraphModule:
-    return getattr(owner, call.args[1].target)
+def is_region(node: fx.Node) -> bool:
+    """Tell whether a node calls a region with a grad mode or an autocast of its own."""
+    return node.target in (internals.no_grad_region(), internals.autocast_region())
+
+
+def _position_of_body(call: fx.Node) -> int:
+    return _AUTOCAST_BODY if call.target is internals.autocast_region() else _NO_GRAD_BODY
+
+
+def body_of(owner: fx.GraphModule, call: fx.Node) -> fx.GraphModule:
+    """Return the graph of a region that a node of ``owner`` calls."""
+    return getattr(owner, call.args[_position_of_body(call)].target)
 
 
 def inline_regions(program: torch.export.ExportedProgram) -> None:
-    """Put the nodes of regions with a grad mode of their own in the place of the region's call."""
-    owner = program.graph_module
-    regions = [n for n in owner.graph.nodes if n.target is internals.no_grad_region()]
+    """Put the nodes of regions in the place of the region's call.
+
+    Nothing has to act on them any more, neither a grad mode nor autocast.
+    """
+    _inline_all(program.graph_module)
+
+
+def _inline_all(owner: fx.GraphModule) -> None:
+    regions = [node for node in owner.graph.nodes if is_region(node)]
     for call in regions:
+        _inline_all(body_of(owner, call))
         _inline(owner, call)
     if regions:
         owner.recompile()
 
 
 def _inline(owner: fx.GraphModule, call: fx.Node) -> None:
-    body = _body(owner, call)
-    arguments = iter(call.args[2:])
+    body = body_of(owner, call)
+    position = _position_of_body(call)
+    arguments = iter(call.args[position + 1 :])
     held: dict[fx.Node, Any] = {}
     with owner.graph.inserting_before(call):
         for node in body.graph.nodes:
@@ -118,7 +149,7 @@ def _inline(owner: fx.GraphModule, call: fx.Node) -> None:
     for user, index in list(_parts(call)):
         user.replace_all_uses_with(held[results[index]])
         owner.graph.erase_node(user)
-    name = call.args[1]
+    name = call.args[position]
     owner.graph.erase_node(call)
     if not name.users:
         owner.graph.erase_node(name)

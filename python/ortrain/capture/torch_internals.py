@@ -494,6 +494,11 @@ def _decomposition_table() -> dict[Any, Callable[..., Any]]:
     return dict(decomposition_table)
 
 
+def has_kernels(op: torch._ops.OpOverload) -> bool:
+    """Tell whether an operator is one of the dispatcher's, and not a question that tracing puts to tensors."""
+    return bool(torch._C._dispatch_has_kernel(op.name()))
+
+
 def is_composite(op: torch._ops.OpOverload) -> bool:
     """Tell whether eager PyTorch itself differentiates ``op`` through the operators inside it."""
     return bool(

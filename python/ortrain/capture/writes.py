@@ -35,6 +35,7 @@ _LIKE_FIRST = (
 _RUNNING = (3, 4)
 _TRAINING = 5
 _BATCH_NORM_ARGUMENTS = 9  # the last one names a backend
+_FROM_WRITE = "ortrain_from_write"
 
 
 class _CannotRewriteError(Exception):
@@ -69,8 +70,13 @@ def is_rewritable_write(node: fx.Node) -> bool:
         node.op == "call_function"
         and isinstance(target, torch._ops.OpOverload)
         and target._schema.is_mutable
-        and _functional_form(target) is not None
+        and functional_form(target) is not None
     )
+
+
+def is_from_write(node: fx.Node) -> bool:
+    """Tell whether a node stands for a part of a write that was rewritten."""
+    return _FROM_WRITE in node.meta
 
 
 def updates_running_statistics(node: fx.Node) -> bool:
@@ -85,7 +91,7 @@ def _is_batch_norm(node: fx.Node) -> bool:
     return node.target is _aten.batch_norm.default
 
 
-def _functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+def functional_form(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """Return ``aten.add.Tensor`` of ``aten.add_.Tensor``; None for other kinds of writes."""
     name = target.name().partition(".")[0]
     written = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -189,7 +195,7 @@ class _Rewriting:
         if not self._known(target):
             raise _CannotRewriteError
         node = self._graph.call_function(target, args, kwargs)
-        node.meta = {k: v for k, v in like.meta.items() if k != "val"}
+        node.meta = {k: v for k, v in like.meta.items() if k != "val"} | {_FROM_WRITE: True}
         given, named = fx.map_arg((args, kwargs), _value)
         if target in _LIKE_FIRST:
             like_first = (given[0], given[0].shape, given[0].stride())
@@ -226,7 +232,7 @@ class _Rewriting:
     # ---------------------------------------------------------------------------------- writes
 
     def _write(self, node: fx.Node) -> None:
-        function = _functional_form(node.target)
+        function = functional_form(node.target)
         target = node.args[0] if node.args else None
         if function is None or not isinstance(target, fx.Node) or target not in self._aliases:
             raise _CannotRewriteError
