@@ -181,7 +181,10 @@ IndexSort::IndexSort(int64_t positions, int64_t targets)
 
 ByteCount IndexSort::workspace_bytes() const {
   ByteCount bytes = bytes_of<int32_t>(positions_);
-  if (blocks_ > 1) bytes += bytes_of<int32_t>(2 * kDigits * blocks_ + 1) + sums_.workspace_bytes();
+  if (blocks_ > 1) {
+    bytes +=
+        bytes_of<int32_t>(2, kDigits, blocks_) + bytes_of<int32_t>(1) + sums_.workspace_bytes();
+  }
   return bytes;
 }
 
