@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "ortrain/base/philox.h"
@@ -67,6 +68,15 @@ struct AttentionForward {
   // query that sees no key has an output of zeros and +inf here, which makes its gradients zero.
   void* logsumexp;
 };
+
+// Whether a logsumexp is so large that its rounding hides what is added to the highest score, the
+// log of how many keys share it: where a mask moves all scores of a query far down, by the least
+// number of a type, say. Probabilities are then divided by their own sum once more.
+template <class T>
+bool hides_sum(T logsumexp) {
+  constexpr T kFar = sizeof(T) == 4 ? T(0x1p12) : T(0x1p41);  // off by 2^-12 at most below it
+  return std::isfinite(logsumexp) && std::abs(logsumexp) >= kFar;
+}
 
 struct AttentionBackward {
   AttentionForward forward;  // as it ran; out and logsumexp are read

@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "ortrain/cpu/attention_blocks.h"
 #include "ortrain/cpu/simd/attention_rows.h"
@@ -72,6 +74,7 @@ class BackwardTask {
       dp_ = carver.take(bq * kScoreStride);
       out_row_ = carver.take(s_.value_dim);
       delta_ = carver.take(bq);
+      shares_ = carver.take(bq);
       mask_row_ = carver.take(kBlockKeys);
       factor_row_ = carver.take(kBlockKeys);
     }
@@ -150,7 +153,32 @@ class BackwardTask {
     for (int64_t r = 0; r < rows; ++r) {
       load_row(a_.out, a_.storage, offset(a_.out_strides, b, h, i0 + r), s_.value_dim, out_row_);
       delta_[r] = ops_.dot(out_row_, do_rows_ + r * size_.value_pad, s_.value_dim);
+      shares_[r] = share_of(b, h, i0 + r);
     }
+  }
+
+  // What probabilities that are computed of the logsumexp have to be multiplied by.
+  float share_of(int64_t b, int64_t h, int64_t i) {
+    const float lse = static_cast<const float*>(a_.logsumexp)[a_.rows.of(b, h, i)];
+    if (!hides_sum(lse)) return 1.0f;
+    const int64_t keys = visible_keys(a_, i + 1);
+    const int64_t kv = h / (s_.heads / s_.kv_heads);
+    std::vector<float> rows(static_cast<size_t>(2 * s_.head_dim + kBlockKeys));
+    float *const q = rows.data(), *const k = q + s_.head_dim;
+    MaskRows mask(a_, k + s_.head_dim);
+    load_row(a_.q, a_.storage, offset(a_.q_strides, b, h, i), s_.head_dim, q);
+    double sum = 0;
+    for (int64_t j0 = 0; j0 < keys; j0 += kBlockKeys) {
+      const int64_t cols = std::min(kBlockKeys, keys - j0);
+      const float* const added = mask.row(b, h, i, j0, cols);
+      for (int64_t c = 0; c < cols; ++c) {
+        load_row(a_.k, a_.storage, offset(a_.k_strides, b, kv, j0 + c), s_.head_dim, k);
+        float score = ops_.dot(q, k, s_.head_dim) * static_cast<float>(a_.options.scale);
+        if (added != nullptr) score += added[c];
+        sum += std::exp(static_cast<double>(score) - static_cast<double>(lse));
+      }
+    }
+    return sum > 0 && std::isfinite(sum) ? static_cast<float>(1.0 / sum) : 1.0f;
   }
 
   // Scores, probabilities and gradients of `rows` queries against keys [j0, j0 + cols) of the
@@ -197,6 +225,12 @@ class BackwardTask {
       const float* factor = dropout.active() ? dropout.row(row_index, begin_ + j0, seen) : nullptr;
       rows_ops_.gradient(p, ds, mask.row(b, h, i, begin_ + j0, seen), factor, lse[row_index],
                          delta_[r], seen);
+      if (shares_[r] != 1.0f) {
+        for (int64_t c = 0; c < seen; ++c) {
+          p[c] *= shares_[r];
+          ds[c] *= shares_[r];
+        }
+      }
       if (g_.dmask != nullptr) add_mask_gradient(b, h, i, begin_ + j0, seen, ds);
     }
 
@@ -257,7 +291,7 @@ class BackwardTask {
   const AttentionRows rows_ops_ = attention_rows();
   float *k_panels_, *v_panels_, *k_rows_, *dk_, *dv_;
   float *q_panels_, *do_panels_, *q_rows_, *do_rows_, *dq_, *scores_, *dp_;
-  float *out_row_, *delta_, *mask_row_, *factor_row_;
+  float *out_row_, *delta_, *shares_, *mask_row_, *factor_row_;
 };
 
 void sum_partial_dq(const AttentionBackward& g, const BackwardPlan& plan) {

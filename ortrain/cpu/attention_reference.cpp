@@ -15,6 +15,11 @@ namespace ortrain::cpu {
 namespace {
 
 // One (batch, head) of the problem, read as double.
+// The log of a sum of exponentials, in two parts.
+struct LogSum {
+  double highest, log_sum;
+};
+
 template <class T>
 class Head {
  public:
@@ -51,6 +56,15 @@ class Head {
       return dot + static_cast<double>(static_cast<const T*>(a_.mask.data)[mask_index(i, j)]);
     }
     return dot;
+  }
+
+  LogSum log_sum(int64_t i) const {
+    LogSum of{-std::numeric_limits<double>::infinity(), 0};
+    for (int64_t j = 0; j < a_.shape.keys; ++j) of.highest = std::max(of.highest, score(i, j));
+    double sum = 0;
+    for (int64_t j = 0; j < a_.shape.keys; ++j) sum += std::exp(score(i, j) - of.highest);
+    of.log_sum = std::log(sum);
+    return of;
   }
 
   // 0, or the scale of what dropout keeps.
@@ -142,10 +156,12 @@ void backward(const AttentionBackward& g) {
         for (int64_t c = 0; c < s.value_dim; ++c) {
           delta += static_cast<double>(dout[c]) * static_cast<double>(head.out(i)[c]);
         }
-        const double lse = static_cast<const Lse*>(a.logsumexp)[head.lse_index(i)];
+        const Lse stored = static_cast<const Lse*>(a.logsumexp)[head.lse_index(i)];
+        const LogSum lse = hides_sum(stored) ? head.log_sum(i) : LogSum{stored, 0};
         std::fill(dq, dq + s.head_dim, 0.0);
         for (int64_t j = 0; j < s.keys; ++j) {
-          const double p = std::exp(head.score(i, j) - lse);
+          // Not by the sum of both parts, in which the second would be lost.
+          const double p = std::exp(head.score(i, j) - lse.highest - lse.log_sum);
           if (p == 0.0) continue;
           const double factor = head.factor(i, j);
           double dp = 0;

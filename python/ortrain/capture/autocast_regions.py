@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
@@ -49,6 +49,23 @@ def in_region(body: Callable[..., Any]) -> Callable[..., Any]:
             return body(*args, **kwargs)
 
     return run
+
+
+def switches_gradients_in_region(module: nn.Module) -> bool:
+    """Tell whether a graph of Dynamo's turns gradients on or off between ends of an autocast region.
+
+    It calls no context manager for that; an export of it forgets the switch.
+    """
+    for graph in (m.graph for m in module.modules() if isinstance(m, fx.GraphModule)):
+        depth = 0
+        for node in graph.nodes:
+            if node.target is torch.amp.autocast_mode._enter_autocast:
+                depth += 1
+            elif node.target is torch.amp.autocast_mode._exit_autocast:
+                depth -= 1
+            elif node.target is torch._C._set_grad_enabled and depth > 0:
+                return True
+    return False
 
 
 def has_autocast_region(program: torch.export.ExportedProgram) -> bool:

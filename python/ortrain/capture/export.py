@@ -23,6 +23,7 @@ from ortrain.capture.autocast_regions import (
     decompose_under_autocast,
     has_autocast_region,
     recurrent_layers_in_one_dtype,
+    switches_gradients_in_region,
 )
 from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
@@ -119,7 +120,6 @@ class _FlatModule(nn.Module):
         signature: CallSignature,
         call: FlatCall,
         equal: Sequence[Sequence[tuple[int, int]]],
-        autocast: AutocastState,
         trees: list[OutputTree],
         tracked: list[bool],
         read: NamesRead,
@@ -153,8 +153,10 @@ class _FlatModule(nn.Module):
                 stand_ins = [*tensors, *module.parameters(), *module.buffers()]
                 path = CallPath() if stores_attributes(module) else None
                 try:
-                    with internals.at_grad_mode_switches(
-                        lambda: switched.append(AutocastState.current() != autocast)
+                    # A region that changes nothing is one for an export all the same.
+                    with (
+                        internals.autocast_regions_entered() as regions,
+                        internals.at_grad_mode_switches(lambda: switched.append(bool(regions))),
                     ):
                         # Not the class's own __call__, which goes around this one.
                         with (
@@ -179,7 +181,7 @@ class _FlatModule(nn.Module):
                 finally:
                     changes, caches = before.restore(), before.caches.emptied()
                 refuse_caches(caches, name)
-                if any(switched):
+                if any(switched) or switches_gradients_in_region(module):
                     raise CaptureError(
                         "its forward turns gradients on or off inside an autocast region of its "
                         "own, which an export forgets",
@@ -444,7 +446,7 @@ def _capture(
     tracked: list[bool] = []  # of each result
     made: list[MadePlain] = []
     flat = _FlatModule(
-        *(module, signature, call, equal, autocast, trees, tracked),
+        *(module, signature, call, equal, trees, tracked),
         *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.

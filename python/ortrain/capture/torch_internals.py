@@ -374,6 +374,30 @@ def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def autocast_regions_entered() -> Iterator[list[Any]]:
+    """Yield the regions of autocast that this thread is in, of those entered since."""
+    thread = threading.get_ident()
+    entered: list[Any] = []
+    cls = torch.amp.autocast_mode.autocast
+    enter, leave = cls.__enter__, cls.__exit__
+
+    @functools.wraps(enter)
+    def entering(region: Any, *args: Any) -> Any:
+        if threading.get_ident() == thread:
+            entered.append(region)
+        return enter(region, *args)
+
+    @functools.wraps(leave)
+    def leaving(region: Any, *args: Any) -> Any:
+        if threading.get_ident() == thread and region in entered:
+            entered.remove(region)
+        return leave(region, *args)
+
+    with replaced([(cls, "__enter__", entering), (cls, "__exit__", leaving)]):
+        yield entered
+
+
+@contextlib.contextmanager
 def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
     """Call ``action`` before this thread enters or leaves no_grad, enable_grad, set_grad_enabled.
 

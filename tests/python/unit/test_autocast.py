@@ -314,3 +314,34 @@ def test_recurrent_layers_stay_whole_with_dtypes_of_pytorch(
         error = (made.grad.double() - right.grad).norm() / right.grad.norm()
         assert error < 0.03
     assert ours.report().native_share == 1.0, str(ours.report())
+
+
+class _NoGradInRegion(nn.Module):
+    """Turns gradients off inside a region of autocast, which may change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x.relu()
+            with torch.no_grad():
+                z = self.fc(y).softmax(-1)
+            y = y + z
+        return y * 2
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_gradients_turned_off_inside_a_region(around: bool) -> None:
+    torch.manual_seed(0)
+    eager = _NoGradInRegion()
+    module = ORTModule(copy.deepcopy(eager))
+    gradients = []
+    for each in (eager, module):
+        x = torch.ones(2, 8, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            each(x).float().square().sum().backward()
+        assert all(p.grad is None for p in each.parameters())
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
