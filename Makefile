@@ -170,7 +170,7 @@ tsan: setup
 	$(PY) tools/run_thread_sanitizer.py --jobs $(JOBS) $(TSAN)
 
 # Blocks run one after another there, so each core has a share of the tests.
-RACES ?= --gtest_filter=*Simulated*:IndexSort*:JoinByIndex*:Gpu*:Matrix*:Strided*
+RACES ?= --gtest_filter=*SimulatedCase*:Index*:Join*:Gpu*:Gemm*:Matrix*:Conv*Parts*:Recurrent*:ThreadOrders*
 gpu-races: setup
 	cmake --preset races
 	cmake --build --preset races -j $(JOBS)
