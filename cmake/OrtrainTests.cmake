@@ -68,7 +68,8 @@ gtest_discover_tests(ortrain_tests DISCOVERY_MODE PRE_TEST
   PROPERTIES TIMEOUT 300 DISCOVERY_TIMEOUT 60)
 
 # The simulator that looks at accesses, against planted mistakes: all of it is compiled here once more.
-if(ORTRAIN_GPU STREQUAL "simulator")
+# Its instrumentation goes with no other one.
+if(ORTRAIN_GPU STREQUAL "simulator" AND NOT ORTRAIN_SANITIZE)
   add_executable(ortrain_race_tests
     tests/gpu/planted_races.cpp ortrain/gpu/simulator.cpp ortrain/gpu/simulator_races.cpp)
   target_compile_definitions(ortrain_race_tests PRIVATE ORTRAIN_GPU_RACES=1)
