@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "ortrain/cpu/attention_blocks.h"
 #include "ortrain/cpu/simd/attention_rows.h"
@@ -75,6 +74,7 @@ class BackwardTask {
       out_row_ = carver.take(s_.value_dim);
       delta_ = carver.take(bq);
       shares_ = carver.take(bq);
+      share_rows_ = carver.take(2 * s_.head_dim);
       mask_row_ = carver.take(kBlockKeys);
       factor_row_ = carver.take(kBlockKeys);
     }
@@ -163,9 +163,8 @@ class BackwardTask {
     if (!hides_sum(lse)) return 1.0f;
     const int64_t keys = visible_keys(a_, i + 1);
     const int64_t kv = h / (s_.heads / s_.kv_heads);
-    std::vector<float> rows(static_cast<size_t>(2 * s_.head_dim + kBlockKeys));
-    float *const q = rows.data(), *const k = q + s_.head_dim;
-    MaskRows mask(a_, k + s_.head_dim);
+    float *const q = share_rows_, *const k = q + s_.head_dim;
+    MaskRows mask(a_, mask_row_);
     load_row(a_.q, a_.storage, offset(a_.q_strides, b, h, i), s_.head_dim, q);
     double sum = 0;
     for (int64_t j0 = 0; j0 < keys; j0 += kBlockKeys) {
@@ -291,7 +290,7 @@ class BackwardTask {
   const AttentionRows rows_ops_ = attention_rows();
   float *k_panels_, *v_panels_, *k_rows_, *dk_, *dv_;
   float *q_panels_, *do_panels_, *q_rows_, *do_rows_, *dq_, *scores_, *dp_;
-  float *out_row_, *delta_, *shares_, *mask_row_, *factor_row_;
+  float *out_row_, *delta_, *shares_, *share_rows_, *mask_row_, *factor_row_;
 };
 
 void sum_partial_dq(const AttentionBackward& g, const BackwardPlan& plan) {

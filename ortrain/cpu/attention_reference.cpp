@@ -14,12 +14,12 @@
 namespace ortrain::cpu {
 namespace {
 
-// One (batch, head) of the problem, read as double.
 // The log of a sum of exponentials, in two parts.
 struct LogSum {
   double highest, log_sum;
 };
 
+// One (batch, head) of the problem, read as double.
 template <class T>
 class Head {
  public:

@@ -89,18 +89,6 @@ ORTRAIN_DEVICE T exchange_up(T value, int distance) {
 #endif
 }
 
-// Whether it holds in any lane.
-ORTRAIN_DEVICE bool any_lane(bool holds) {
-#if defined(__HIPCC__)
-  return __any(holds);
-#elif defined(__CUDACC__)
-  return __any_sync(0xffffffffu, holds);
-#else
-  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) holds = exchange_xor(holds, mask) || holds;
-  return holds;
-#endif
-}
-
 // A bit per lane.
 #if defined(__HIPCC__)
 using LaneMask = uint64_t;
@@ -128,6 +116,17 @@ ORTRAIN_DEVICE int bits_in(LaneMask lanes) {
   return __popc(lanes);
 #else
   return std::popcount(lanes);
+#endif
+}
+
+// Whether it holds in any lane.
+ORTRAIN_DEVICE bool any_lane(bool holds) {
+#if defined(__HIPCC__)
+  return __any(holds);
+#elif defined(__CUDACC__)
+  return __any_sync(0xffffffffu, holds);
+#else
+  return lanes_where(holds) != 0;
 #endif
 }
 

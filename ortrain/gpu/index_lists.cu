@@ -43,13 +43,6 @@ ORTRAIN_DEVICE C combine(Reduction reduction, C a, C b) {
   return b;
 }
 
-// For each target the positions that point to it, in ascending order.
-struct IndexLists {
-  const int32_t* starts;  // targets + 1
-  const int32_t* positions;
-  const int32_t* targets;  // per position
-};
-
 // A block has rows x groups x columns of threads, all powers of two: the groups share what is
 // joined for a row.
 struct Team {
@@ -273,16 +266,38 @@ ByteCount bytes_of_lists(const ListShape& shape) {
 
 }  // namespace
 
+ByteCount piece_bytes(DType dtype, const ListShape& shape) {
+  return dispatch_all(dtype, [&](auto tag) {
+    using C = ComputeType<typename decltype(tag)::type>;
+    return bytes_of<C>(2, shape.outer, parts_of(shape), shape.inner);
+  });
+}
+
+void apply_lists(DType dtype, const IndexLists& lists, const ListShape& shape, Reduction reduction,
+                 const void* base, const void* updates, void* out, void* pieces, void* stream) {
+  if (shape.outer * shape.targets * shape.inner == 0) return;
+  dispatch_all(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (!std::is_integral_v<T>) {
+      constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+      int aligned = word_of_address(updates, word_of_address(out));
+      if (base != nullptr) aligned = word_of_address(base, aligned);
+      if (shape.inner % kVector == 0 && aligned == 16) {
+        launch_join<T, kVector>(lists, shape, reduction, base, updates, out, pieces, stream);
+        return;
+      }
+    }
+    launch_join<T, 1>(lists, shape, reduction, base, updates, out, pieces, stream);
+  });
+}
+
 std::optional<std::string> JoinByIndex::refusal(int64_t positions, int64_t targets) {
   if (needs_wide(positions) || needs_wide(targets)) return "2^31 indices or targets or more";
   return std::nullopt;
 }
 
 ByteCount JoinByIndex::workspace_bytes() const {
-  return bytes_of_lists(shape_) + dispatch_all(dtype_, [&](auto tag) {
-           using C = ComputeType<typename decltype(tag)::type>;
-           return bytes_of<C>(2, shape_.outer, parts_of(shape_), shape_.inner);
-         });
+  return bytes_of_lists(shape_) + piece_bytes(dtype_, shape_);
 }
 
 TargetSink JoinByIndex::begin(void* workspace, void* stream) const {
@@ -298,21 +313,8 @@ void JoinByIndex::finish(Reduction reduction, const void* base, const void* upda
   PrefixSums(shape_.targets).run(arrays.counts, arrays.starts, arrays.rest, stream);
   IndexSort(shape_.positions, shape_.targets)
       .run(arrays.targets, arrays.sorted, arrays.rest, stream);
-  const IndexLists lists{arrays.starts, arrays.sorted, arrays.targets};
-  void* const pieces = static_cast<char*>(workspace) + bytes_of_lists(shape_).value();
-  dispatch_all(dtype_, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if constexpr (!std::is_integral_v<T>) {
-      constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-      int aligned = word_of_address(updates, word_of_address(out));
-      if (base != nullptr) aligned = word_of_address(base, aligned);
-      if (shape_.inner % kVector == 0 && aligned == 16) {
-        launch_join<T, kVector>(lists, shape_, reduction, base, updates, out, pieces, stream);
-        return;
-      }
-    }
-    launch_join<T, 1>(lists, shape_, reduction, base, updates, out, pieces, stream);
-  });
+  apply_lists(dtype_, {arrays.starts, arrays.sorted, arrays.targets}, shape_, reduction, base,
+              updates, out, static_cast<char*>(workspace) + bytes_of_lists(shape_).value(), stream);
 }
 
 TargetSink LastPositions::begin(void* workspace, void* stream) const {

@@ -53,6 +53,19 @@ struct ListShape {
   int64_t outer = 1, positions = 0, targets = 0, inner = 1;
 };
 
+// For each target the positions that point to it, in ascending order.
+struct IndexLists {
+  const int32_t* starts = nullptr;  // targets + 1
+  const int32_t* positions = nullptr;
+  const int32_t* targets = nullptr;  // per position
+};
+
+// out = base joined with all updates whose positions are in the lists. `pieces`: of as many bytes
+// as piece_bytes() says, which are none for few positions.
+void apply_lists(DType dtype, const IndexLists& lists, const ListShape& shape, Reduction reduction,
+                 const void* base, const void* updates, void* out, void* pieces, void* stream);
+ByteCount piece_bytes(DType dtype, const ListShape& shape);
+
 // out = base joined by a reduction with all updates that point there, in float for 16-bit types:
 // for each target in the order of positions, and in parts that sizes alone give.
 class JoinByIndex {

@@ -141,7 +141,7 @@ class BlockRunner {
     for (unsigned w = 0; w * kLanes < threads; ++w) {
       warps_[w].meeting = {.members = std::min(kLanes, threads - w * kLanes)};
     }
-    if (kFindsRaces) begin_block(number, shared_.data(), shared_bytes);
+    if (kFindsRaces) begin_block(shared_.data(), shared_bytes);
     for (unsigned t = 0; t < threads; ++t) prepare(t, number);
     order_.resize(threads);
     std::iota(order_.begin(), order_.end(), 0u);

@@ -4,10 +4,10 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "ortrain/base/error.h"
 #include "ortrain/gpu/simulator.h"
@@ -30,7 +30,7 @@ struct Byte {
 };
 
 constexpr size_t kPageBytes = 64;
-using Page = std::vector<Byte>;
+using Page = std::array<Byte, kPageBytes>;
 
 const char* name_of(Kind kind) {
   return kind == Kind::read ? "read" : kind == Kind::write ? "written" : "changed by an atomic";
@@ -94,9 +94,7 @@ class Shadow {
   }
 
   void note(uintptr_t at, const Access& now, bool shared) {
-    Page& page = pages_[at / kPageBytes];
-    if (page.empty()) page.resize(kPageBytes);
-    Byte& byte = page[at % kPageBytes];
+    Byte& byte = pages_[at / kPageBytes][at % kPageBytes];
     const bool writes = now.kind != Kind::read;
     for (const Access* before : {&byte.write, &byte.read, &byte.other_read}) {
       if (counts(*before, now, shared) && conflicts(*before, now)) report(*before, now, shared);
@@ -165,9 +163,7 @@ Shadow& shadow() {
 }  // namespace
 
 void begin_launch() { shadow().begin_launch(); }
-void begin_block(uint32_t, const void* shared, size_t bytes) {
-  shadow().begin_block(shared, bytes);
-}
+void begin_block(const void* shared, size_t bytes) { shadow().begin_block(shared, bytes); }
 void enter_thread(const AccessPlace* place, const void* stack, size_t bytes) {
   shadow().enter(place, stack, bytes);
 }

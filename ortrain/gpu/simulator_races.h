@@ -33,7 +33,7 @@ struct AccessPlace {
 
 // The block that runs on this operating system thread, told by the simulator.
 void begin_launch();
-void begin_block(uint32_t block, const void* shared, size_t shared_bytes);
+void begin_block(const void* shared, size_t shared_bytes);
 // Accesses count from here on; those to the thread's own stack are left out.
 void enter_thread(const AccessPlace* place, const void* stack, size_t stack_bytes);
 void leave_thread();

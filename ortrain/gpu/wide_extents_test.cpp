@@ -14,6 +14,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/gpu/expr_kernel_plan.h"
 #include "ortrain/gpu/gpu_device.h"
+#include "ortrain/gpu/index_lists.h"
 #include "ortrain/gpu/window_copy.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/testing/harness.h"
@@ -140,6 +141,19 @@ TEST(WideExtents, WindowsFarFromTheOutput) {
     if (start == 1) std::fill(wanted.begin() + kColumns, wanted.end(), 1.0f);
     EXPECT_EQ(out, wanted) << start;
   }
+}
+
+TEST(WideExtents, PositionsUpToTheEndOfInt) {
+  const std::vector<int32_t> starts{static_cast<int32_t>(kFar - 6), static_cast<int32_t>(kFar - 1)};
+  Sparse positions(kFar * 4);
+  if (!positions.exists()) GTEST_SKIP() << "no address space";
+  for (int32_t i = 0; i < 5; ++i) positions.as<int32_t>()[starts[0] + i] = i;
+  const std::vector<float> updates{1, 2, 3, 4, 5};
+  float sum = -1;
+  apply_lists(DType::f32, {starts.data(), positions.as<int32_t>()},
+              {.positions = 5, .targets = 1, .inner = 1}, Reduction::add, nullptr, updates.data(),
+              &sum, nullptr, nullptr);
+  EXPECT_EQ(sum, 15);
 }
 
 TEST(WideExtents, TapsOfALongAxis) {
