@@ -73,6 +73,7 @@ def run_two_heads(number: int) -> tuple[str, Weights, Weights, Weights]:
     return text, before, after, weights_of(trainer)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_other_parameters_in_one_step(group: Group, number: int) -> None:
     first, second = group(2).run(run_two_heads, number)

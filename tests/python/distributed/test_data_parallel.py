@@ -48,6 +48,7 @@ def check_alike(runs: list[Run], alone: Run) -> None:
             assert torch.equal(runs[0].weights[name], other.weights[name]), name
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad", "lamb"])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_as_one_process_with_the_whole_batch(group: Group, optimizer: str, stage: int) -> None:

@@ -74,7 +74,7 @@ def run_load(folder: Path, given: dict[str, Any], steps: int) -> Weights:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("saved", "loaded"), [((2, 1), (4, 0)), ((4, 1), (2, 1)), ((2, 0), (3, 1))]
 )

@@ -57,7 +57,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("task", _TASKS)
 def test_tasks(tmp_path: Path, task: str, form: str) -> None:
@@ -359,6 +359,7 @@ def test_graphs_are_written(tmp_path: Path) -> None:
         onnx.load(Path(trainer.args.output_dir) / name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["sequence classification", "language modelling"])
 def test_evaluation_of_the_onnx_file(tmp_path: Path, task: str) -> None:

@@ -81,7 +81,7 @@ def distance(losses: list[float], truth: list[float]) -> float:
     return float((torch.tensor(losses) - torch.tensor(truth)).square().mean().sqrt())
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_parity(name: str, dtype: torch.dtype) -> None:
@@ -125,6 +125,7 @@ RESTRICTIONS = {
 }
 
 
+@pytest.mark.long
 def test_results_agree_without_16_bit_instructions() -> None:
     pytest.importorskip("transformers")
     curves = {}

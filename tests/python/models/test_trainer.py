@@ -64,6 +64,7 @@ OPTIMIZERS: dict[str, Pair] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_equal_pytorchs_to_five_decimals(model: str, optimizer: str) -> None:

@@ -69,6 +69,7 @@ def assert_close(ours: torch.Tensor, plain: torch.Tensor, what: str) -> None:
     )
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", MODELS)
 def test_follows_eager(name: str) -> None:
     case = case_of(name)
@@ -108,7 +109,7 @@ def test_follows_eager(name: str) -> None:
     assert len(report.captures) == 1, str(report)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -144,7 +145,7 @@ def test_follows_eager_under_autocast(name: str) -> None:
     assert report.native_share == 1.0, str(report)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [m for m in MODELS if m not in ("mlp", "resnet", "lstm", "minilm")]
 )

@@ -169,6 +169,7 @@ def run(model: nn.Module, *, around: bool, dtype: torch.dtype) -> Tensors:
     return (out, *(p.grad for p in model.parameters() if p.grad is not None))
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(
     ("dtype", "inside"),
     [(torch.bfloat16, False), (torch.float16, True)],
@@ -285,6 +286,7 @@ class Recurrent(nn.Module):
         return y, *([states] if isinstance(states, torch.Tensor) else states)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize("projected", [False, True], ids=["float32", "projected"])
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

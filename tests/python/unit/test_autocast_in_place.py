@@ -127,6 +127,7 @@ def graph_of(module: nn.Module, x: torch.Tensor) -> tuple[collections.Counter[st
     return collections.Counter(map(str, lines)), re.findall(r"as (\S+)\)", text)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_graph_is_that_of_another_trace(name: str, dtype: torch.dtype | None) -> None:
@@ -138,6 +139,7 @@ def test_graph_is_that_of_another_trace(name: str, dtype: torch.dtype | None) ->
     assert made == traced
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
     plain = Layers(CASES[name])

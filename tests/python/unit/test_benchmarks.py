@@ -152,6 +152,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return compare(Workload("mlp", 8, 1), settings)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_comparison_has_figures_of_every_side(result: dict[str, Any]) -> None:
     assert json.loads(json.dumps(result))["workload"]["name"] == "mlp 8"

@@ -38,6 +38,7 @@ def _check(module: torch.nn.Module, batches: list[dict[str, object]], tolerance:
         assert found.largest() <= tolerance
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODULES)
 def test_module_equals_eager_at_every_size(name: str) -> None:
     case = MODULES[name]
@@ -45,6 +46,7 @@ def test_module_equals_eager_at_every_size(name: str) -> None:
     _check(case.build().train(), [case.batch(*s) for s in sizes], 1e-5)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "name", [n if n in _QUICK_MODELS else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
@@ -55,6 +57,7 @@ def test_model_equals_eager_at_two_sizes(name: str) -> None:
     _check(case.build(), [case.batch(*case.sample, 0), case.batch(*case.other, 1)], 2e-5)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODULES)
 def test_module_on_the_engine_equals_eager(name: str) -> None:
     pytest.importorskip("ortrain._core")

@@ -65,6 +65,7 @@ def _encoded(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     return layers[2](layers[0](x), states)[0]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("function", [_stacked, _twice, _encoded])

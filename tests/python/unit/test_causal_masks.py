@@ -17,6 +17,7 @@ def graph_text(model: torch.nn.Module) -> str:
     return "\n".join(program.graph.text() for _, program in programs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_causal_models_need_no_mask_of_queries_times_keys(name: str, padding: str) -> None:

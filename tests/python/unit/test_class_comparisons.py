@@ -63,6 +63,7 @@ class Asks(Linear):
         return self.linear(x) * self.ask(x.shape[0])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", _ASKING)
 def test_the_class_of_a_size(name: str) -> None:
     model = assert_same_calls(lambda: Asks(_ASKING[name]), rows=(3, 5, 7, 3))

@@ -195,6 +195,7 @@ def test_bench_counts_the_steps_of_the_first_optimizer(tmp_path):
     assert (tmp_path / "True").exists() and (tmp_path / "False").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bench_shows_what_a_failing_script_said(script):
     with pytest.raises(BenchError, match="(?s)it fails as .*RuntimeError: broken at 3"):

@@ -27,6 +27,7 @@ def test_quickstart_learns():
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom_autograd", "torch_compile_backend"])
 def test_example_learns(name):

@@ -43,6 +43,7 @@ def captures(ours: ORTModule) -> int:
     return sum(not r.fallback for r in ours.report().captures)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("cache", [True, False])
 def test_generate_is_pytorchs_without_a_capture_per_length(name: str, cache: bool) -> None:

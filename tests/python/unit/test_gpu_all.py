@@ -407,6 +407,7 @@ def test_model_is_followed_where_flags_of_pytorch_are_frozen() -> None:
 # --- whole lines
 
 
+@pytest.mark.long
 def test_rehearsal_of_checks_without_the_program(tmp_path: Path) -> None:
     lines = rehearsed(tmp_path, "--only", "fault")
     assert lines["fault"]["figures"]["wrong"] == 0

@@ -74,6 +74,7 @@ def assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
             )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [
@@ -181,6 +182,7 @@ class Recurrent(nn.Module):
         return nn.functional.cross_entropy(logits, labels) + 0.1 * (last**2).mean()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize(
     ("options", "batch"),

@@ -169,6 +169,7 @@ def engine_graph(name: str) -> tuple[PreparedGraph, nn.Module]:
     return prepare(module, call, (), batch, {}), module
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_survive_the_way_through_bytes(name: str) -> None:
     if CASES[name].needs:

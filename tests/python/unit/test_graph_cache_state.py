@@ -346,6 +346,7 @@ def run(module: nn.Module) -> tuple[torch.Tensor, list[bool]]:
     return result, [record.from_disk for record in records]
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_forward_reads_is_told_apart(name: str) -> None:

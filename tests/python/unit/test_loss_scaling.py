@@ -194,6 +194,7 @@ LOOP_OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("optimizer", LOOP_OPTIMIZERS)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_module_under_a_grad_scaler(name: str, optimizer: str) -> None:
@@ -276,6 +277,7 @@ def _wide(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("kind", [GradScaler, torch.amp.GradScaler], ids=["ours", "torch's"])
 @pytest.mark.parametrize("optimizer", TRAINER_OPTIMIZERS)
 @pytest.mark.parametrize("name", [n for n, p in PATTERNS.items() if not p.split])

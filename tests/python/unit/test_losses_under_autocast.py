@@ -59,6 +59,7 @@ def test_likelihood_is_pytorchs(
     assert_same_loss(Likelihood(reduction, flat, False, 0.0), rounds=True)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize(("wide", "smoothing"), [(True, 0.0), (False, 0.0), (True, 0.1)])

@@ -30,6 +30,7 @@ class _Biased(nn.Module):
         return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9, -1e4, 1e9])
 @pytest.mark.parametrize("keys", [5, 70, 300])

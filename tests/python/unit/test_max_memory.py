@@ -125,7 +125,7 @@ def test_a_smaller_batch_may_take_what_a_larger_one_did() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["encoder", "bert", "gpt2", "llama", "lstm", "convnet"])
 def test_models_give_the_same_numbers(name: str) -> None:
     case = CASES[name]

@@ -146,6 +146,7 @@ def test_module_by_lists(net: Net) -> None:
     assert losses_of(nothing, 8) == losses_of(trainer_of(copy.deepcopy(net)), 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("key", ["allow", "deny", "promote"])
 def test_lists_refuse_a_module_with_autocast_regions(net: Net, key: str, enabled: bool) -> None:
@@ -179,6 +180,7 @@ def deep(dtype: str | None, **lists: Any) -> ORTTrainer:
     return trainer_of(model, mixed_precision=mixed, debug={"check_model_export": True})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lists", [{}, {"deny": ["ReduceMax"]}])
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_export_is_checked_by_the_precision(
@@ -196,6 +198,7 @@ def test_export_is_checked_by_the_precision(
         deep(dtype, **lists).train_step(x * 20, label)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", ["bf16", "bfloat16", torch.bfloat16, {"enabled": True}])
 def test_argument(net: Net, given: Any) -> None:
     def make(**arguments: Any) -> ORTTrainer:

@@ -62,6 +62,7 @@ def outcome(model: Any, write: int, start: int) -> Any:
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 @pytest.mark.parametrize(("write", "start"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

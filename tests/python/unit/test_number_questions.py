@@ -96,6 +96,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("values", [INTS, FLOATS], ids=["int", "float"])
 def test_live_numbers_answer_as_python_does(question: str, values: Sequence[float]) -> None:
@@ -103,11 +104,13 @@ def test_live_numbers_answer_as_python_does(question: str, values: Sequence[floa
     agree(QUESTIONS[question], [(x, n) for n in values])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("question", [q for q in QUESTIONS if q != "type name"])
 def test_sizes_answer_as_python_does(question: str) -> None:
     agree(QUESTIONS[question], [(torch.ones(n, 4),) for n in (5, 12, 101, 7)])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf, 0.0, -0.0])
 @pytest.mark.parametrize(
     "ask",

@@ -45,6 +45,7 @@ def _result(model: nn.Module, x: torch.Tensor, number: float) -> torch.Tensor | 
         return None
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.float16])
 @pytest.mark.parametrize("name", _FUNCTIONS)
 def test_refused_where_pytorch_refuses(name: str, dtype: torch.dtype) -> None:

@@ -128,6 +128,7 @@ class ReadsItems(ReadsUnderAnotherName):
         return self.linear(x) * (1 + self.first[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "make"),
     [

@@ -128,6 +128,7 @@ def _assert_equal(texts: Iterable[str], dtype: torch.dtype, special: float | Non
         )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("odd", _ODD)
 def test_an_odd_parameter(odd: str, dtype: torch.dtype) -> None:
@@ -136,6 +137,7 @@ def test_an_odd_parameter(odd: str, dtype: torch.dtype) -> None:
     _assert_equal([t for t in texts if not any(n in t for n in _NOT_AT_NAN)], dtype, nan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_degenerate_statistics_and_losses(dtype: torch.dtype) -> None:
     _assert_equal(_OTHERS, dtype, None)

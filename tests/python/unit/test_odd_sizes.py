@@ -45,6 +45,7 @@ class Scaled(nn.Module):
         return CASES[self.name][0](x * self.scale)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_that_come_later(name: str) -> None:
     plain = Scaled(name)

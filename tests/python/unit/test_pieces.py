@@ -157,6 +157,7 @@ def frozen(m: Any, h: torch.Tensor) -> torch.Tensor:
     return m.second(h) * scale
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "between",
     [

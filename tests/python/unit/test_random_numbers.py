@@ -505,6 +505,7 @@ DROPPING: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n == "bert" else ()) for n in DROPPING]
 )

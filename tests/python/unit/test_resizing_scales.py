@@ -32,6 +32,7 @@ class _Resize(nn.Module):
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", _MODES)
 @pytest.mark.parametrize("seed", range(2))
 def test_scales_are_pytorchs(axes: int, seed: int) -> None:

@@ -34,6 +34,7 @@ def _length(rule: Any, start: int | None, end: int | None, step: int) -> tuple[A
     return sliced.shape[1], len(shapes.guards)
 
 
+@pytest.mark.sampled(12)
 @_RULES
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("start", _BOUNDS)
