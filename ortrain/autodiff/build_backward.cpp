@@ -98,6 +98,49 @@ class Accumulator {
   std::vector<std::vector<ValueId>> parts_;
 };
 
+// For each user output, in order, the names of the inputs with `requires_grad` from which a path
+// leads to it: through nodes that pass, over values that carry.
+template <typename Passes, typename Carries>
+std::vector<std::vector<std::string>> paths(const Graph& graph, const Passes& passes,
+                                            const Carries& carries) {
+  std::vector<ValueId> roots;
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.requires_grad && is_float(graph.value(input.value).dtype)) {
+      roots.push_back(input.value);
+    }
+  }
+  std::vector<std::vector<bool>> reached(graph.num_values());  // a bit per root; empty: none
+  for (size_t i = 0; i < roots.size(); ++i) {
+    std::vector<bool>& bits = reached[index_of(roots[i])];
+    bits.resize(roots.size());
+    bits[i] = true;
+  }
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (!passes(node)) continue;
+    std::vector<bool> bits;
+    for (ValueId input : node.inputs) {
+      if (input == kNoValue) continue;
+      const std::vector<bool>& more = reached[index_of(input)];
+      bits.resize(std::max(bits.size(), more.size()));
+      for (size_t i = 0; i < more.size(); ++i) bits[i] = bits[i] || more[i];
+    }
+    for (ValueId output : node.outputs) {
+      if (output != kNoValue && carries(output)) reached[index_of(output)] = bits;
+    }
+  }
+  std::vector<std::vector<std::string>> result;
+  for (const GraphOutput& output : graph.outputs()) {
+    if (output.role != OutputRole::user) continue;
+    const std::vector<bool>& bits = reached[index_of(output.value)];
+    std::vector<std::string>& names = result.emplace_back();
+    for (size_t i = 0; i < bits.size(); ++i) {
+      if (bits[i]) names.push_back(graph.value(roots[i]).name);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 void build_backward(Graph& graph, const BackwardOptions& options) {
@@ -190,6 +233,19 @@ std::vector<bool> differentiable_outputs(const Graph& graph) {
     if (output.role == OutputRole::user) result.push_back(needs[index_of(output.value)]);
   }
   return result;
+}
+
+std::vector<std::vector<std::string>> gradient_paths(const Graph& graph) {
+  return paths(
+      graph,
+      [](const Node& node) { return op_registry().get(node.domain, node.op).differentiable; },
+      [&](ValueId value) { return is_float(graph.value(value).dtype); });
+}
+
+std::vector<std::vector<std::string>> value_paths(const Graph& graph) {
+  return paths(
+      graph, [](const Node& node) { return node.op != "Shape" || !node.domain.empty(); },
+      [](ValueId) { return true; });
 }
 
 std::vector<std::string> differentiable_input_updates(const Graph& graph) {

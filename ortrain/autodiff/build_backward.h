@@ -33,6 +33,13 @@ std::vector<std::string> missing_gradients(const Graph& graph, const BackwardOpt
 // For each user output, in order, whether it depends on an input with `requires_grad`.
 std::vector<bool> differentiable_outputs(const Graph& graph);
 
+// For each user output, in order, the names of the inputs with `requires_grad` that it depends on
+// through operators that pass gradients on.
+std::vector<std::vector<std::string>> gradient_paths(const Graph& graph);
+
+// The same through any operators: inputs whose values it may depend on, not their extents alone.
+std::vector<std::vector<std::string>> value_paths(const Graph& graph);
+
 // The inputs that the graph writes to, where the value written depends on an input that requires a
 // gradient: the backward of this graph does not know of it. Buffers are written to under no_grad.
 std::vector<std::string> differentiable_input_updates(const Graph& graph);

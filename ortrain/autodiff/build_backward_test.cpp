@@ -44,5 +44,22 @@ TEST(BuildBackward, RefusesAnotherNumberOfGradients) {
   EXPECT_THROW(build_backward(graph, {.output_indices = {0, 1}, .gradients = {first}}), Error);
 }
 
+TEST(GradientPaths, LeadThroughOperatorsThatPassGradientsOn) {
+  const Graph graph = parse_graph(R"(
+graph g (float32[3] v [parameter "v" grad], float32[3] w [parameter "w" grad],
+         float32[3] frozen [parameter "frozen"]) => (x, y, z, n) {
+  k = Cast<to = 7>(v)
+  r = Cast<to = 1>(k)
+  x = Mul(r, w)
+  y = Add(v, frozen)
+  n = Shape(w)
+  z = ConstantOfShape(n)
+}
+)");
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(gradient_paths(graph), (std::vector<Names>{{"w"}, {"v"}, {}, {}}));
+  EXPECT_EQ(value_paths(graph), (std::vector<Names>{{"v", "w"}, {"v"}, {}, {}}));
+}
+
 }  // namespace
 }  // namespace ortrain

@@ -384,12 +384,8 @@ def _input(
 
 def _unreached(graph: Any, requires_grad: dict[str, bool], users: set[str]) -> list[str]:
     """Return the arguments with a gradient that no output depends on."""
-    found = []
-    for name in [n for n, wanted in requires_grad.items() if wanted and n in users]:
-        graph.set_requires_grad({n: n == name for n in requires_grad})
-        if not any(graph.differentiable_outputs()):
-            found.append(name)
-    return found
+    reached = {name for paths in graph.gradient_paths() for name in paths}
+    return [n for n, wanted in requires_grad.items() if wanted and n in users - reached]
 
 
 def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:

@@ -286,6 +286,8 @@ void init_graph(nb::module_& module) {
              }
            })
       .def("differentiable_outputs", [](const Graph& g) { return differentiable_outputs(g); })
+      .def("gradient_paths", [](const Graph& g) { return gradient_paths(g); })
+      .def("value_paths", [](const Graph& g) { return value_paths(g); })
       .def("differentiable_input_updates",
            [](const Graph& g) { return differentiable_input_updates(g); })
       .def(

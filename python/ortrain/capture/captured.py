@@ -148,7 +148,8 @@ class CapturedModule:
       fixed: The sizes of the sample that are baked in since symbols for them take too long, in words.
       seconds: Wall time per stage.
       num_made: How many plain attributes the forward made.
-      tracked: Of each result, in the order of the output tree, whether PyTorch's wants a gradient.
+      reached: Of each result, in the order of the output tree, the parameters and arguments to which PyTorch's autograd
+        leads from it; None where it wants no gradient.
       views: How results are made of the outputs, where these are not the results.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
@@ -170,7 +171,7 @@ class CapturedModule:
     dynamic: bool
     seconds: dict[str, float]
     num_made: int = 0
-    tracked: Sequence[bool] = ()
+    reached: Sequence[frozenset[str] | None] = ()
     views: ResultViews | None = None
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)

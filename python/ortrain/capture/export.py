@@ -41,6 +41,7 @@ from ortrain.capture.expansion import expand_unknown
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.generator_watch import GeneratorWatch
+from ortrain.capture.gradient_paths import leaves_reached
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
     dimensions_of,
@@ -121,7 +122,7 @@ class _FlatModule(nn.Module):
         call: FlatCall,
         equal: Sequence[Sequence[tuple[int, int]]],
         trees: list[OutputTree],
-        tracked: list[bool],
+        reached: list[frozenset[str] | None],
         read: NamesRead,
         made: list[MadePlain],
         functions: FunctionCalls,
@@ -150,7 +151,9 @@ class _FlatModule(nn.Module):
                 refuse_caches(before.caches.with_tensors(), name)
                 refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
-                stand_ins = [*tensors, *module.parameters(), *module.buffers()]
+                tables = (*module.named_parameters(), *module.named_buffers())
+                stand_ins = [*tensors, *(tensor for _, tensor in tables)]
+                leaves = dict(zip(call.names, tensors, strict=True)) | dict(tables)
                 path = CallPath() if stores_attributes(module) else None
                 try:
                     # A region that changes nothing is one for an export all the same.
@@ -219,7 +222,7 @@ class _FlatModule(nn.Module):
             except Exception as error:
                 raise internals.QuietError from error
             trees.append(tree)
-            tracked[:] = [tensor.requires_grad for tensor in flat]
+            reached[:] = leaves_reached(flat, leaves)
             return tuple(flat)
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -443,10 +446,10 @@ def _capture(
     axes = [range(min(t.dim(), 1) if first else t.dim()) for t in tensors]
     shapes = tuple(dict.fromkeys(each, auto) for each in axes) if dynamic else None
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
-    tracked: list[bool] = []  # of each result
+    reached: list[frozenset[str] | None] = []  # of each result
     made: list[MadePlain] = []
     flat = _FlatModule(
-        *(module, signature, call, equal, trees, tracked),
+        *(module, signature, call, equal, trees, reached),
         *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
@@ -500,7 +503,7 @@ def _capture(
         graph_module=program.graph_module,
         placeholders=placeholders,
         outputs=outputs_of(program, trees[-1], call, views),
-        tracked=tracked,
+        reached=reached,
         constants=constants,
         input_names=list(call.names),
         output_tree=trees[-1],

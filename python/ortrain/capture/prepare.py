@@ -18,6 +18,7 @@ from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
 from ortrain.capture.export import capture
+from ortrain.capture.gradient_paths import add_zero_gradients
 from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import (
@@ -113,7 +114,7 @@ class _Preparation:
                 restrict_further(self.module, str(error).partition("\n")[0])
                 captured, squeezes = self._captured(dynamic)
         if captured.grad_enabled and not self.any_gradients:
-            _refuse_other_gradients(captured, converted)
+            converted = self._with_gradients_of_pytorch(captured, converted)
         return PreparedGraph(
             graph=converted.graph,
             user_inputs=converted.user_inputs,
@@ -185,19 +186,56 @@ class _Preparation:
         self.stages["convert"] = timing.seconds
         return converted
 
+    def _with_gradients_of_pytorch(
+        self, captured: CapturedModule, converted: Converted
+    ) -> Converted:
+        missing = _missing_gradients(captured, converted.graph)
+        if not missing:
+            return converted
+        add_zero_gradients(captured, missing)
+        converted = self._converted(captured)
+        if _missing_gradients(captured, converted.graph):
+            raise UnseenStateError(
+                f"gradients of its result '{min(missing)}' are lost in its graph",
+                module=captured.module_name,
+            )
+        return converted
 
-def _refuse_other_gradients(captured: CapturedModule, converted: Converted) -> None:
-    """Raise UnseenStateError where a result wants a gradient in PyTorch and not in the graph, or the other way."""
+
+def _missing_gradients(captured: CapturedModule, graph: _core.Graph) -> dict[str, frozenset[str]]:
+    """Return the inputs to which PyTorch's autograd leads from a result and the graph does not, by the result's name.
+
+    Raises:
+      UnseenStateError: The graph leads to others, or a result wants a gradient here or there alone.
+    """
     results = [o for o in captured.outputs if o.role in (OutputRole.USER, OutputRole.NONE)]
-    tracked = {o.name: t for o, t in zip(results, captured.tracked, strict=True)}
-    outputs = [o["name"] for o in converted.graph.outputs if o["role"] == "user"]
-    for name, differentiable in zip(outputs, converted.graph.differentiable_outputs(), strict=True):
-        if tracked[name] != differentiable:
-            wants = "wants a gradient" if tracked[name] else "wants no gradient"
+    reached = {o.name: r for o, r in zip(results, captured.reached, strict=True)}
+    outputs = [o["name"] for o in graph.outputs if o["role"] == "user"]
+    missing = {}
+    for name, paths in zip(outputs, map(frozenset, graph.gradient_paths()), strict=True):
+        wanted = reached[name]
+        if (wanted is None) != (not paths) and not wanted:
+            wants = "wants no gradient" if wanted is None else "wants a gradient"
             raise UnseenStateError(
                 f"its result '{name}' {wants}, which its operators do not show",
                 module=captured.module_name,
             )
+        if wanted is not None and (more := paths - wanted):
+            raise UnseenStateError(
+                f"its result '{name}' gives '{min(more)}' no gradient, which its operators do not show",
+                module=captured.module_name,
+            )
+        if wanted and wanted - paths:
+            missing[name] = wanted - paths
+    # Zeros are right where the values do not matter; an operator that knows no gradient says nothing of it.
+    values = dict(zip(outputs, map(frozenset, graph.value_paths()), strict=True)) if missing else {}
+    for name, lost in missing.items():
+        if lost & values[name]:
+            raise UnseenStateError(
+                f"its result '{name}' gives '{min(lost)}' a gradient, which its operators do not show",
+                module=captured.module_name,
+            )
+    return missing
 
 
 def refuse_hooks(module: nn.Module) -> None:
