@@ -13,7 +13,7 @@ import torch
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.prepare import empty_extents, extents_of_one
+from ortrain.capture.prepare import empty_extents
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.result_views import in_order_of
 from ortrain.capture.signature import FlatCall
@@ -45,7 +45,6 @@ class Entry:
       record: What the report says of it.
       device: Where its tensors are.
       rows: Finds the rows that a call needs, where not all of them can be seen outside.
-      ones: Which extents of the inputs are 1, where the graph depends on that; else None.
       copied_inputs: Positions of the inputs that a call writes to, or of which the module uses copies
         alone: its backward needs them as they were.
       with_gradient: Positions of the inputs that require a gradient.
@@ -60,6 +59,7 @@ class Entry:
       dependences: Positions of the inputs that outputs depend on.
       reads: Of some outputs those that PyTorch's backward from them would read.
       failed: Sizes of calls that it has not run, though its conditions hold.
+      told_of_hooks: Results of whose hooks the user knows that they do not see all gradients.
       fixed: Whether it was captured for the sizes of one call, which another graph did not run.
       empty: Which extents of the arguments are 0.
       orders: Of outputs that lie in memory in another order for the caller.
@@ -73,7 +73,6 @@ class Entry:
     record: CaptureRecord
     device: torch.device
     rows: RowSelection | None
-    ones: tuple[Any, ...] | None
     copied_inputs: list[int]
     unreached: list[int]
     with_gradient: list[int]
@@ -88,6 +87,7 @@ class Entry:
     dependences: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
     reads: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
     failed: set[tuple[torch.Size, ...]] = dataclasses.field(default_factory=set)
+    told_of_hooks: set[int] = dataclasses.field(default_factory=set)
     fixed: bool = False
     empty: tuple[tuple[int, ...], ...] = ()
     orders: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -133,7 +133,7 @@ class Entry:
             elif target in positions:
                 sources.append(("module", positions[target]))
                 tensor = tensors[positions[target]]
-                requires_grad[name] = role == "parameter" and tensor.requires_grad
+                requires_grad[name] = tensor.requires_grad
             elif target in prepared.outside:
                 sources.append(("outside", prepared.outside[target]))
                 requires_grad[name] = False
@@ -193,7 +193,6 @@ class Entry:
             ),
             device=device,
             rows=RowSelection.of(graph, device),
-            ones=extents_of_one(call) if prepared.squeezes else None,
             empty=empty_extents(call),
             copied_inputs=[
                 i
@@ -221,6 +220,16 @@ class Entry:
         """Outputs that the caller gets; updates stand behind them."""
         return len(self.differentiable)
 
+    def results_behind(self, index: int) -> list[int]:
+        """Return the results of the caller that are computed from one of them, given by its index."""
+        graph = self.captured.graph
+        values = [output["value"] for output in graph.outputs if output["role"] == "user"]
+        reached = {values[index]}
+        for node in graph.nodes():
+            if not reached.isdisjoint(node["inputs"]):
+                reached.update(node["outputs"])
+        return [i for i, value in enumerate(values) if i != index and value in reached]
+
     def fits(self, call: FlatCall) -> bool:
         """Tell whether the graph holds for the sizes of a call of its kind."""
         sizes = tuple(sizes_of(call.tensors))
@@ -228,8 +237,7 @@ class Entry:
             return False
         holds = self.fitting.get(sizes)
         if holds is None:
-            holds = self.ones is None or self.ones == extents_of_one(call)
-            holds = holds and self.empty == empty_extents(call)
+            holds = self.empty == empty_extents(call)
             holds = holds and self.captured.guards.holds(sizes)
             if len(self.fitting) >= _MOST_SIZES:
                 self.fitting.clear()

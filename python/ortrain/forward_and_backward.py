@@ -20,6 +20,7 @@ from ortrain.forward_again import ForwardAgain, with_own_history
 from ortrain.program import BackwardPart, CallersMemory, Program
 from ortrain.random_numbers import GeneratorStates
 from ortrain.verification import watching
+from ortrain.watched_results import WatchedResults
 
 NOT_DIFFERENTIABLE = (
     "PyTorch cannot take over the gradients of this ORTModule: {}; or run the module itself, "
@@ -85,8 +86,10 @@ class Pass:
 
     Attributes:
       witness: Is told of the gradients; None for nobody.
+      watched: The results that the caller has; set once they are made.
     """
 
+    watched: WatchedResults
     witness: watching.GradientWitness | None = None
 
     def __init__(

@@ -19,6 +19,7 @@ from ortrain.forward_and_backward import NOT_DIFFERENTIABLE, Backward, Pass
 from ortrain.program import Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
 from ortrain.verification import watching
+from ortrain.watched_results import WatchedResults
 
 
 class ForwardError(Exception):
@@ -71,6 +72,7 @@ def execute(
         if _gradients_are_awaited(step.program, done.inputs):
             positions, token = _append_parts(step, done.inputs)
         outputs = _Step.apply(step, outputs, positions, token, *(done.inputs[p] for p in positions))
+        step.watched = WatchedResults(entry, outputs)
     watching.tell(entry, done.inputs, done.form, step)
     if draws and seed_at is not None:
         draw_seed(entry.device)  # the next forward has another one
@@ -166,6 +168,7 @@ class _Step(torch.autograd.Function):
     @untraced
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step = ctx.step
+        step.watched.tell_lost_gradients(gradients)
         made, backward = step.first_part(gradients, ctx.positions)
         token = backward.linked(_token(step)) if ctx.linked else None
         return (None, None, None, token, *_marked(made, step, backward))

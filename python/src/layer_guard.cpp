@@ -129,6 +129,7 @@ TensorKind::TensorKind(PyObject* tensor)
     dtype_ = view.dtype;
     place_ = view.place;
     dims_.assign(view.dims, view.dims + view.rank);
+    if (!is_row_major(view)) strides_.assign(view.strides, view.strides + view.rank);
   } catch (const std::exception&) {
     described_ = describe(tensor);
   }
@@ -147,7 +148,10 @@ bool TensorKind::fits(PyObject* tensor) const {
     const TensorView view = view_anywhere(tensor, "a tensor of the module");
     return view.dtype == dtype_ && view.place == place_ &&
            view.rank == static_cast<int>(dims_.size()) &&
-           std::equal(dims_.begin(), dims_.end(), view.dims);
+           std::equal(dims_.begin(), dims_.end(), view.dims) &&
+           (is_row_major(view) ? strides_.empty()
+                               : std::equal(strides_.begin(), strides_.end(), view.strides,
+                                            view.strides + view.rank));
   } catch (const std::exception&) {
     return false;  // of a kind now that the engine does not hold
   }

@@ -34,6 +34,7 @@ class TensorKind {
   DType dtype_ = DType::undefined;
   dlpack::Device place_{dlpack::kCpu, 0};
   Dims dims_;
+  Dims strides_;  // none for dense row-major
 };
 
 // A layer: its class, its attributes, its tables of tensors and layers, its hooks.

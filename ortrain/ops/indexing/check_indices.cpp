@@ -25,10 +25,12 @@ void register_check_indices(OpRegistry& registry);
 void register_check_indices(OpRegistry& registry) {
   registry.add({.name = "CheckIndices",
                 .domain = std::string(kOrtrainDomain),
-                .summary = "The indices themselves; one outside of [0, extent) is an IndexError. "
+                .summary = "The indices themselves; one outside of [0, extent) is an IndexError, "
+                           "which says `message` where there is one. "
                            "For what counts no index from the end, as operators of ONNX do.",
                 .inputs = {{"indices", "I"}, {"extent", "int64"}},
                 .outputs = {{"checked", "I"}},
+                .attrs = {{"message", std::string()}},
                 .types = {{"I", kIndexTypes}},
                 .infer = infer_check_indices,
                 .differentiable = false,

@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.trace_internals import bodies_of, nodes_of
 
+_WINDOWS = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
+
 
 def memories_of(node: fx.Node) -> list[int]:
     """Return a number per tensor of a node's value; equal ones stand for the same memory."""
@@ -51,12 +53,11 @@ def written_by(node: fx.Node) -> Iterator[fx.Node]:
         yield from (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node))
 
 
-def writes_through(program: torch.export.ExportedProgram, view: object) -> fx.Node | None:
-    """Return a node that writes to memory by way of a view of one kind; None where none does.
+def writes_through_overlap(program: torch.export.ExportedProgram) -> fx.Node | None:
+    """Return a node that writes by way of a view that shows memory more than once, or in part; None where none does.
 
     Args:
       program: As exported; regions of it have bodies of their own.
-      view: The operator that makes such views.
     """
     given: dict[fx.Node, fx.Node] = {}  # for what a body takes
     for owner in bodies_of(program):
@@ -70,7 +71,7 @@ def writes_through(program: torch.export.ExportedProgram, view: object) -> fx.No
         for written in written_by(node):
             source: fx.Node | None = written
             while source is not None:
-                if source.target is view:
+                if _shows_twice(source):
                     return node
                 memories = set(memories_of(source))
                 shared = (
@@ -78,6 +79,18 @@ def writes_through(program: torch.export.ExportedProgram, view: object) -> fx.No
                 )
                 source = next(shared, given.get(source))
     return None
+
+
+def _shows_twice(node: fx.Node) -> bool:
+    if node.target in _WINDOWS:
+        return True
+    return any(
+        stride == 0 and not (isinstance(size, int) and size == 1)
+        for leaf in pytree.tree_leaves(node.meta.get("val"))
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        for size, stride in zip(leaf.shape, leaf.stride(), strict=True)
+        if isinstance(stride, int)
+    )
 
 
 def _body(owner: fx.GraphModule, argument: object) -> fx.GraphModule | None:

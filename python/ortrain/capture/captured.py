@@ -148,6 +148,7 @@ class CapturedModule:
       fixed: The sizes of the sample that are baked in since symbols for them take too long, in words.
       seconds: Wall time per stage.
       num_made: How many plain attributes the forward made.
+      needs_numbers: Why the sizes cannot be symbols, so that the capture is of no use.
       reached: Of each result, in the order of the output tree, the parameters and arguments to which PyTorch's autograd
         leads from it; None where it wants no gradient.
       views: How results are made of the outputs, where these are not the results.
@@ -171,6 +172,7 @@ class CapturedModule:
     dynamic: bool
     seconds: dict[str, float]
     num_made: int = 0
+    needs_numbers: str = ""
     reached: Sequence[frozenset[str] | None] = ()
     views: ResultViews | None = None
     ones: frozenset[sympy.Symbol] = frozenset()
@@ -190,6 +192,11 @@ def environment_key() -> Hashable:
     """Return what a captured graph depends on besides the call and the module."""
     return (
         AutocastState.current(),
+        # What a forward may ask, whether it is on or off.
+        torch._C._is_any_autocast_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),

@@ -17,12 +17,14 @@ from torch import nn
 
 from ortrain import _core
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, is_array
+from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, gaps_of, is_array
 
 # That cached properties have; nobody can ask whether it is held.
 _LOCK = type(threading.RLock())
 Comparison = tuple[str, Any, int]
 Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an item or attribute
+
+_CALLING = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 
 
 def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variable]:
@@ -32,7 +34,17 @@ def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variab
       module: The module that it is a graph of.
       names: Of the attributes and variables that its forward may have read; None for all.
     """
-    return ReachableState(module, (), keeps_contents=False).variables_named(names)
+    variables = ReachableState(module, (), keeps_contents=False).variables_named(names)
+    return [*variables, *_layer_methods(module)]
+
+
+def _layer_methods(module: nn.Module) -> list[Variable]:
+    """Return what runs the layers, which a package may replace in its own classes or in PyTorch's."""
+    classes = dict.fromkeys(type(layer) for layer in module.modules())
+    return [
+        *((layer, "forward") for layer in classes),
+        *((nn.Module, name) for name in _CALLING),
+    ]
 
 
 def digest_of_compared(
@@ -151,4 +163,4 @@ class _ComparisonDigest(ValueDigest):
             return
         self._class(type(tensor))
         self.token(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.layout)
-        self.token(tensor.requires_grad)
+        self.token(tensor.requires_grad, gaps_of(tensor))

@@ -28,6 +28,7 @@ from ortrain.capture.autocast_regions import (
 from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.checkpoints import marked_checkpoints
+from ortrain.capture.composite_aliases import restore_aliases
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
 from ortrain.capture.dynamo_internals import failures_untold
@@ -38,10 +39,15 @@ from ortrain.capture.errors import (
     UnseenStateError,
 )
 from ortrain.capture.expansion import expand_unknown
+from ortrain.capture.extents_of_one import (
+    conditions_on_squeezed,
+    other_at_one,
+    squeezed_at_one,
+)
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.generator_watch import GeneratorWatch
-from ortrain.capture.gradient_paths import leaves_reached
+from ortrain.capture.gradient_paths import leaves_reached, refuse_writes_with_history
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
     dimensions_of,
@@ -154,6 +160,7 @@ class _FlatModule(nn.Module):
                 tables = (*module.named_parameters(), *module.named_buffers())
                 stand_ins = [*tensors, *(tensor for _, tensor in tables)]
                 leaves = dict(zip(call.names, tensors, strict=True)) | dict(tables)
+                wanting = {each for each, tensor in leaves.items() if tensor.requires_grad}
                 path = CallPath() if stores_attributes(module) else None
                 try:
                     # A region that changes nothing is one for an export all the same.
@@ -176,6 +183,7 @@ class _FlatModule(nn.Module):
                             result = nn.Module.__call__(module, *args, **kwargs)
                         if unanswered:
                             raise unanswered[0]
+                        refuse_writes_with_history(leaves, wanting)
                         refuse_living_results(result, before, name)
                         with path or contextlib.nullcontext():
                             flat, tree = flatten_outputs(result)
@@ -354,6 +362,11 @@ def _freest(
                     freedom=freedom,
                     standalone=standalone,
                 )
+            if not budget.is_exceeded and captured.needs_numbers:
+                _log.info(
+                    "%s: %s, so it is captured for these sizes alone", name, captured.needs_numbers
+                )
+                break
             if not budget.is_exceeded:
                 _log.debug("%s: %d terms in symbolic sizes", name, budget.spent)
                 return captured
@@ -403,6 +416,13 @@ def _functional(
             program = decompose_unknown(program, known)
     # Functionalizing traces once more, which may add conditions.
     return program, internals.guards_code(program)
+
+
+def _other_at_one(program: torch.export.ExportedProgram) -> str:
+    if squeezed_at_one(program):
+        return "an extent of 1 is squeezed"
+    operator = other_at_one(program)
+    return f"{operator} gives another shape for an extent of 1 or 0" if operator else ""
 
 
 def _capture_unless_drawing(*args: Any, freedom: Freedom, standalone: bool) -> CapturedModule:
@@ -465,7 +485,12 @@ def _capture(
         read.make(made)
 
         start = time.perf_counter()
+        restore_aliases(program, name)
         conditions = internals.guards_code(program)
+        needs_numbers = _other_at_one(program) if dynamic else ""
+        dims = dimensions_of(user_values(program))
+        if dynamic and not needs_numbers:
+            conditions += conditions_on_squeezed(program, dims, call.names)
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
         refuse_conditions_on_values(program, name)
@@ -480,9 +505,14 @@ def _capture(
         outside = outside_tensors(program, flat.reached)
         inputs = placeholders_of(program, module, call, outside)[0]
         views = None if standalone else take_views_out(program, inputs)
+        exported = program
         with internals.recurrent_layers_whole(), linear_scales_as_computed():
             program, added = _functional(program, known, autocast, autocast_regions)
         conditions += added
+        if dynamic and not needs_numbers and program is not exported:
+            needs_numbers = _other_at_one(program)
+            if not needs_numbers:
+                conditions += conditions_on_squeezed(program, dims, call.names)
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()
@@ -519,6 +549,7 @@ def _capture(
         fixed=freedom.fixed if freedom_of(module) is not Freedom.ALL else "",
         seconds=seconds,
         num_made=len(made),
+        needs_numbers=needs_numbers,
         views=None if views is None else ResultViews(views, dimensions_of(values)),
     )
     seconds["guards"] = time.perf_counter() - start

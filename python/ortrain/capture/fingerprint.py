@@ -21,7 +21,14 @@ from torch import nn
 from ortrain.capture.outside_reads import outside_read
 from ortrain.capture.reachable_state import globals_of, imported_by
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
-from ortrain.capture.value_digest import BUILTIN, Unkeyable, ValueDigest, attribute_of, codes
+from ortrain.capture.value_digest import (
+    BUILTIN,
+    Unkeyable,
+    ValueDigest,
+    attribute_of,
+    codes,
+    gaps_of,
+)
 
 # What nn.Module itself keeps in an instance: structure and flags, which are described one by one.
 _MODULE_STATE = frozenset(nn.Module().__dict__)
@@ -31,6 +38,7 @@ _NOT_IN_FORWARD = frozenset(
     | {"__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "extra_repr"}
     | {"__hash__"}
 )
+_NEVER_ASKED = frozenset({"__init__", "__new__", "__del__", "__hash__"})
 # Their functions tell what stays the same as long as the process runs, so that no guard compares it.
 _OF_THE_PROCESS = frozenset({"platform", "psutil", "torch.distributed"})
 _BUILTINS_OF_THE_PROCESS = frozenset({"hash", "id"})
@@ -100,7 +108,7 @@ class Fingerprint(ValueDigest):
             raise Unkeyable(f"'{name}' is a tensor of class {type(tensor).__qualname__}")
         tied = self._tensors.setdefault(id(tensor), name)
         self.token("tensor", name, tied, type(tensor).__name__, tensor.dtype, tuple(tensor.shape))
-        self.token(tensor.device, tensor.layout, tensor.requires_grad)
+        self.token(tensor.device, tensor.layout, tensor.requires_grad, gaps_of(tensor))
 
     # --- code
 
@@ -227,7 +235,7 @@ class Fingerprint(ValueDigest):
     def _matters(self, name: str, value: Any) -> bool:
         if name in self._names:
             return True
-        special = name.startswith("__") and name not in _NOT_IN_FORWARD
+        special = name.startswith("__") and name not in _NEVER_ASKED
         return special and isinstance(value, (types.FunctionType, classmethod, staticmethod))
 
     def _installed_globals(self, name: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ortrain.capture.captured import CapturedModule, OutputRole
+from ortrain.capture.errors import UnseenStateError
 
 
 def leaves_reached(
@@ -38,6 +39,20 @@ def leaves_reached(
         mask = bits.get(id(result), 0) if leaf else _reached(result.grad_fn, bits, known)
         reached.append(frozenset(n for i, n in enumerate(names) if mask >> i & 1))
     return reached
+
+
+def refuse_writes_with_history(tensors: Mapping[str, torch.Tensor], had: Collection[str]) -> None:
+    """Raise UnseenStateError where a tensor has got a history that it had not: its next use leads back to this call.
+
+    Args:
+      tensors: Arguments and buffers, as the forward leaves them.
+      had: Names of those with one before.
+    """
+    for name, tensor in tensors.items():
+        if tensor.requires_grad and name not in had:
+            raise UnseenStateError(
+                f"it writes what depends on a parameter to '{name}', which has a gradient from then on"
+            )
 
 
 def _reached(root: Any, bits: dict[int, int], known: dict[Any, int]) -> int:

@@ -28,6 +28,7 @@ from ortrain.capture.side_effects import (
     without_root_hooks,
 )
 from ortrain.capture.signature import FlatCall
+from ortrain.capture.source_files import take_for_own
 from ortrain.capture.symbolic_budget import restrict_further
 from ortrain.capture.torch_internals import (
     acts_by_itself,
@@ -71,6 +72,7 @@ def prepare(
     Raises:
       CaptureError: The module cannot be captured or converted.
     """
+    take_for_own(type(layer) for layer in module.modules())
     read = NamesRead() if read is None else read
     preparation = _Preparation(
         module, call, args, kwargs, stages, read, dropout, standalone, any_gradients
@@ -102,7 +104,7 @@ class _Preparation:
 
     def run(self, dynamic: bool) -> PreparedGraph:
         """Return the graph."""
-        captured, squeezes = self._captured(dynamic)
+        captured = self._captured(dynamic)
         while True:
             try:
                 converted = self._converted(captured)
@@ -112,7 +114,7 @@ class _Preparation:
                 if not captured.dynamic:
                     raise
                 restrict_further(self.module, str(error).partition("\n")[0])
-                captured, squeezes = self._captured(dynamic)
+                captured = self._captured(dynamic)
         if captured.grad_enabled and not self.any_gradients:
             converted = self._with_gradients_of_pytorch(captured, converted)
         return PreparedGraph(
@@ -123,7 +125,6 @@ class _Preparation:
             input_names=captured.input_names,
             output_tree=captured.output_tree,
             grad_enabled=captured.grad_enabled,
-            squeezes=squeezes,
             autocast_regions=captured.autocast_regions,
             escapes=converted.escapes,
             escaped_calls=converted.escaped_calls,
@@ -138,8 +139,7 @@ class _Preparation:
             fixed=captured.fixed,
         )
 
-    def _captured(self, dynamic: bool) -> tuple[CapturedModule, bool]:
-        """Return the capture, and whether it holds only where the same extents are 1 as in the call."""
+    def _captured(self, dynamic: bool) -> CapturedModule:
         with (
             progress.stage("capture") as timing,
             untouched_generator() as touched,
@@ -150,17 +150,12 @@ class _Preparation:
             # A size that may vary is no int to who asks by type().
             if captured.dynamic and self.read.compares_classes_of_numbers():
                 captured = self._capture(dynamic=False)
-            # squeeze drops extents of 1 only, and a symbolic extent is taken for a larger one.
-            nodes = captured.graph_module.graph.nodes
-            squeezes = any(str(node.target).startswith("aten.squeeze") for node in nodes)
-            if squeezes and captured.dynamic and any(map(any, extents_of_one(self.call))):
-                captured = self._capture(dynamic=False)
         if any(touched):
             raise CaptureError(
                 "its forward sets PyTorch's generator or asks for its state, which a graph would lose"
             )
         self.stages["capture"] = self.stages.get("capture", 0.0) + timing.seconds
-        return captured, squeezes
+        return captured
 
     def _capture(self, dynamic: bool) -> CapturedModule:
         return capture(
@@ -284,11 +279,6 @@ def empty_extents(call: FlatCall) -> tuple[tuple[int, ...], ...]:
     """
     tensors = call.tensors[: len(call.tensors) - len(call.numbers)]
     return tuple(tuple(k for k, n in enumerate(t.shape) if n == 0) for t in tensors)
-
-
-def extents_of_one(call: FlatCall) -> tuple[Any, ...]:
-    """Return, for each axis of each input, whether its extent is 1."""
-    return tuple(tuple(size == 1 for size in t.shape) for t in call.tensors)
 
 
 def _has_place(target: Any) -> bool:

@@ -60,7 +60,6 @@ class PreparedGraph:
       input_names: Names of the flat user inputs.
       output_tree: Rebuilds the module's result from the user outputs.
       grad_enabled: Grad mode at the capture.
-      squeezes: Whether it holds only where the same extents are 1 as in the sample.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
       escapes: The operators that run in PyTorch.
       escaped_calls: Their functions, which must live as long as the graph.
@@ -82,7 +81,6 @@ class PreparedGraph:
     input_names: list[str]
     output_tree: OutputTree
     grad_enabled: bool
-    squeezes: bool
     autocast_regions: bool
     escapes: list[Escape] = dataclasses.field(default_factory=list)
     escaped_calls: list[EscapedCall] = dataclasses.field(default_factory=list)
@@ -123,7 +121,6 @@ class PreparedGraph:
             "tree": _tree_to_json(self.output_tree.tree),
             "paths": self.output_tree.paths,
             "grad_enabled": self.grad_enabled,
-            "squeezes": self.squeezes,
             "autocast_regions": self.autocast_regions,
             "unsaved_inputs": sorted(self.unsaved_inputs),
             "common_saves": [sorted(outputs) for outputs in self.common_saves],
@@ -207,7 +204,6 @@ def _described(read: Json, graph: Any, module: nn.Module) -> PreparedGraph:
         input_names=input_names,
         output_tree=OutputTree(_TreeReader(outputs).tree(read["tree"]), tuple(paths)),
         grad_enabled=grad_enabled,
-        squeezes=_flag(read["squeezes"]),
         autocast_regions=_flag(read["autocast_regions"]),
         unsaved_inputs=frozenset(_texts(read["unsaved_inputs"])),
         common_saves=_of_outputs(read["common_saves"], outputs if grad_enabled else []),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import pathlib
+import re
 import sys
 import types
 from typing import Any
@@ -142,17 +143,34 @@ _ONLY = {
     "warnings": {"catch_warnings", "filterwarnings", "simplefilter", "warn", "warn_explicit"},
 }
 _OF_TORCH = {
-    "torch": {
-        *("get_num_interop_threads", "get_num_threads", "get_rng_state", "initial_seed"),
-        *("is_anomaly_check_nan_enabled", "is_anomaly_enabled"),
-    },
+    "torch": {"initial_seed", "set_autocast_cache_enabled"},
     "torch.random": {"get_rng_state", "initial_seed"},
     "torch.cuda": {
         *("current_stream", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
         *("memory_allocated", "memory_reserved", "memory_stats", "utilization"),
     },
-    "torch._C": {"get_num_interop_threads", "get_num_threads", "_get_cudnn_benchmark"},
+    "torch._tensor_str": {"PRINT_OPTS"},
+    "torch.utils.checkpoint": {"_enable_checkpoint_early_stop"},
+    "torch.utils.deterministic": {"fill_uninitialized_memory"},
 }
+# In these a name like `get_...` or `..._enabled` asks for a setting,
+_SETTINGS = re.compile(
+    r"torch(\.(_C(\..*)?|autograd(\..*)?|__future__|_tensor_str|multiprocessing|utils\.checkpoint))?"
+)
+_ASKING = re.compile(r"_?(get|is|are|has)_.*|.*_(is_)?enabled")
+# unless it asks about its argument, or a graph is known by the answer.
+_ANSWERED = frozenset(
+    [
+        *("is_complex", "is_conj", "is_distributed", "is_floating_point", "is_inference"),
+        *("is_neg", "is_nonzero", "is_same_size", "is_signed", "is_storage", "is_tensor"),
+        *("get_device", "get_device_module", "is_grad_enabled", "is_inference_mode_enabled"),
+        *("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype"),
+        *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "get_default_dtype"),
+        *("get_float32_matmul_precision", "get_deterministic_debug_mode"),
+        *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
+    ]
+)
+_OF_NUMPY = {"geterr", "geterrcall", "get_printoptions", "getbufsize"}
 _CONSTANT_OF_BACKENDS = {"is_available", "is_built"}
 # Methods of objects that these classes make.
 _OF_LOGGERS = {
@@ -226,6 +244,8 @@ def fact_of(function: Any) -> str:
 def _of_module(module: str, name: str) -> str:
     if module.startswith("torch"):
         return _of_torch(module, name)
+    if module.partition(".")[0] == "numpy":
+        return f"numpy.{name}" if name in _OF_NUMPY else ""
     root = module.partition(".")[0]
     if root not in sys.stdlib_module_names or name.startswith("__"):
         return ""
@@ -242,5 +262,6 @@ def _of_torch(module: str, name: str) -> str:
     if module.startswith("torch.backends."):
         tells = name not in _CONSTANT_OF_BACKENDS
     else:
-        tells = name in _OF_TORCH.get(module, ())
+        asks = _SETTINGS.fullmatch(module) and _ASKING.fullmatch(name) and name not in _ANSWERED
+        tells = bool(asks) or name in _OF_TORCH.get(module, ())
     return f"{module}.{name}" if tells else ""

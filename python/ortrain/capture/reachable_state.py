@@ -73,14 +73,7 @@ _ITERATORS = ("builtins", "itertools")
 _MAKING = ("__init__", "__new__", "__post_init__")
 # Special methods that no step of a forward calls by itself; all others may run at an operator or a statement.
 _OUTSIDE_OF_CALLS = frozenset(
-    {
-        *_MAKING,
-        *("__init_subclass__", "__class_getitem__", "__set_name__", "__del__"),
-        *("__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"),
-        *("__deepcopy__", "__getnewargs__", "__getnewargs_ex__", "__sizeof__", "__dir__"),
-        *("__subclasshook__", "__instancecheck__", "__subclasscheck__", "__annotate__"),
-        *("__annotate_func__", "__replace__"),
-    }
+    {*_MAKING, "__del__", "__setstate__", "__annotate__", "__annotate_func__"}
 )
 # What Python and its libraries put into classes.
 _OF_EVERY_CLASS = frozenset(
@@ -405,6 +398,7 @@ class ReachableState:
             self.classes.add(base)
             if not _is_own_class(base):
                 continue
+            self._class(type(base))
             if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.aliases import writes_through
+from ortrain.capture.aliases import writes_through_overlap
 from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.errors import (
@@ -329,14 +329,14 @@ def refuse_conditions_on_values(program: torch.export.ExportedProgram, module: s
 
 
 def refuse_writes_through_windows(program: torch.export.ExportedProgram, module: str) -> None:
-    """Raise CaptureError where a forward writes through windows that may overlap, or leave gaps.
+    """Raise CaptureError where a forward writes through windows that may overlap or leave gaps, or what is expanded.
 
-    What functionalizing makes of such a write forgets what no window shows.
+    What functionalizing makes of such a write forgets what no window shows, and adds up what several show.
     """
-    node = writes_through(program, torch.ops.aten.unfold.default)
+    node = writes_through_overlap(program)
     if node is not None:
         raise CaptureError(
-            f"{node.target} writes through the windows of an unfold",
+            f"{node.target} writes through a view that shows memory more than once, or in part",
             module=module,
             source=node_source(node),
         )

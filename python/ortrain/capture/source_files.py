@@ -11,7 +11,7 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,56 @@ def real_path(file: str) -> str:
     return file if file.startswith("<") else os.path.realpath(file)
 
 
+# Libraries of layers that are taken at their word: what their forwards keep and read lies in the layers.
+_LIBRARIES = frozenset(
+    {
+        *(
+            "accelerate",
+            "deepspeed",
+            "diffusers",
+            "lightning",
+            "ortrain",
+            "peft",
+            "pytorch_lightning",
+        ),
+        *("sentence_transformers", "timm", "torch", "torch_geometric", "torchaudio", "torchdiffeq"),
+        *("torchvision", "transformers", "trl"),
+    }
+)
+_own_packages: set[str] = set()
+
+
 @functools.cache
 def is_installed(file: str) -> bool:
-    """Tell whether a file belongs to the standard library, or to a package that was installed."""
+    """Tell whether a file belongs to the standard library, or to a package that was installed.
+
+    Packages whose layers are captured count as the user's own code, known libraries aside.
+    """
     if file.startswith("<frozen"):
         return True
     real = os.path.realpath(file)
-    return real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)
+    if not (real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)):
+        return False
+    return _package_of(real) not in _own_packages
+
+
+def _package_of(real: str) -> str:
+    """Return the first folder or file below the folder of packages that a file lies in."""
+    roots = [real.find(part) + len(part) for part in _PACKAGES if part in real]
+    roots += [len(root) for root in _ROOTS if real.startswith(root) and root != TORCH_ROOT]
+    return real[max(roots, default=0) :].partition(os.sep)[0].removesuffix(".py")
+
+
+def take_for_own(classes: Iterable[type]) -> None:
+    """Let the packages that define classes of layers count as the user's own code, as long as the process lives."""
+    for cls in classes:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        if not file or is_standard(file) or not is_installed(file):
+            continue
+        package = _package_of(os.path.realpath(file))
+        if package not in _LIBRARIES:
+            _own_packages.add(package)
+            is_installed.cache_clear()
 
 
 @functools.cache

@@ -16,9 +16,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import Distribution
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.errors import UnseenStateError
@@ -89,7 +91,38 @@ def _get_grad(tensor: torch.Tensor) -> Any:
     return _GRAD.__get__(tensor)
 
 
-# Of the process: what asks for each, and what sets it.
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def _autocast() -> tuple[Any, ...]:
+    kinds = [
+        (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES
+    ]
+    return torch.is_autocast_cache_enabled(), *kinds
+
+
+def _set_autocast(settings: tuple[Any, ...]) -> None:
+    cached, *kinds = settings
+    torch.set_autocast_cache_enabled(cached)
+    for device, enabled, dtype in kinds:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _print_options() -> dict[str, Any]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+def _set_print_options(options: dict[str, Any]) -> None:
+    vars(torch._tensor_str.PRINT_OPTS).update(options)
+
+
+def _flushes_subnormals() -> bool:
+    smallest = numpy.float32(1e-45)
+    return bool(smallest + smallest == 0)
+
+
+# Of the process or the thread: what asks for each, and what sets it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("the number of threads", torch.get_num_threads, torch.set_num_threads),
@@ -103,6 +136,33 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     ),
+    ("the grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    ("autocast", _autocast, _set_autocast),
+    ("whether warnings are repeated", torch.is_warn_always_enabled, torch.set_warn_always),
+    ("how tensors are printed", _print_options, _set_print_options),
+    (
+        "whether backward runs in threads",
+        torch._C._is_multithreading_enabled,
+        torch._C._set_multithreading_enabled,
+    ),
+    ("the default device", torch.get_default_device, torch.set_default_device),
+    ("whether subnormal numbers are flushed", _flushes_subnormals, torch.set_flush_denormal),
+    (
+        "whether distributions check their arguments",
+        lambda: Distribution._validate_args,
+        Distribution.set_default_validate_args,
+    ),
+    (
+        "how modules are converted",
+        torch.__future__.get_swap_module_params_on_conversion,
+        torch.__future__.set_swap_module_params_on_conversion,
+    ),
+    (
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda mode: torch.set_anomaly_enabled(*mode),
+    ),
+    ("NumPy's handling of errors", numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
 )
 
 

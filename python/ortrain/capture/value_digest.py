@@ -71,6 +71,13 @@ class Unkeyable(Exception):
     """Something that a graph may depend on has no description."""
 
 
+def gaps_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a tensor whose elements do not lie in row-major order without gaps, else None."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return None
+    return tensor.stride()
+
+
 class ValueDigest:
     """Digest of values, one after the other.
 

@@ -19,7 +19,7 @@ from ortrain.amp import MixedPrecision
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
-from ortrain.capture.prepare import extents_of_one, prepare, refuse_hooks
+from ortrain.capture.prepare import prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
 from ortrain.capture.tracing import tracing_alone
@@ -117,11 +117,10 @@ class ModuleSource:
                 )
             self._lists.apply(prepared.graph)
         names = list(inputs)
-        ones = extents_of_one(call) if prepared.squeezes else None
         return StepGraph(
             graph=prepared.graph,
             inputs=[names[index] for _, index in prepared.user_inputs],
-            fits=_fits(prepared, signature, call.key, ones, call),
+            fits=_fits(prepared, signature, call.key, call),
             kept=prepared,
         )
 
@@ -196,7 +195,7 @@ def _refuse_shared_memory(named: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _fits(
-    prepared: PreparedGraph, signature: CallSignature, key: Hashable, ones: Any, call: FlatCall
+    prepared: PreparedGraph, signature: CallSignature, key: Hashable, call: FlatCall
 ) -> Callable[[Tensors], bool]:
     known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
 
@@ -206,8 +205,7 @@ def _fits(
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:
-            holds = prepared.guards.holds(sizes)
-            known[sizes] = holds and (ones is None or ones == extents_of_one(other))
+            known[sizes] = prepared.guards.holds(sizes)
         return known[sizes]
 
     return fits

@@ -344,7 +344,7 @@ DAMAGES: list[dict[str, Any]] = [
     {"paths": []},
     {"paths": [1, 2, 3]},
     {"paths": ["a", "b", "c", "d"]},
-    *({flag: 1} for flag in ("grad_enabled", "squeezes", "autocast_regions")),
+    *({flag: 1} for flag in ("grad_enabled", "autocast_regions")),
     {"grad_enabled": False},
     *({sets: [[0], [0]]} for sets in ("common_saves", "needed_results")),
     *({sets: [[0], [0], [3]]} for sets in ("common_saves", "needed_results")),

@@ -406,11 +406,18 @@ def _checked(e: Emitter, index: Tensor, x: Tensor, dim: int) -> Tensor:
     return Tensor(checked_indices(e, index.value, x, dim), index.dtype, index.shape)
 
 
+def _of_type(e: Emitter, source: Tensor, x: Tensor) -> Value:
+    """Return the value of a source, which PyTorch takes in one type alone."""
+    if source.dtype != x.dtype:
+        raise e.unsupported(f"a source of {source.dtype} for a tensor of {x.dtype}")
+    return source.value
+
+
 @converts("aten.index_add.default")
 def index_add(
     e: Emitter, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
 ) -> Value:
-    value = e.cast(source, x.dtype)
+    value = _of_type(e, source, x)
     if not same(alpha, 1):
         value = e.node("Mul", value, e.scalar(alpha, x.dtype))
     return _rows_put(e, x, dim, _checked(e, index, x, dim), value, "add")
@@ -418,7 +425,7 @@ def index_add(
 
 @converts("aten.index_copy.default")
 def index_copy(e: Emitter, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Value:
-    return _rows_put(e, x, dim, _checked(e, index, x, dim), e.cast(source, x.dtype), "none")
+    return _rows_put(e, x, dim, _checked(e, index, x, dim), _of_type(e, source, x), "none")
 
 
 @converts("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")

@@ -193,6 +193,23 @@ def binary_cross_entropy_with_logits(
     return _reduced(e, loss, reduction)
 
 
+def _checked(e: Emitter, given: Value, dtype: torch.dtype, value: Value, name: str) -> Value:
+    """Return ``value``; where one of ``given`` lies outside of [0, 1], or is NaN, the step is refused."""
+    inside = e.node(
+        "And",
+        e.node("GreaterOrEqual", given, e.scalar(0, dtype)),
+        e.node("LessOrEqual", given, e.scalar(1, dtype)),
+    )
+    zeros = e.node(
+        "CheckIndices",
+        e.cast(e.node("Not", inside), torch.int64),
+        e.scalar(1, torch.int64),
+        domain="ortrain",
+        message=f"all elements of {name} should be between 0 and 1",
+    )
+    return e.node("Sub", value, e.cast(zeros, dtype))
+
+
 @converts("aten.binary_cross_entropy.default")
 def binary_cross_entropy(
     e: Emitter, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
@@ -202,6 +219,8 @@ def binary_cross_entropy(
     given, goal = e.operands(x, target, dtype=dtype)
     one, floor = e.scalar(1, dtype), e.scalar(-100, dtype)
     value = e.node("StopGradient", given, domain="ortrain")
+    value = _checked(e, value, dtype, value, "input")
+    value = _checked(e, e.node("StopGradient", goal, domain="ortrain"), dtype, value, "target")
 
     def log(v: Value) -> Value:
         return e.node("Clip", e.node("Log", v), floor, None)

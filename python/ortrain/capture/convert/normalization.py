@@ -12,12 +12,21 @@ from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.convert.sizes import Size
-from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.dtypes import LOW_PRECISION, onnx_code
 
 
 def _stash_type(dtype: torch.dtype) -> int:
     """Return the code of the dtype in which statistics are computed."""
     return onnx_code(torch.float64 if dtype is torch.float64 else torch.float32)
+
+
+def _refuse_other_types(e: Emitter, x: Tensor, *others: Tensor | None) -> None:
+    """Leave to PyTorch what it raises for: its kernels take float32 beside 16 bits, or one type."""
+    types = {other.dtype for other in others if other is not None}
+    beside = {torch.float32} if x.dtype in LOW_PRECISION else set()
+    if types and types not in ({x.dtype}, beside):
+        names = ", ".join(sorted(map(str, types)))
+        raise e.unsupported(f"weights or statistics of type {names} for an input of {x.dtype}")
 
 
 def _layer_norm(
@@ -28,6 +37,7 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Value, ...]:
+    _refuse_other_types(e, x, weight, bias)
     scale = e.full(normalized_shape, 1, x.dtype) if weight is None else e.cast(weight, x.dtype)
     shift = None if bias is None else e.cast(bias, x.dtype)
     return e.nodes(
@@ -108,6 +118,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Value:
     del cudnn_enabled
+    _refuse_other_types(e, x, weight, bias)
     channels = x.shape[1]
     scale = e.full([channels], 1, x.dtype) if weight is None else e.cast(weight, x.dtype)
     shift = e.full([channels], 0, x.dtype) if bias is None else e.cast(bias, x.dtype)
@@ -240,6 +251,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
+    _refuse_other_types(e, x, weight, bias, running_mean, running_var)
     if not training:
         result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
         kept = (
@@ -264,6 +276,7 @@ def batch_norm_no_stats(
     eps: float,
 ) -> tuple[Value | None, ...]:
     del training
+    _refuse_other_types(e, x, weight, bias)
     y, mean, deviation = _by_batch_alone(e, x, weight, bias, momentum, eps)
     return y, *_in_types_of_trace(e, 1, mean, deviation)
 
@@ -280,6 +293,7 @@ def batch_norm_no_training(
     eps: float,
 ) -> tuple[Value | None, ...]:
     del momentum
+    _refuse_other_types(e, x, weight, bias, running_mean, running_var)
     result = _batch_norm_inference(e, x, weight, bias, running_mean, running_var, eps)
     return result, *_no_statistics(e, x)
 
@@ -298,6 +312,7 @@ def batch_norm(
     cudnn_enabled: bool,
 ) -> Value:
     del cudnn_enabled
+    _refuse_other_types(e, x, weight, bias, running_mean, running_var)
     if training or running_mean is None or running_var is None:
         if running_mean is not None:
             raise e.unsupported("an update of running statistics that is not functional")

@@ -1,0 +1,137 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Operators made of others that may return what they were given: dropout that drops nothing, ``type_as`` of one type.
+
+What such an operator says of itself is that its result has memory of its own, and a graph goes by that. Who writes to the
+result, or returns it beside the operand, tells the difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.aliases import memories_of, written_by
+from ortrain.capture.errors import CaptureError
+from ortrain.capture.locations import node_source
+from ortrain.capture.meta_values import described, on_meta
+from ortrain.capture.trace_internals import nodes_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Alias:
+    """A result, by its place among them, that has the memory of an operand."""
+
+    result: int
+    operand: int
+    is_same: bool  # the operand itself
+
+
+def restore_aliases(program: torch.export.ExportedProgram, module: str) -> None:
+    """Put operands in the place of results that are the same tensor, where that is seen.
+
+    Raises:
+      CaptureError: A result is another view of an operand, and that is seen.
+    """
+    seen = _Seen(program)
+    known: dict[Any, list[_Alias]] = {}
+    for node in list(nodes_of(program)):
+        if not _promises_new_memory(node.target) or not seen.may_tell(node):
+            continue
+        operands, tree = pytree.tree_flatten((node.args, node.kwargs))
+        values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in operands]
+        key = (node.target, *map(described, values))
+        if key not in known:
+            known[key] = _aliases(node.target, values, tree)
+        for alias in known[key]:
+            operand, memory = operands[alias.operand], memories_of(node)[alias.result]
+            if not seen.tells([memory], memories_of(operand)):
+                continue
+            if not alias.is_same or isinstance(node.meta["val"], (list, tuple)):
+                raise CaptureError(
+                    f"{node.target} gives a view of its operand, which is written to or returned",
+                    module=module,
+                    source=node_source(node),
+                )
+            node.replace_all_uses_with(operand)
+            node.graph.erase_node(node)
+            _move(program, memory, operand.meta["val"])
+            seen = _Seen(program)
+
+
+class _Seen:
+    """Memory that is written to, or lies behind arguments, parameters and results."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        nodes = list(nodes_of(program))
+        self._written = {m for n in nodes for w in written_by(n) for m in memories_of(w)}
+        self._outside = {m for n in nodes if n.op == "placeholder" for m in memories_of(n)}
+        self._returned = {
+            m
+            for n in nodes
+            if n.op == "output"
+            for given in n.all_input_nodes
+            for m in memories_of(given)
+        }
+
+    def may_tell(self, node: fx.Node) -> bool:
+        operands = [m for given in node.all_input_nodes for m in memories_of(given)]
+        return self.tells(memories_of(node), operands)
+
+    def tells(self, results: list[int], operands: list[int]) -> bool:
+        """Tell whether it can be seen that results have the memory of operands."""
+        if not self._written.isdisjoint((*results, *operands)):
+            return True
+        others = self._returned | self._outside
+        return not (self._returned.isdisjoint(results) or others.isdisjoint(operands))
+
+
+def _promises_new_memory(target: Any) -> bool:
+    """Tell whether an operator's results have memory of their own, as its schema says."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    return all(result.alias_info is None for result in target._schema.returns)
+
+
+def _aliases(target: Callable[..., Any], values: list[Any], tree: Any) -> list[_Alias]:
+    """Run an operator on tensors without contents and see what its results share with its operands."""
+    given = [on_meta(value) for value in values]
+    args, kwargs = pytree.tree_unflatten(given, tree)
+    with contextlib.suppress(Exception):  # of an operator that cannot run so nothing is known
+        results = pytree.tree_leaves(target(*args, **kwargs))
+        return list(_shared(results, given))
+    return []
+
+
+def _shared(results: list[Any], given: list[Any]) -> Iterator[_Alias]:
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    for place, result in enumerate(tensors):
+        for index, operand in enumerate(given):
+            if not isinstance(operand, torch.Tensor):
+                continue
+            if internals.storage_identity(result) == internals.storage_identity(operand):
+                is_same = (result.shape, result.stride(), result.storage_offset()) == (
+                    *(operand.shape, operand.stride(), operand.storage_offset()),
+                )
+                yield _Alias(place, index, is_same)
+
+
+def _move(program: torch.export.ExportedProgram, memory: int, into: torch.Tensor) -> None:
+    """Let all values of a program in some memory lie in that of another value."""
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or internals.storage_identity(value) != memory:
+            return value
+        made = torch.as_strided(into, value.shape, value.stride(), value.storage_offset())
+        return made.detach().requires_grad_(value.requires_grad)
+
+    for node in nodes_of(program):
+        if memory in memories_of(node):
+            node.meta["val"] = pytree.tree_map(moved, node.meta["val"])

@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Extents that are 1 or 0, which a trace takes for larger ones wherever they are symbols.
+
+So one graph serves a batch of 1 and of 8. An operator whose result has another shape for them is another operator
+then: ``squeeze`` drops an axis of 1 and keeps any other. What a trace says of shapes is compared with what the operators
+say for the sizes of the sample, and extents that are squeezed may not be 1 in later calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.printers import PythonPrinter
+
+from ortrain.capture import torch_internals as internals
+from ortrain.capture.captured import Dimension
+from ortrain.capture.meta_values import described, kind_of, number_of, on_meta
+from ortrain.capture.trace_internals import nodes_of
+
+_SQUEEZES = re.compile(r"aten\.squeeze(_copy|_)?\.(?P<which>\w+)")
+
+
+def other_at_one(program: torch.export.ExportedProgram) -> str:
+    """Return an operator whose result the trace gives another shape than it has for the sample's sizes, or ''."""
+    known: set[Any] = set()
+    for node in _operators(program):
+        operands, tree = pytree.tree_flatten((node.args, node.kwargs))
+        values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in operands]
+        if not any(map(_has_small_symbol, values)):
+            continue
+        expected = list(map(kind_of, pytree.tree_leaves(node.meta.get("val"))))
+        key = (node.target, *map(described, values), *expected)
+        if key in known:
+            continue
+        known.add(key)
+        args, kwargs = pytree.tree_unflatten(list(map(on_meta, values)), tree)
+        # What has no such kernel, or needs values, says nothing.
+        with contextlib.suppress(Exception):
+            found = list(map(kind_of, pytree.tree_leaves(node.target(*args, **kwargs))))
+            if found != expected:
+                return str(node.target)
+    return ""
+
+
+def squeezed_at_one(program: torch.export.ExportedProgram) -> bool:
+    """Tell whether an extent that is squeezed, and a symbol to the trace, is 1 for the sample."""
+    return any(number_of(size) == 1 for size in _squeezed(program))
+
+
+def conditions_on_squeezed(
+    program: torch.export.ExportedProgram, dims: Sequence[Dimension], names: Sequence[str]
+) -> list[str]:
+    """Return the conditions under which no extent that is squeezed is 1, as those of an export."""
+    places = {str(d.symbol): f"L['{names[d.index]}'].size()[{d.axis}]" for d in dims}
+    expressions = {internals.size_expression(size) for size in _squeezed(program)}
+    texts = sorted(PythonPrinter().doprint(e) for e in expressions if isinstance(e, sympy.Expr))
+    return [re.sub(r"[A-Za-z_]\w*", lambda m: places.get(m[0], m[0]), f"{t} != 1") for t in texts]
+
+
+def _operators(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
+    for node in nodes_of(program):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+            yield node
+
+
+def _squeezed(program: torch.export.ExportedProgram) -> Iterator[Any]:
+    """Yield the symbolic extents that operators drop where they are 1."""
+    for node in _operators(program):
+        found = _SQUEEZES.fullmatch(str(node.target))
+        if found is None:
+            continue
+        shape = node.args[0].meta["val"].shape
+        axes: Any = range(len(shape))
+        if found["which"] != "default":
+            axes = node.args[1] if len(node.args) > 1 else node.kwargs["dim"]
+            axes = [axes] if isinstance(axes, int) else axes
+        yield from (shape[axis] for axis in axes if len(shape) and not isinstance(shape[axis], int))
+
+
+def _has_small_symbol(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(
+        not isinstance(size, int) and number_of(size) in (0, 1) for size in value.shape
+    )

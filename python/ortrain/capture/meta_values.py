@@ -1,0 +1,41 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Values of a trace with numbers in the place of symbols: those of its sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def number_of(value: Any) -> Any:
+    """Return the number that a symbol stands for in the sample, None where nobody knows; what is no symbol as it is."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return value
+
+
+def kind_of(value: Any) -> Any:
+    """Return the dtype and the shape of a tensor, the number behind anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(map(number_of, value.shape))
+    return number_of(value)
+
+
+def described(value: Any) -> Any:
+    """Return what tells an operand from others: of a tensor its dtype, shape and strides."""
+    if isinstance(value, torch.Tensor):
+        strides = tuple(map(number_of, value.stride())) if value.layout is torch.strided else ()
+        return (*kind_of(value), strides)
+    return repr(number_of(value))
+
+
+def on_meta(value: Any) -> Any:
+    """Return a tensor without contents like ``value``; devices become that of such tensors."""
+    if isinstance(value, torch.Tensor):
+        sizes, strides = (list(map(number_of, each)) for each in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return number_of(value)
