@@ -38,12 +38,13 @@ from ortrain.capture.names_read import NamesRead
 from ortrain.capture.prepare import (
     empty_extents,
     prepare,
+    refuse_encoder_fast_path,
     refuse_hooks,
     refuse_inference_tensors,
     refuse_modes,
 )
 from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
-from ortrain.capture.torch_internals import is_fake
+from ortrain.capture.torch_internals import has_hooks_of_saved_tensors, is_fake
 from ortrain.capture.tracing import RenewedInChildren, is_capturing, tracing_alone
 from ortrain.entry import Entry
 from ortrain.fallback import (
@@ -189,14 +190,11 @@ class Engine(RenewedInChildren):
         if isinstance(entry, Refused):
             return self._run_in_pytorch(entry, call, args, kwargs)
         if entry.writes_to_shared_memory(call, tensors):
-            shared = CaptureError(
-                "it writes to memory in which another of its tensors lies",
-                module=type(module).__name__,
-            )
-            self._pytorch.refuse(shared)
-            result = module.forward(*args, **kwargs)
-            self._pytorch.tell_failed_run(shared, "shared memory")
-            return result
+            text = "it writes to memory in which another of its tensors lies"
+            return self._run_for_once(text, "shared memory", args, kwargs)
+        if entry.updates and has_hooks_of_saved_tensors():
+            text = "it writes to a buffer under hooks of saved tensors: a checkpoint does so twice"
+            return self._run_for_once(text, "checkpoint", args, kwargs)
         inputs, targets = entry.inputs(call, tensors), entry.update_targets(call, tensors)
         again = ForwardAgain(self, entry, call) if entry.preferred else None
         try:
@@ -207,6 +205,16 @@ class Engine(RenewedInChildren):
             return entry.results(call, tensors, outputs)
         del inputs, targets, again
         return self._run_instead(entry, call, failed.cause, args, kwargs)
+
+    def _run_for_once(
+        self, reason: str, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run this call in PyTorch, for a reason that is none of the graph's."""
+        error = CaptureError(reason, module=type(self.module).__name__)
+        self._pytorch.refuse(error)
+        result = self.module.forward(*args, **kwargs)
+        self._pytorch.tell_failed_run(error, kind)
+        return result
 
     def _may_give_cache(self, kwargs: Mapping[str, Any]) -> bool:
         may = self.signature.may_give_cache(self.module, kwargs)
@@ -517,6 +525,7 @@ class Engine(RenewedInChildren):
         dynamic: bool = True,
     ) -> Entry:
         refuse_hooks(self.module)
+        refuse_encoder_fast_path(self.module)
         stages: dict[str, float] = {}
         varies = dynamic and not any(empty_extents(call))
         kept = varies and not call.numbers and not self._any_gradients

@@ -194,6 +194,8 @@ class Pass:
           kept: Whether all of it may be asked for again, by retain_graph.
         """
         entry = self.entry
+        # Zeros for which autograd has not taken memory.
+        gradients = [g.clone() if g is not None and g._is_zerotensor() else g for g in gradients]
         given = tuple(
             i
             for i, gradient in enumerate(gradients[: entry.num_user_outputs])

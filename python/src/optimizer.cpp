@@ -249,6 +249,11 @@ class MultiTensorStep {
         group.state_count = 2;
       }
       if (kind_ == Kind::adamw && truth(dict, "amsgrad")) group.state_count = 3;
+      // Of groups of torch.optim.AdamW, which say so from 2.7 on.
+      const bool tells = PyDict_GetItemString(dict.ptr(), "decoupled_weight_decay") != nullptr;
+      if (kind_ == Kind::adamw && tells && !truth(dict, "decoupled_weight_decay")) {
+        group.rule.decay_mode = cpu::DecayMode::l2;
+      }
       if (kind_ == Kind::adam) {
         group.rule.decay_mode =
             static_cast<cpu::DecayMode>(nb::cast<int>(nb::int_(dict["adam_w_mode"])));

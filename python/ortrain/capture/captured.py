@@ -205,6 +205,7 @@ def environment_key() -> Hashable:
         collects_layer_outputs(),
         _HAS_COLLECTIVES and torch.distributed.is_initialized(),
         torch.get_deterministic_debug_mode(),
+        torch.backends.mha.get_fastpath_enabled(),
         torch.get_float32_matmul_precision(),
         _HAS_CUDA and devices.rounds_to_tf32(),
         _HAS_CUDA and devices.convolutions_round_to_tf32(),

@@ -11,18 +11,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import traceback as fx_traceback
 
+from ortrain.capture.errors import UnseenStateError
 from ortrain.capture.trace_internals import CheckpointGenerator, checkpoints_by, has_own_contexts
 
 _KEY = "ortrain_checkpoint"
 
 
 @contextlib.contextmanager
-def marked_checkpoints() -> Iterator[None]:
+def marked_checkpoints(module: nn.Module) -> Iterator[None]:
     """Mark what this thread traces inside checkpoints, and trace it as if there were none.
 
     Reentrant checkpoints, and those with contexts of their own, stay what they are.
+
+    Args:
+      module: What is traced. PyTorch's backward runs a checkpoint again, whose layers write to their buffers again.
     """
     thread, numbers = threading.get_ident(), itertools.count(1)
     is_open = has_ended = False
@@ -38,11 +43,15 @@ def marked_checkpoints() -> Iterator[None]:
             if is_open:  # a checkpoint inside of another is part of it
                 yield
                 return
-            is_open = True
+            is_open, before = True, _versions(module)
             around = fx_traceback.current_meta.get("custom")
             fx_traceback.current_meta["custom"] = {**(around or {}), _KEY: next(numbers)}
             try:
                 yield
+                if torch.is_grad_enabled() and _versions(module) != before:
+                    raise UnseenStateError(
+                        "a checkpoint in its forward writes to a buffer, and does so again in the backward"
+                    )
             finally:
                 is_open = False
                 # Behind an error the generator may live for longer than the trace.
@@ -59,6 +68,10 @@ def marked_checkpoints() -> Iterator[None]:
             yield
         finally:
             has_ended = True
+
+
+def _versions(module: nn.Module) -> list[int]:
+    return [buffer._version for buffer in module.buffers()]
 
 
 def checkpoint_of(node: torch.fx.Node) -> int:

@@ -40,8 +40,15 @@ def restore_aliases(program: torch.export.ExportedProgram, module: str) -> None:
     Raises:
       CaptureError: A result is another view of an operand, and that is seen.
     """
-    seen = _Seen(program)
     known: dict[Any, list[_Alias]] = {}
+    while _restore_some(program, module, known):  # what it was made of may be seen now
+        pass
+
+
+def _restore_some(
+    program: torch.export.ExportedProgram, module: str, known: dict[Any, list[_Alias]]
+) -> bool:
+    seen, has_changed = _Seen(program), False
     for node in list(nodes_of(program)):
         if not _promises_new_memory(node.target) or not seen.may_tell(node):
             continue
@@ -63,7 +70,9 @@ def restore_aliases(program: torch.export.ExportedProgram, module: str) -> None:
             node.replace_all_uses_with(operand)
             node.graph.erase_node(node)
             _move(program, memory, operand.meta["val"])
-            seen = _Seen(program)
+            seen, has_changed = _Seen(program), True
+            break
+    return has_changed
 
 
 class _Seen:

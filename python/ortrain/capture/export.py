@@ -277,6 +277,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),
+        internals.nothing_saved_for_others(),
     ):
         warnings.filterwarnings("ignore", module=r"torch(\.|$)")
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -473,7 +474,7 @@ def _capture(
         *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    with _capturing(module, functions), marked_checkpoints(), autocast.applied():
+    with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
         start = time.perf_counter()
         with (
             internals.recurrent_layers_whole(as_called=True),
@@ -518,6 +519,9 @@ def _capture(
     start = time.perf_counter()
     placeholders, constants = placeholders_of(program, module, call, outside)
     values = user_values(program)
+    result_views = None if views is None else ResultViews(views, dimensions_of(values))
+    if result_views is not None and not (needs_numbers or result_views.are_known()):
+        needs_numbers = "a view among its results has a size that no argument tells"
     static = [
         (index, axis, size)
         for index, value in enumerate(values)
@@ -550,7 +554,7 @@ def _capture(
         seconds=seconds,
         num_made=len(made),
         needs_numbers=needs_numbers,
-        views=None if views is None else ResultViews(views, dimensions_of(values)),
+        views=result_views,
     )
     seconds["guards"] = time.perf_counter() - start
     return captured

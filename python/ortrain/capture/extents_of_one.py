@@ -34,9 +34,10 @@ def other_at_one(program: torch.export.ExportedProgram) -> str:
     for node in _operators(program):
         operands, tree = pytree.tree_flatten((node.args, node.kwargs))
         values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in operands]
-        if not any(map(_has_small_symbol, values)):
+        results = pytree.tree_leaves(node.meta.get("val"))
+        if not any(map(_has_small_symbol, (*values, *results))):
             continue
-        expected = list(map(kind_of, pytree.tree_leaves(node.meta.get("val"))))
+        expected = list(map(kind_of, results))
         key = (node.target, *map(described, values), *expected)
         if key in known:
             continue

@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import dis
+import operator
 import os
+import re
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mpmath
@@ -47,7 +49,12 @@ _OWN_ROOT = os.path.dirname(os.path.dirname(CAPTURE_ROOT)) + os.sep
 # With names that are computed these may read any attribute of their first argument.
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
-_BY_ANY_MEANS = frozenset({"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict"})
+_BY_ANY_MEANS = frozenset(
+    {"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict", "astuple"}
+)
+_BY_OTHER_NAMES = (getattr, hasattr, vars, dir, operator.attrgetter)
+_MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
+_FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _RAISES = dis.opmap["RAISE_VARARGS"]
 # PyTorch's tracing shows it, and it tells nobody anything.
@@ -207,7 +214,7 @@ class NamesRead:
         attributes a hold.
         """
         found: set[str] = {"training"}
-        for code in self._codes:
+        for code, variables in self._codes.items():
             file = real_path(code.co_filename)
             if file.startswith((CAPTURE_ROOT, *_NEVER_READ)) or is_standard(file):
                 continue
@@ -218,6 +225,8 @@ class NamesRead:
             mentioned = _known.get(code)
             if mentioned is None:
                 mentioned = _known[code] = _mentioned_in(code)
+            if not is_installed(code.co_filename) and _reads_by_other_names(code, variables):
+                return None
             owner = getattr(code, "co_qualname", code.co_name).rpartition(".")[0]
             if mentioned.of_any or (mentioned.of_self and not owner):
                 return None
@@ -231,15 +240,27 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
     names = frozenset({*code.co_names, *_texts(code.co_consts)})
     of_self = of_any = False
     within = set()
-    if not names.isdisjoint(_BY_TEXT | _BY_ANY_MEANS | _METHODS | {"copy"}):
+    if _MATCHES in code.co_code[::2]:
+        of_any = True
+    # Texts with fields that stand elsewhere may name any part.
+    by_parts = any(map(_FORMATS_PARTS.search, names)) or not any("{" in name for name in names)
+    if not names.isdisjoint(_BY_TEXT | _BY_ANY_MEANS | _METHODS | {"copy", "dir", "format"}):
         steps = list(dis.get_instructions(code))
         for i, step in enumerate(steps):
             is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             if is_global and step.argval in _BY_TEXT:
                 owner = _owner_of_computed_name(steps[i + 1 :])
+            elif step.argval == "format" and step.opname in _ATTRIBUTES:
+                owner = _OTHER if by_parts else None
             elif step.argval in _METHODS and "CONST" not in step.opname:
                 owner = _SELF if _is_self(steps[:i]) or "SUPER" in step.opname else _OTHER
-            elif is_global and step.argval == "copy":
+            elif (
+                is_global
+                and step.argval in ("copy", "dir")
+                or step.argval in _BY_TEXT
+                and i
+                and steps[i - 1].argval == "builtins"
+            ):
                 owner = _OTHER
             else:
                 owner = _OTHER if step.argval in _BY_ANY_MEANS else None
@@ -248,6 +269,12 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
             if owner not in (None, _SELF, _OTHER):
                 within.add(f"attributes of {owner}")
     return _Mentioned(names | within, of_self, of_any)
+
+
+def _reads_by_other_names(code: types.CodeType, variables: Mapping[str, Any]) -> bool:
+    """Tell whether a global that code mentions is ``getattr`` or the like under another name."""
+    held = (variables.get(name) for name in code.co_names if name not in _BY_TEXT)
+    return any(value is reader for value in held for reader in _BY_OTHER_NAMES)
 
 
 def _owner_of_computed_name(steps: Sequence[dis.Instruction]) -> str | None:

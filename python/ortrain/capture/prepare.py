@@ -250,6 +250,20 @@ def refuse_hooks(module: nn.Module) -> None:
         raise UnseenStateError("hooks for all modules are registered, which a graph would lose")
 
 
+def refuse_encoder_fast_path(module: nn.Module) -> None:
+    """Raise CaptureError where PyTorch may take its fast path through an encoder, which gives zeros for padding."""
+    if not torch.backends.mha.get_fastpath_enabled():
+        return
+    for path, part in module.named_modules():
+        if not isinstance(part, nn.TransformerEncoder) or part.training:
+            continue
+        wants_gradients = torch.is_grad_enabled() and any(
+            p.requires_grad for p in part.parameters()
+        )
+        if part.enable_nested_tensor and not wants_gradients:
+            raise UnseenStateError("PyTorch may leave out padding in this encoder", module=path)
+
+
 def refuse_modes() -> None:
     """Raise CaptureError where PyTorch does more with a call than to compute its values.
 

@@ -109,6 +109,16 @@ class ResultViews:
             results.append(result)
         return results
 
+    def are_known(self) -> bool:
+        """Tell whether the sizes of the arguments give all sizes of the views."""
+        symbols = {dim.symbol for dim in self._dims}
+        leaves = (
+            leaf for v in self.views for s in v.steps for leaf in pytree.tree_leaves(s.arguments)
+        )
+        return all(
+            leaf.expression.free_symbols <= symbols for leaf in leaves if isinstance(leaf, Size)
+        )
+
     def orders(self) -> dict[int, tuple[int, ...]]:
         """Return the orders of the axes of those outputs of the graph that are copied to lie so, by their index."""
         found = {}

@@ -358,14 +358,29 @@ def holds_cache(result: Any) -> bool:
     )
 
 
+_OF_EVERY_MEMBER = frozenset({"_name_", "__objclass__", "_sort_order_"})
+
+
 def _identity(value: Any) -> Any:
     """Return what tells a constant from others that it is equal to: 0.0 and -0.0 are."""
     if isinstance(value, enum.Enum) and value.__dict__:
-        more = ((n, v) for n, v in value.__dict__.items() if not n.startswith("_"))
+        more = [(n, v) for n, v in value.__dict__.items() if n not in _OF_EVERY_MEMBER]
+        for name, held in more:
+            if not isinstance(held, (*_CONSTANT_TYPES, tuple)):
+                raise UnsupportedInputError(f"{value} has a {name} that may change")
         return value, tuple((n, type(v), _identity(v)) for n, v in more)
+    if isinstance(value, range):
+        return value.start, value.stop, value.step
     if isinstance(value, float):
         return value.hex()
     return (value.real.hex(), value.imag.hex()) if isinstance(value, complex) else value
+
+
+def _identities(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what tells the keys of a mapping from others that are equal to them: 1 and 1.0 and True are."""
+    if all(type(key) is str for key in keys):
+        return keys
+    return tuple((type(key), _identity(key)) for key in keys)
 
 
 def _is_dataclass_instance(value: Any) -> bool:
@@ -417,6 +432,10 @@ class _Flattener:
         if isinstance(value, _CONSTANT_TYPES):
             return Constant(value), (type(value), _identity(value))
         if isinstance(value, slice):
+            if not all(
+                isinstance(n, (int, type(None))) for n in (value.start, value.stop, value.step)
+            ):
+                raise UnsupportedInputError(f"argument '{path}' is a slice of more than ints")
             return Constant(value), (slice, value.start, value.stop, value.step)
         if isinstance(value, Mapping) or _is_dataclass_instance(value):
             if isinstance(value, Mapping):
@@ -437,7 +456,7 @@ class _Flattener:
                 "tensors, numbers, strings, None and lists, tuples, mappings or dataclasses of these "
                 "can enter a graph"
             )
-        key = (type(value), keys, tuple(part for _, part in children))
+        key = (type(value), _identities(keys), tuple(part for _, part in children))
         return Container(build, tuple(tree for tree, _ in children)), key
 
     def _tensor(self, value: torch.Tensor, path: str) -> tuple[Tree, Hashable]:

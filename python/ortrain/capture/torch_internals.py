@@ -113,6 +113,22 @@ def are_pytorchs_own(hooks: Iterable[Any]) -> bool:
     return all((getattr(hook, "__module__", None) or "").startswith("torch.") for hook in hooks)
 
 
+def has_hooks_of_saved_tensors() -> bool:
+    """Tell whether somebody takes what autograd saves: a checkpoint around, which runs the forward again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def nothing_saved_for_others() -> contextlib.AbstractContextManager[Any]:
+    """Keep what a trace saves from the hooks of a checkpoint around it, which counts."""
+    if not has_hooks_of_saved_tensors():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def mode_around() -> str | None:
     """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
     if forward_ad._current_level >= 0:

@@ -193,7 +193,7 @@ def test_checkpoints_of_other_threads_are_pytorchs() -> None:
     model = Stack(True, depth=2)
     expected = gradients(model, torch.ones(3, 32))
     found: list[list[torch.Tensor]] = []
-    with marked_checkpoints():
+    with marked_checkpoints(nn.Module()):
         thread = threading.Thread(target=lambda: found.append(gradients(model, torch.ones(3, 32))))
         thread.start()
         thread.join()
@@ -224,3 +224,30 @@ def test_gradient_checkpointing_of_transformers() -> None:
     kept = ORTModule(copy.deepcopy(plain))
     kept(**batch).loss.backward()
     assert ours.memory_plan().arena_bytes < kept.memory_plan().arena_bytes
+
+
+class Counted(nn.Module):
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inside:
+            return checkpoint(self.norm, x, use_reentrant=False).sin()
+        return self.norm(x).sin()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_buffers_are_written_again_where_pytorch_runs_again(inside: bool) -> None:
+    torch.manual_seed(0)
+    plain = Counted(inside)
+    ours, x = ORTModule(copy.deepcopy(plain)), torch.randn(3, 4)
+    for step in range(1, 3):
+        for module in (plain, ours):
+            y = x.clone().requires_grad_()
+            result = module(y) if inside else checkpoint(module, y, use_reentrant=False)
+            result.sum().backward()
+        assert ours.norm.num_batches_tracked == plain.norm.num_batches_tracked == 2 * step
+        torch.testing.assert_close(ours.norm.running_mean, plain.norm.running_mean)

@@ -130,3 +130,74 @@ def test_zeros_are_not_put_where_an_operator_knows_no_gradient(
     _raises_of_its_own(
         TwoWeights(lambda x, w: x.trunc() * w), "gives 'x' a gradient, which its operators"
     )
+
+
+class Carried(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("h", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(x) + self.h)
+        self.h.copy_(y)
+        return y * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_buffer_carries_the_history_that_is_written_to_it() -> None:
+    torch.manual_seed(0)
+    plain = Carried()
+    ours = ORTModule(copy.deepcopy(plain))
+    for module in (plain, ours):
+        x = torch.ones(3, 4)
+        module(x)
+        module(x + 1).sum().backward()
+        assert module.h.requires_grad
+    torch.testing.assert_close(ours.linear.weight.grad, plain.linear.weight.grad)
+
+
+def test_a_buffer_that_wants_a_gradient_gets_one() -> None:
+    module = Carried()
+    module.forward = lambda x: module.linear(x) * module.h  # type: ignore[method-assign]
+    ours = ORTModule(module)
+    ours(torch.ones(3, 4)).sum().backward()
+    module.h.requires_grad_()
+    ours(torch.ones(3, 4)).sum().backward()
+    torch.testing.assert_close(module.h.grad, module.linear(torch.ones(3, 4)))
+    source = torch.ones(3, 4, requires_grad=True)
+    module.h = source * 2
+    ours(torch.ones(3, 4)).sum().backward()
+    torch.testing.assert_close(source.grad, 2 * module.linear(torch.ones(3, 4)))
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden).pow(2).sum(), hidden
+
+
+def test_gradients_do_not_pass_results_in_silence() -> None:
+    ours, x = ORTModule(Layered()), torch.ones(2, 4)
+    loss, hidden = ours(x)
+    hidden.retain_grad()
+    with pytest.raises(RuntimeError, match=r"'output.0' is computed from 'output.1' inside"):
+        loss.backward()
+    loss, hidden = ours(x)
+    hidden.retain_grad()
+    hidden.sum().backward()  # nothing passes it
+    assert hidden.grad.tolist() == torch.ones(2, 4).tolist()
+    loss, hidden = ours(x)
+    hidden.register_hook(lambda gradient: None)
+    with pytest.warns(RuntimeWarning, match="passes neither hooks of that result"):
+        loss.backward()
+
+
+def test_zeros_without_memory_are_gradients() -> None:
+    ours = ORTModule(nn.Linear(3, 3))
+    ours(torch.ones(2, 3)).sgn().sum().backward()
+    assert ours.weight.grad.abs().sum() == 0

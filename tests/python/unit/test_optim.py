@@ -746,3 +746,16 @@ def test_hooks_and_names():
     assert calls == ["pre", "post"]
     assert isinstance(optimizer, torch.optim.AdamW)
     assert isinstance(FusedSGD([param]), torch.optim.SGD)
+
+
+def test_groups_of_adamw_that_do_not_decouple_the_decay():
+    values = []
+    for optimizer in (torch.optim.AdamW, FusedAdamW):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        group = {"params": [parameter], "decoupled_weight_decay": False}
+        made = optimizer([group], lr=0.1, weight_decay=0.5)
+        for _ in range(3):
+            parameter.grad = torch.arange(3.0) * 0.3
+            made.step()
+        values.append(parameter.detach())
+    torch.testing.assert_close(values[1], values[0])
