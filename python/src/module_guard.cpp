@@ -71,6 +71,49 @@ class Variable {
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };
 
+// What runs the layers: packages replace it in their own classes and in PyTorch's.
+class LayerMethods {
+ public:
+  LayerMethods() = default;
+  explicit LayerMethods(nb::list layers) {
+    std::unordered_set<PyObject*> seen;
+    for (nb::handle layer : layers) {
+      if (seen.insert(layer.type().ptr()).second) take(layer.type(), "forward");
+    }
+    const nb::object module = nb::module_::import_("torch.nn").attr("Module");
+    for (const char* name : {"__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"}) {
+      take(module, name);
+    }
+  }
+
+  bool hold() const {
+    return std::all_of(methods_.begin(), methods_.end(), [](const Method& method) {
+      return attribute(method.owner.ptr(), method.name.ptr()).is(method.function);
+    });
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    for (const Method& method : methods_) {
+      Py_VISIT(method.owner.ptr());
+      Py_VISIT(method.function.ptr());
+    }
+    return 0;
+  }
+
+ private:
+  struct Method {
+    nb::object owner, name, function;  // no function: the class has none
+  };
+
+  void take(nb::handle owner, const char* name) {
+    nb::object key = nb::steal(PyUnicode_InternFromString(name));
+    nb::object function = attribute(owner.ptr(), key.ptr());
+    methods_.push_back({nb::borrow(owner), std::move(key), std::move(function)});
+  }
+
+  std::vector<Method> methods_;
+};
+
 // A state of a module, of all that a captured graph depends on: classes, layers, attributes that
 // are read, the number of hooks, and of each parameter and buffer its kind and which others are the
 // same tensor. Which tensors they are is no part of it: where others of their kind take their
@@ -80,7 +123,7 @@ class ModuleGuard {
   // `comparisons` gets what is compared.
   ModuleGuard(nb::list layers, nb::object names, nb::list variables, nb::list inputs,
               Comparisons* comparisons = nullptr)
-      : names_(std::move(names)), inputs_(std::move(inputs)) {
+      : names_(std::move(names)), inputs_(std::move(inputs)), methods_(layers) {
     for (nb::handle layer : layers) layers_.emplace_back(layer, layers_.empty());
     std::vector<PyObject*> tensors;
     for (const LayerGuard& layer : layers_) layer.read_tables(tensors);
@@ -114,6 +157,7 @@ class ModuleGuard {
     for (Variable& variable : variables_) {
       if (!variable.holds(present)) return false;
     }
+    if (!methods_.hold()) return false;
     for (size_t i = 0; i < input_kinds_.size(); ++i) {
       if (!input_kinds_[i].fits(nb::object(inputs_[i]).ptr())) return false;
     }
@@ -160,6 +204,7 @@ class ModuleGuard {
     }
     Py_VISIT(names_.ptr());
     Py_VISIT(tensors_.tuple().ptr());
+    if (const int found = methods_.traverse(visit, arg)) return found;
     return 0;
   }
 
@@ -170,6 +215,7 @@ class ModuleGuard {
     const std::vector<Variable> variables = std::exchange(variables_, {});
     const std::vector<TensorKind> input_kinds = std::exchange(input_kinds_, {});
     const nb::object inputs = std::exchange(inputs_, nb::list());
+    const LayerMethods methods = std::exchange(methods_, {});
     const Versions versions = std::exchange(versions_, {});
     release_tensors();
   }
@@ -256,6 +302,7 @@ class ModuleGuard {
 
   nb::object names_;  // attributes that are read, a set; None for all
   nb::list inputs_;   // tensors outside of the tables, of which only the kind counts
+  LayerMethods methods_;
   std::vector<TensorKind> input_kinds_;
   std::vector<LayerGuard> layers_;
   std::vector<Variable> variables_;

@@ -24,8 +24,6 @@ _LOCK = type(threading.RLock())
 Comparison = tuple[str, Any, int]
 Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an item or attribute
 
-_CALLING = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
-
 
 def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variable]:
     """Return what the guards of a graph compare outside of the module.
@@ -34,17 +32,7 @@ def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variab
       module: The module that it is a graph of.
       names: Of the attributes and variables that its forward may have read; None for all.
     """
-    variables = ReachableState(module, (), keeps_contents=False).variables_named(names)
-    return [*variables, *_layer_methods(module)]
-
-
-def _layer_methods(module: nn.Module) -> list[Variable]:
-    """Return what runs the layers, which a package may replace in its own classes or in PyTorch's."""
-    classes = dict.fromkeys(type(layer) for layer in module.modules())
-    return [
-        *((layer, "forward") for layer in classes),
-        *((nn.Module, name) for name in _CALLING),
-    ]
+    return ReachableState(module, (), keeps_contents=False).variables_named(names)
 
 
 def digest_of_compared(

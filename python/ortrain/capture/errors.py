@@ -67,6 +67,10 @@ class ChangingAttributeError(CaptureError):
     """The forward assigns to attributes of its layers, which no graph does; every call differs."""
 
 
+class SymbolicAttributeError(ChangingAttributeError):
+    """What the forward assigns is a size; a number may be what was there before."""
+
+
 class EverNewCallError(CaptureError):
     """The calls differ, one after the other, in what a graph holds fixed."""
 

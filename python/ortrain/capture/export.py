@@ -36,6 +36,7 @@ from ortrain.capture.errors import (
     CaptureError,
     HandledErrorError,
     SizeConditionError,
+    SymbolicAttributeError,
     UnseenStateError,
 )
 from ortrain.capture.expansion import expand_unknown
@@ -372,7 +373,8 @@ def _freest(
                 _log.debug("%s: %d terms in symbolic sizes", name, budget.spent)
                 return captured
         except Exception as error:
-            if not budget.is_exceeded and not isinstance(error, SizeConditionError):
+            by_numbers = isinstance(error, (SizeConditionError, SymbolicAttributeError))
+            if not budget.is_exceeded and not by_numbers:
                 if isinstance(error, CaptureError) or internals.has_unbacked_symbols(error):
                     raise
                 reason = reason_of(internals.unwrapped(error))

@@ -55,6 +55,7 @@ class Changes:
       made: What was absent or None before, and holds tensors or layers.
       made_plain: What was absent or None before, and is a number, a name, a function: a call that makes it again
         needs nothing of the trace.
+      symbols: Of those changed, what holds a size of the trace now, which is a symbol.
       drawn: Generators of random numbers of Python and NumPy that were drawn from.
       unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques, orders of
         keys.
@@ -63,6 +64,7 @@ class Changes:
     changed: list[str] = dataclasses.field(default_factory=list)
     made: list[str] = dataclasses.field(default_factory=list)
     made_plain: list[MadePlain] = dataclasses.field(default_factory=list)
+    symbols: list[str] = dataclasses.field(default_factory=list)
     drawn: list[str] = dataclasses.field(default_factory=list)
     unfollowed: list[str] = dataclasses.field(default_factory=list)
 
@@ -143,6 +145,8 @@ class Table:
             name, new = self._name(key), now.get(key, MISSING)
             if old is not MISSING and old is not None:
                 changes.changed.append(name)
+                if isinstance(new, (torch.SymInt, torch.SymFloat)):
+                    changes.symbols.append(name)
             elif is_plain(new):
                 changes.made_plain.append(MadePlain(name, self._table, key, new, old))
             else:

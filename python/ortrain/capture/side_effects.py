@@ -22,6 +22,7 @@ from ortrain.capture.errors import (
     ChangingAttributeError,
     CollectiveError,
     FirstCallError,
+    SymbolicAttributeError,
     TensorClassError,
     UnseenStateError,
 )
@@ -160,7 +161,8 @@ def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -
             module=module,
         )
     if changes.changed:
-        raise ChangingAttributeError(
+        kind = SymbolicAttributeError if changes.symbols else ChangingAttributeError
+        raise kind(
             f"its forward changes {_quoted(changes.changed)}, which a graph would do only once",
             module=module,
         )

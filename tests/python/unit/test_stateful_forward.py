@@ -609,3 +609,24 @@ def test_what_no_forward_reads_may_change() -> None:
         ours.metric = {"step": [step], "other": object()}
         ours(x)
     assert len(ours.report().captures) == 1
+
+
+class Window(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.size = 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if min(x.shape[1:]) <= self.size:
+            self.size = min(x.shape[1:])
+        return self.linear(x.reshape(-1, self.size, 4)).sin()
+
+
+def test_a_size_that_is_the_number_there_was_is_no_change() -> None:
+    plain = Window()
+    ours = ORTModule(copy.deepcopy(plain))
+    for rows in (2, 3):
+        x = torch.ones(rows, 8, 4)
+        torch.testing.assert_close(ours(x), plain(x))
+    assert not any(record.fallback for record in ours.report().captures)
