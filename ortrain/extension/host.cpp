@@ -341,7 +341,8 @@ int32_t add_int64s(OrtrainContext* context, const int64_t* numbers, size_t count
 int32_t reduce_to_shape_of(OrtrainContext* context, int32_t value, int32_t like, int32_t* result) {
   return guarded([&] {
     GradContext& gradient = gradient_of(context);
-    *result = gradient.reduce_to_shape_of(value_in(gradient, value), value_in(gradient, like));
+    *result =
+        gradient.reduce_foreign_to_shape_of(value_in(gradient, value), value_in(gradient, like));
   });
 }
 

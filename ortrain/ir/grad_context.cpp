@@ -111,4 +111,19 @@ void GradContext::set_foreign_input_grad(size_t index, ValueId gradient) {
   set_input_grad(index, gradient);
 }
 
+ValueId GradContext::reduce_foreign_to_shape_of(ValueId a, ValueId like) {
+  const Shape& from = shape(a);
+  const Shape& to = shape(like);
+  bool fits = to.size() <= from.size();
+  for (size_t i = 0; fits && i < to.size(); ++i) {
+    const Dim& given = from[from.size() - to.size() + i];
+    const bool is_known = to[i].is_constant() && given.is_constant();
+    fits = !is_known || to[i].is(1) || to[i] == given;
+  }
+  if (!fits) {
+    throw ShapeError(str("a shape of ", shape_str(to), " does not broadcast to ", shape_str(from)));
+  }
+  return reduce_to_shape_of(a, like);
+}
+
 }  // namespace ortrain

@@ -46,6 +46,9 @@ class GradContext : public GraphBuilder {
   void set_input_grad(size_t index, ValueId gradient);
   // The same for a rule that is not ours: throws DTypeError, ShapeError or InvalidModelError.
   void set_foreign_input_grad(size_t index, ValueId gradient);
+  // reduce_to_shape_of for a rule that is not ours: throws ShapeError where `like` does not
+  // broadcast to the shape of `a`.
+  ValueId reduce_foreign_to_shape_of(ValueId a, ValueId like);
   const std::vector<ValueId>& input_grads() const { return input_grads_; }
 
   // Tells the forward node something that only the gradient knows.

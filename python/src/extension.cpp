@@ -249,7 +249,7 @@ void init_extension(nb::module_& module) {
             const ValueId from = value_from(g.scope(), value);
             const ValueId to = value_from(g.scope(), like);
             if (from == kNoValue || to == kNoValue) throw InvalidModelError("None is no value");
-            return value_object(g.scope(), g.context().reduce_to_shape_of(from, to));
+            return value_object(g.scope(), g.context().reduce_foreign_to_shape_of(from, to));
           },
           nb::arg("value"), nb::arg("like"));
 

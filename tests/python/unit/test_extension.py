@@ -260,6 +260,11 @@ def test_gradients_are_refused_where_they_do_not_belong(example):
         (lambda g: g.input(3), IndexError, "input 3"),
         (lambda g: g.op("Nonsense", g.input(0)), UnsupportedError, "Nonsense"),
         (lambda g: g.op("ReduceSum", g.input(0)), ShapeError, "gradient of input 0 has shape"),
+        (
+            lambda g: g.reduce_to_shape_of(g.op("ReduceSum", g.input(0), keepdims=0), g.input(0)),
+            ShapeError,
+            r"shape of \[n\] does not broadcast to \[\]",
+        ),
         (lambda g: 1 / 0, ZeroDivisionError, "division"),
         (lambda g: g.op("Cast", g.input(0), to=7) * 0.5, DTypeError, "arithmetic with a float"),
         (lambda g: g.op("Cast", g.op("Cast", g.input(0), to=7) * 2, to=11), DTypeError, "float64"),
