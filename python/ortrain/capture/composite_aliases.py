@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from ortrain.capture.errors import CaptureError
 from ortrain.capture.locations import node_source
 from ortrain.capture.meta_values import described, on_meta
 from ortrain.capture.trace_internals import nodes_of
+
+
+# Of a rate of 0 traces say that it gives back its operand, which it does not.
+_DRAWING = torch.ops.aten.native_dropout.default
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ def restore_aliases(program: torch.export.ExportedProgram, module: str) -> None:
     Raises:
       CaptureError: A result is another view of an operand, and that is seen.
     """
+    for node in nodes_of(program):
+        if node.target is _DRAWING:
+            _separate(node)
     known: dict[Any, list[_Alias]] = {}
     while _restore_some(program, module, known):  # what it was made of may be seen now
         pass
@@ -59,7 +66,10 @@ def _restore_some(
             known[key] = _aliases(node.target, values, tree)
         for alias in known[key]:
             operand, memory = operands[alias.operand], memories_of(node)[alias.result]
-            if not seen.tells([memory], memories_of(operand)):
+            given = memories_of(operand)
+            # A result that is its operand lies in memory as that does.
+            is_laid_out = alias.is_same and memory in seen.returned and memory not in given
+            if not is_laid_out and not seen.tells([memory], given):
                 continue
             if not alias.is_same or isinstance(node.meta["val"], (list, tuple)):
                 raise CaptureError(
@@ -69,7 +79,7 @@ def _restore_some(
                 )
             node.replace_all_uses_with(operand)
             node.graph.erase_node(node)
-            _move(program, memory, operand.meta["val"])
+            _move(nodes_of(program), memory, operand.meta["val"])
             seen, has_changed = _Seen(program), True
             break
     return has_changed
@@ -80,9 +90,10 @@ class _Seen:
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         nodes = list(nodes_of(program))
-        self._written = {m for n in nodes for w in written_by(n) for m in memories_of(w)}
+        writing = (n for n in nodes if n.target is not torch.ops.aten.detach_.default)
+        self._written = {m for n in writing for w in written_by(n) for m in memories_of(w)}
         self._outside = {m for n in nodes if n.op == "placeholder" for m in memories_of(n)}
-        self._returned = {
+        self.returned = {
             m
             for n in nodes
             if n.op == "output"
@@ -92,21 +103,26 @@ class _Seen:
 
     def may_tell(self, node: fx.Node) -> bool:
         operands = [m for given in node.all_input_nodes for m in memories_of(given)]
-        return self.tells(memories_of(node), operands)
+        results = memories_of(node)
+        return not self.returned.isdisjoint(results) or self.tells(results, operands)
 
     def tells(self, results: list[int], operands: list[int]) -> bool:
         """Tell whether it can be seen that results have the memory of operands."""
         if not self._written.isdisjoint((*results, *operands)):
             return True
-        others = self._returned | self._outside
-        return not (self._returned.isdisjoint(results) or others.isdisjoint(operands))
+        if set(results) <= set(operands):  # the trace knows it, and so does who returns them
+            return False
+        others = self.returned | self._outside
+        return not (self.returned.isdisjoint(results) or others.isdisjoint(operands))
 
 
 def _promises_new_memory(target: Any) -> bool:
     """Tell whether an operator's results have memory of their own, as its schema says."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
-    return all(result.alias_info is None for result in target._schema.returns)
+    return target is not _DRAWING and all(
+        result.alias_info is None for result in target._schema.returns
+    )
 
 
 def _aliases(target: Callable[..., Any], values: list[Any], tree: Any) -> list[_Alias]:
@@ -132,8 +148,21 @@ def _shared(results: list[Any], given: list[Any]) -> Iterator[_Alias]:
                 yield _Alias(place, index, is_same)
 
 
-def _move(program: torch.export.ExportedProgram, memory: int, into: torch.Tensor) -> None:
-    """Let all values of a program in some memory lie in that of another value."""
+def _separate(node: fx.Node) -> None:
+    """Give the result of an operator memory of its own where a trace says that it has its operand's."""
+    memory, value = memories_of(node)[0], node.meta["val"][0]
+    if memory not in memories_of(node.args[0]):
+        return
+    behind, pending = {node}, [node]
+    while pending:
+        users = [user for user in pending.pop().users if memory in memories_of(user)]
+        pending += [user for user in users if user not in behind]
+        behind.update(users)
+    _move(behind, memory, torch.empty_like(value.detach()))
+
+
+def _move(nodes: Iterable[fx.Node], memory: int, into: torch.Tensor) -> None:
+    """Let all values of some nodes in some memory lie in that of another value."""
 
     def moved(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or internals.storage_identity(value) != memory:
@@ -141,6 +170,6 @@ def _move(program: torch.export.ExportedProgram, memory: int, into: torch.Tensor
         made = torch.as_strided(into, value.shape, value.stride(), value.storage_offset())
         return made.detach().requires_grad_(value.requires_grad)
 
-    for node in nodes_of(program):
+    for node in nodes:
         if memory in memories_of(node):
             node.meta["val"] = pytree.tree_map(moved, node.meta["val"])

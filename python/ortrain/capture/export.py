@@ -27,6 +27,7 @@ from ortrain.capture.autocast_regions import (
 )
 from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
+from ortrain.capture.changed_views import take_for_views
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_aliases import restore_aliases
 from ortrain.capture.composite_operators import run_decompositions
@@ -488,6 +489,7 @@ def _capture(
         read.make(made)
 
         start = time.perf_counter()
+        take_for_views(program)
         restore_aliases(program, name)
         conditions = internals.guards_code(program)
         needs_numbers = _other_at_one(program) if dynamic else ""

