@@ -24,7 +24,6 @@ from ortrain.capture.locations import node_source
 from ortrain.capture.meta_values import described, on_meta
 from ortrain.capture.trace_internals import nodes_of
 
-
 # Of a rate of 0 traces say that it gives back its operand, which it does not.
 _DRAWING = torch.ops.aten.native_dropout.default
 
