@@ -44,6 +44,7 @@ from ortrain.capture.prepare import (
     refuse_modes,
 )
 from ortrain.capture.signature import CallSignature, FlatCall, holds_cache
+from ortrain.capture.source_files import take_for_own
 from ortrain.capture.torch_internals import has_hooks_of_saved_tensors, is_fake
 from ortrain.capture.tracing import RenewedInChildren, is_capturing, tracing_alone
 from ortrain.entry import Entry
@@ -524,6 +525,7 @@ class Engine(RenewedInChildren):
         *,
         dynamic: bool = True,
     ) -> Entry:
+        take_for_own(type(layer) for layer in self.module.modules())  # before anything is keyed
         refuse_hooks(self.module)
         refuse_encoder_fast_path(self.module)
         stages: dict[str, float] = {}

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ortrain import _core
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
@@ -221,12 +223,13 @@ class Entry:
         return len(self.differentiable)
 
     def results_behind(self, index: int) -> list[int]:
-        """Return the results of the caller that are computed from one of them, given by its index."""
+        """Return the results whose gradients go through one of them, given by its index."""
         graph = self.captured.graph
         values = [output["value"] for output in graph.outputs if output["role"] == "user"]
         reached = {values[index]}
         for node in graph.nodes():
-            if not reached.isdisjoint(node["inputs"]):
+            passes = (node["domain"], node["op"]) not in _operators_without_gradients()
+            if passes and not reached.isdisjoint(node["inputs"]):
                 reached.update(node["outputs"])
         return [i for i, value in enumerate(values) if i != index and value in reached]
 
@@ -388,6 +391,13 @@ def _input(
         tensor = tensor.resolve_neg()
     # PyTorch takes single values on the CPU among tensors of a device.
     return tensor.to(device) if tensor.device != device and tensor.dim() == 0 else tensor
+
+
+@functools.cache
+def _operators_without_gradients() -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (op["domain"], op["name"]) for op in _core.ops() if op["gradient"] == "none by definition"
+    )
 
 
 def _unreached(graph: Any, requires_grad: dict[str, bool], users: set[str]) -> list[str]:

@@ -86,7 +86,7 @@ class Pass:
 
     Attributes:
       witness: Is told of the gradients; None for nobody.
-      watched: The results that the caller has; set once they are made.
+      watched: The graph's results, where the caller may have them; set once they are made.
     """
 
     watched: WatchedResults

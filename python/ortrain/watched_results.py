@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a forward that another result is computed from, and that keep their gradient or have hooks.
+"""Results of a forward through which the gradient of another one goes, and that keep their gradient or have hooks.
 
 To PyTorch all results of a graph come from one node: a gradient does not pass one on its way from another. Hooks would
 see, and change, what comes from outside alone.
@@ -18,7 +18,7 @@ from ortrain.entry import Entry
 
 
 class WatchedResults:
-    """The results of one forward that want a gradient, as long as somebody holds them.
+    """The results of one forward that want a gradient, as long as somebody holds them; views of them are not known.
 
     Args:
       entry: The captured graph.
@@ -31,17 +31,16 @@ class WatchedResults:
         self._results = {i: weakref.ref(results[i]) for i in wanting} if len(wanting) > 1 else {}
 
     def tell_lost_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Say where a gradient will not pass a result on which somebody waits for it.
+        """Warn, once for each result, where a gradient will not pass a tensor on which somebody waits for it.
 
         Args:
           gradients: What comes in for each result.
-
-        Raises:
-          RuntimeError: A result keeps its gradient. Hooks, which may only look, are warned of once.
         """
         for index, reference in self._results.items():
             result = reference()
             if result is None or not (result.retains_grad or result._backward_hooks):
+                continue
+            if index in self._entry.told_of_hooks:
                 continue
             behind = self._entry.results_behind(index)
             other = next((other for other in behind if gradients[other] is not None), None)
@@ -52,8 +51,6 @@ class WatchedResults:
                 f"result '{outputs[other]}' is computed from '{outputs[index]}' inside of one graph, "
                 "whose gradient passes neither hooks of that result nor its grad"
             )
-            if result.retains_grad:
-                raise RuntimeError(f"{text}; call the module without ORTModule for this step")
-            if index not in self._entry.told_of_hooks:
-                self._entry.told_of_hooks.add(index)
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._entry.told_of_hooks.add(index)
+            text += "; call the module without ORTModule where they are needed"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -37,7 +37,7 @@ def take_for_views(program: torch.export.ExportedProgram) -> None:
     """Make them views: in a trace what follows takes their result, not what it was made of.
 
     Raises:
-      UnseenStateError: An argument, a parameter or a buffer itself is changed so.
+      UnseenStateError: An argument, a parameter, a buffer or what enters a region is changed so.
     """
     for node in nodes_of(program):
         if node.target not in _VIEWS:

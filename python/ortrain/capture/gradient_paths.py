@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which parameters and arguments PyTorch's autograd leads to from each result of a forward.
 
-A trace runs with autograd on, over tensors without values: what it records says which leaves get a gradient from a
-result, zeros or not, whatever becomes of the operators in a graph.
+A trace runs with autograd on, over tensors without values: what it records says which leaves may get a gradient from a
+result, zeros or not, whatever becomes of the operators in a graph. That a function gives None for an operand it does not say.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def refuse_writes_with_history(tensors: Mapping[str, torch.Tensor], had: Collect
     """Raise UnseenStateError where a tensor has got a history that it had not: its next use leads back to this call.
 
     Args:
-      tensors: Arguments and buffers, as the forward leaves them.
+      tensors: Arguments, parameters and buffers, as the forward leaves them.
       had: Names of those with one before.
     """
     for name, tensor in tensors.items():
@@ -69,7 +69,8 @@ def _reached(root: Any, bits: dict[int, int], known: dict[Any, int]) -> int:
                 mask |= known[each]
             known[node] = mask
             continue
-        variable = getattr(node, "variable", None)
+        is_leaf = node.name().endswith("AccumulateGrad")
+        variable = node.variable if is_leaf else None
         if variable is not None:
             known[node] = bits.get(id(variable), 0)
             continue

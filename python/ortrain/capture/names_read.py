@@ -242,8 +242,7 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
     within = set()
     if _MATCHES in code.co_code[::2]:
         of_any = True
-    # Texts with fields that stand elsewhere may name any part.
-    by_parts = any(map(_FORMATS_PARTS.search, names)) or not any("{" in name for name in names)
+    by_parts = any(map(_FORMATS_PARTS.search, names))
     if not names.isdisjoint(_BY_TEXT | _BY_ANY_MEANS | _METHODS | {"copy", "dir", "format"}):
         steps = list(dis.get_instructions(code))
         for i, step in enumerate(steps):

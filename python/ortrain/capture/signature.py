@@ -358,15 +358,19 @@ def holds_cache(result: Any) -> bool:
     )
 
 
-_OF_EVERY_MEMBER = frozenset({"_name_", "__objclass__", "_sort_order_"})
+def _is_of_every_member(name: str) -> bool:
+    """Tell whether an attribute of a member of an enumeration is one of Python's own."""
+    return name.startswith("_") and name.endswith("_")
 
 
 def _identity(value: Any) -> Any:
     """Return what tells a constant from others that it is equal to: 0.0 and -0.0 are."""
     if isinstance(value, enum.Enum) and value.__dict__:
-        more = [(n, v) for n, v in value.__dict__.items() if n not in _OF_EVERY_MEMBER]
+        if isinstance(value.value, (list, dict, set, bytearray)):
+            raise UnsupportedInputError(f"{value} has a value that may change")
+        more = [(n, v) for n, v in value.__dict__.items() if not _is_of_every_member(n)]
         for name, held in more:
-            if not isinstance(held, (*_CONSTANT_TYPES, tuple)):
+            if type(held).__hash__ is None:
                 raise UnsupportedInputError(f"{value} has a {name} that may change")
         return value, tuple((n, type(v), _identity(v)) for n, v in more)
     if isinstance(value, range):

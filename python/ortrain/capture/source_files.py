@@ -63,7 +63,7 @@ _LIBRARIES = frozenset(
             "pytorch_lightning",
         ),
         *("sentence_transformers", "timm", "torch", "torch_geometric", "torchaudio", "torchdiffeq"),
-        *("torchvision", "transformers", "trl"),
+        *("torchmetrics", "torchvision", "transformers", "trl"),
     }
 )
 _own_packages: set[str] = set()

@@ -157,11 +157,6 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
         torch.__future__.get_swap_module_params_on_conversion,
         torch.__future__.set_swap_module_params_on_conversion,
     ),
-    (
-        "anomaly mode",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda mode: torch.set_anomaly_enabled(*mode),
-    ),
     ("NumPy's handling of errors", numpy.geterr, lambda kinds: numpy.seterr(**kinds)),
 )
 

@@ -25,7 +25,6 @@ from ortrain import ORTModule
 
 SETTING = {"gain": 2.0}
 _get = getattr
-TEXT = "{0.gain}"
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +82,7 @@ READS: dict[str, Callable[[Reading], float]] = {
     "getattr by another name": lambda m: _get(m.config, m.key),
     "builtins.getattr": lambda m: builtins.getattr(m.config, m.key),
     "astuple": lambda m: dataclasses.astuple(m.config)[0],
-    "format": lambda m: float(TEXT.format(m.config)),
+    "format": lambda m: float("{0.gain}".format(m.config)),  # noqa: UP030, UP032
     "repr": lambda m: float(repr(m.shown)),
     "repr inside of a list": lambda m: float(str([m.shown])[1:-1]),
     "deepcopy": lambda m: copy.deepcopy(m.shown),
