@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Operators made of others that may return what they were given: dropout that drops nothing, ``type_as`` of one type.
+"""Operators that may return what they were given: dropout that drops nothing, ``type_as`` of one type.
 
 What such an operator says of itself is that its result has memory of its own, and a graph goes by that. Who writes to the
 result, or returns it beside the operand, tells the difference.
@@ -8,9 +8,8 @@ result, or returns it beside the operand, tells the difference.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import memories_of, written_by
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.locations import node_source
-from ortrain.capture.meta_values import described, on_meta
+from ortrain.capture.meta_values import Call
 from ortrain.capture.trace_internals import nodes_of
 
 # Of a rate of 0 traces say that it gives back its operand, which it does not.
@@ -58,13 +57,12 @@ def _restore_some(
     for node in list(nodes_of(program)):
         if not _promises_new_memory(node.target) or not seen.may_tell(node):
             continue
-        operands, tree = pytree.tree_flatten((node.args, node.kwargs))
-        values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in operands]
-        key = (node.target, *map(described, values))
+        call = Call(node)
+        key = call.key
         if key not in known:
-            known[key] = _aliases(node.target, values, tree)
+            known[key] = list(_aliases(call))
         for alias in known[key]:
-            operand, memory = operands[alias.operand], memories_of(node)[alias.result]
+            operand, memory = call.operands[alias.operand], memories_of(node)[alias.result]
             given = memories_of(operand)
             # A result that is its operand lies in memory as that does.
             is_laid_out = alias.is_same and memory in seen.returned and memory not in given
@@ -124,17 +122,9 @@ def _promises_new_memory(target: Any) -> bool:
     )
 
 
-def _aliases(target: Callable[..., Any], values: list[Any], tree: Any) -> list[_Alias]:
-    """Run an operator on tensors without contents and see what its results share with its operands."""
-    given = [on_meta(value) for value in values]
-    args, kwargs = pytree.tree_unflatten(given, tree)
-    with contextlib.suppress(Exception):  # of an operator that cannot run so nothing is known
-        results = pytree.tree_leaves(target(*args, **kwargs))
-        return list(_shared(results, given))
-    return []
-
-
-def _shared(results: list[Any], given: list[Any]) -> Iterator[_Alias]:
+def _aliases(call: Call) -> Iterator[_Alias]:
+    """Yield what results of an operator share with its operands; of one that cannot be asked nothing is known."""
+    given, results = call.run() or ([], [])
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
     for place, result in enumerate(tensors):
         for index, operand in enumerate(given):

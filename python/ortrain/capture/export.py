@@ -41,11 +41,7 @@ from ortrain.capture.errors import (
     UnseenStateError,
 )
 from ortrain.capture.expansion import expand_unknown
-from ortrain.capture.extents_of_one import (
-    conditions_on_squeezed,
-    other_at_one,
-    squeezed_at_one,
-)
+from ortrain.capture.extents_of_one import at_one
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.generator_watch import GeneratorWatch
@@ -422,13 +418,6 @@ def _functional(
     return program, internals.guards_code(program)
 
 
-def _other_at_one(program: torch.export.ExportedProgram) -> str:
-    if squeezed_at_one(program):
-        return "an extent of 1 is squeezed"
-    operator = other_at_one(program)
-    return f"{operator} gives another shape for an extent of 1 or 0" if operator else ""
-
-
 def _capture_unless_drawing(*args: Any, freedom: Freedom, standalone: bool) -> CapturedModule:
     """Capture; what draws Python's or NumPy's random numbers is refused without a long trace first.
 
@@ -492,10 +481,9 @@ def _capture(
         take_for_views(program)
         restore_aliases(program, name)
         conditions = internals.guards_code(program)
-        needs_numbers = _other_at_one(program) if dynamic else ""
         dims = dimensions_of(user_values(program))
-        if dynamic and not needs_numbers:
-            conditions += conditions_on_squeezed(program, dims, call.names)
+        needs_numbers, larger = at_one(program, dims, call.names) if dynamic else ("", [])
+        conditions += larger
         autocast_regions = has_autocast_region(program)
         refuse_collectives(program, name)
         refuse_conditions_on_values(program, name)
@@ -515,15 +503,15 @@ def _capture(
             program, added = _functional(program, known, autocast, autocast_regions)
         conditions += added
         if dynamic and not needs_numbers and program is not exported:
-            needs_numbers = _other_at_one(program)
-            if not needs_numbers:
-                conditions += conditions_on_squeezed(program, dims, call.names)
+            needs_numbers, larger = at_one(program, dims, call.names)
+            conditions += larger
         seconds["functionalize"] = time.perf_counter() - start
 
     start = time.perf_counter()
     placeholders, constants = placeholders_of(program, module, call, outside)
     values = user_values(program)
-    result_views = None if views is None else ResultViews(views, dimensions_of(values))
+    dims = dimensions_of(values)
+    result_views = None if views is None else ResultViews(views, dims)
     if result_views is not None and not (needs_numbers or result_views.are_known()):
         needs_numbers = "a view among its results has a size that no argument tells"
     static = [
@@ -546,7 +534,7 @@ def _capture(
         input_names=list(call.names),
         output_tree=trees[-1],
         guards=guards,
-        dims=dimensions_of(values),
+        dims=dims,
         ones=held_at_one(values, guards, tensors),
         functions=functions,
         autocast_regions=autocast_regions,

@@ -9,7 +9,6 @@ say for the sizes of the sample, and extents that are squeezed may not be 1 in l
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,41 +21,48 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import Dimension
-from ortrain.capture.meta_values import described, kind_of, number_of, on_meta
+from ortrain.capture.meta_values import Call, kind_of, number_of
 from ortrain.capture.trace_internals import nodes_of
 
-_SQUEEZES = re.compile(r"aten\.squeeze(_copy|_)?\.(?P<which>\w+)")
+_SQUEEZES = re.compile(r"aten\.squeeze(_copy)?\.(?P<which>\w+)")
 
 
-def other_at_one(program: torch.export.ExportedProgram) -> str:
+def at_one(
+    program: torch.export.ExportedProgram, dims: Sequence[Dimension], names: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return why sizes have to be numbers, '' where they need not, and else what sizes have to fulfil.
+
+    Args:
+      program: As exported, or without writes.
+      dims: What its symbols stand for.
+      names: Of the arguments.
+    """
+    if any(number_of(size) == 1 for size in _squeezed(program)):
+        return "an extent of 1 is squeezed", []
+    if operator := _other_at_one(program):
+        return f"{operator} gives another shape for an extent of 1 or 0", []
+    return "", _conditions_on_squeezed(program, dims, names)
+
+
+def _other_at_one(program: torch.export.ExportedProgram) -> str:
     """Return an operator whose result the trace gives another shape than it has for the sample's sizes, or ''."""
     known: set[Any] = set()
     for node in _operators(program):
-        operands, tree = pytree.tree_flatten((node.args, node.kwargs))
-        values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in operands]
-        results = pytree.tree_leaves(node.meta.get("val"))
-        if not any(map(_has_small_symbol, (*values, *results))):
+        call, results = Call(node), pytree.tree_leaves(node.meta.get("val"))
+        if not any(map(_has_small_symbol, (*call.values, *results))):
             continue
         expected = list(map(kind_of, results))
-        key = (node.target, *map(described, values), *expected)
+        key = (*call.key, *expected)
         if key in known:
             continue
         known.add(key)
-        args, kwargs = pytree.tree_unflatten(list(map(on_meta, values)), tree)
-        # What has no such kernel, or needs values, says nothing.
-        with contextlib.suppress(Exception):
-            found = list(map(kind_of, pytree.tree_leaves(node.target(*args, **kwargs))))
-            if found != expected:
-                return str(node.target)
+        ran = call.run()
+        if ran is not None and list(map(kind_of, ran[1])) != expected:
+            return str(node.target)
     return ""
 
 
-def squeezed_at_one(program: torch.export.ExportedProgram) -> bool:
-    """Tell whether an extent that is squeezed, and a symbol to the trace, is 1 for the sample."""
-    return any(number_of(size) == 1 for size in _squeezed(program))
-
-
-def conditions_on_squeezed(
+def _conditions_on_squeezed(
     program: torch.export.ExportedProgram, dims: Sequence[Dimension], names: Sequence[str]
 ) -> list[str]:
     """Return the conditions under which no extent that is squeezed is 1, as those of an export."""

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
+from torch import fx
+from torch.utils import _pytree as pytree
 
 
 def number_of(value: Any) -> Any:
@@ -29,6 +32,37 @@ def described(value: Any) -> Any:
         strides = tuple(map(number_of, value.stride())) if value.layout is torch.strided else ()
         return (*kind_of(value), strides)
     return repr(number_of(value))
+
+
+class Call:
+    """One operator of a program with what it is given.
+
+    Attributes:
+      operands: Nodes and constants, flat.
+      values: The same, with the values of the trace.
+      key: Tells it from calls for which the operator may do something else.
+    """
+
+    def __init__(self, node: fx.Node) -> None:
+        self.operands, self._tree = pytree.tree_flatten((node.args, node.kwargs))
+        self.values = [o.meta.get("val") if isinstance(o, fx.Node) else o for o in self.operands]
+        self._operator = node.target
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self._operator, *map(described, self.values))
+
+    def run(self) -> tuple[list[Any], list[Any]] | None:
+        """Run it on tensors without contents, of the sample's sizes; return operands and results, flat.
+
+        Returns:
+          None for an operator that has no such kernel, or needs values.
+        """
+        given = [on_meta(value) for value in self.values]
+        args, kwargs = pytree.tree_unflatten(given, self._tree)
+        with contextlib.suppress(Exception):
+            return given, pytree.tree_leaves(self._operator(*args, **kwargs))
+        return None
 
 
 def on_meta(value: Any) -> Any:

@@ -251,7 +251,7 @@ def refuse_hooks(module: nn.Module) -> None:
 
 
 def refuse_encoder_fast_path(module: nn.Module) -> None:
-    """Raise CaptureError where PyTorch may take its fast path through an encoder, which gives zeros for padding."""
+    """Raise UnseenStateError where PyTorch may take its fast path through an encoder, which gives zeros for padding."""
     if not torch.backends.mha.get_fastpath_enabled():
         return
     for path, part in module.named_modules():

@@ -92,7 +92,7 @@ def _package_of(real: str) -> str:
 
 def take_for_own(classes: Iterable[type]) -> None:
     """Let the packages that define classes of layers count as the user's own code, as long as the process lives."""
-    for cls in classes:
+    for cls in set(classes):
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
         if not file or is_standard(file) or not is_installed(file):
             continue
