@@ -17,16 +17,26 @@ import torch
 from ortrain import _core, optim
 from ortrain.amp import DynamicLossScaler
 from ortrain.amp import LossScaler as _LossScaler
+from ortrain.amp.given_loss_scale import FollowedLossScaler, GivenLossScale, UpdatesLossScale
 from ortrain.errors import UnsupportedError
 from ortrain.trainer import ORTTrainer as _Trainer
-from ortrain.trainer import ORTTrainerOptions
-from ortrain.trainer.model_description import (
-    InputDescription,
-    OutputDescription,
+from ortrain.trainer import ORTTrainerOptions, optimizer_states
+from ortrain.trainer.io_description import (
+    IODescription,
+    ModelDescription,
+    described,
+    generate_sample,
 )
-from ortrain.trainer.model_description import (
-    ModelDescription as _Description,
-)
+
+__all__ = [
+    "IODescription",
+    "LossScaler",
+    "ModelDescription",
+    "ORTTrainer",
+    "generate_sample",
+    "load_checkpoint",
+    "save_checkpoint",
+]
 
 Attributes = Callable[[str], Mapping[str, Any]]
 
@@ -40,44 +50,18 @@ _CONFIGS = {
 _ATTRIBUTES = {"lambda": "lambda_coef"}
 
 
-class IODescription:
-    """One input or output.
-
-    Args:
-      name: Its name.
-      shape: Its extents: numbers, and names of those that change.
-      dtype: Its element type; None for any.
-      num_classes: Of labels: how many classes there are; kept, not used.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        shape: Sequence[int | str],
-        dtype: torch.dtype | None = None,
-        num_classes: int | None = None,
-    ) -> None:
-        self.name_ = name
-        self.shape_ = list(shape)
-        self.dtype_ = dtype
-        self.num_classes_ = num_classes
-
-
-class ModelDescription:
-    """Inputs and outputs; the first output is the loss.
-
-    Args:
-      inputs: In the order of the model's arguments, what the loss takes last.
-      outputs: The loss, then the model's results.
-    """
-
-    def __init__(self, inputs: Sequence[IODescription], outputs: Sequence[IODescription]) -> None:
-        self.inputs_ = list(inputs)
-        self.outputs_ = list(outputs)
+def _other_name(attribute: str) -> Any:
+    return property(
+        lambda self: getattr(self, attribute),
+        lambda self, value: setattr(self, attribute, value),
+        doc=f"``{attribute}``.",
+    )
 
 
 class LossScaler(DynamicLossScaler):
     """Scales the loss; the name is that of the input that once held the scale.
+
+    What ``DynamicLossScaler`` names without, this one has with an underscore behind it too.
 
     Args:
       loss_scale_input_name: Kept, not used.
@@ -100,7 +84,24 @@ class LossScaler(DynamicLossScaler):
         super().__init__(
             is_dynamic_scale, loss_scale, up_scale_window, min_loss_scale, max_loss_scale
         )
-        self.loss_scale_input_name = loss_scale_input_name
+        self.loss_scale_input_name_ = loss_scale_input_name
+        self.initial_loss_scale_ = loss_scale
+
+    loss_scale_ = _other_name("loss_scale")
+    stable_steps_ = _other_name("_stable_steps")
+    is_dynamic_scale_ = _other_name("automatic_update")
+    up_scale_window_ = _other_name("up_scale_window")
+    min_loss_scale_ = _other_name("min_loss_scale")
+    max_loss_scale_ = _other_name("max_loss_scale")
+
+    def update_loss_scale(self, is_all_finite: bool) -> None:
+        """Change the scale by whether the gradients of a step were finite."""
+        self._follow(bool(is_all_finite))
+
+    def update(self, train_step_info: Any) -> float:
+        """Return the scale of the next step, by ``update_loss_scale``, which a subclass may replace."""
+        self.update_loss_scale(train_step_info.all_finite)
+        return self.loss_scale
 
 
 class ORTTrainer:
@@ -120,11 +121,14 @@ class ORTTrainer:
       gradient_accumulation_steps: Batches whose gradients are averaged.
       world_rank: The number of this process.
       world_size: How many processes train together.
-      use_mixed_precision: Compute in bfloat16.
+      use_mixed_precision: Compute in bfloat16. Without ``loss_scaler`` a step may be given the factor of the loss behind
+        the rate, or under ``loss_scale_input_name``, and one that runs the optimizer returns one more tensor, bool of shape
+        [1]: whether the gradients were finite. Where they were not, nothing has changed.
       allreduce_post_accumulation: Average gradients once per optimizer step, not once per batch.
       global_step: The step to count from.
       get_lr_this_step: Returns the rate of a step by its number, in place of an argument.
-      loss_scaler: Scales the loss in mixed precision.
+      loss_scaler: Scales the loss in mixed precision: a ``LossScaler``, or any object with ``loss_scale_`` and
+        ``update_loss_scale(is_all_finite)``.
       deepspeed_zero_stage: 1 shares out the optimizer's states; 0 does not.
       enable_grad_norm_clip: Clip the norm of all gradients to 1, or the attribute max_norm_clip.
       frozen_weights: Names of parameters that stay.
@@ -140,6 +144,9 @@ class ORTTrainer:
     Raises:
       UnsupportedError: An argument asks for something that there is not, by its name.
     """
+
+    # What a step may be given the factor of the loss under.
+    loss_scale_input_name = "default_loss_scale_input_name"
 
     def __init__(
         self,
@@ -157,7 +164,7 @@ class ORTTrainer:
         allreduce_post_accumulation: bool = False,
         global_step: int = 0,
         get_lr_this_step: Callable[[int], float] | None = None,
-        loss_scaler: _LossScaler | None = None,
+        loss_scaler: _LossScaler | UpdatesLossScale | None = None,
         deepspeed_zero_stage: int = 0,
         enable_grad_norm_clip: bool = True,
         frozen_weights: Sequence[str] = (),
@@ -179,6 +186,12 @@ class ORTTrainer:
         self._learns = training_optimizer_name is not None
         self._learning_rate_description = learning_rate_description
         self._get_lr = get_lr_this_step
+        self.is_train = True
+        self.loss_scaler_ = loss_scaler
+        self._given_scale = (
+            GivenLossScale() if use_mixed_precision and loss_scaler is None else None
+        )
+        scaler = self._given_scale if loss_scaler is None else _followed(loss_scaler)
         options = ORTTrainerOptions(
             {
                 "batch": {"gradient_accumulation_steps": gradient_accumulation_steps},
@@ -190,7 +203,7 @@ class ORTTrainer:
                     "deepspeed_zero_optimization": {"stage": deepspeed_zero_stage},
                     "enable_adasum": enable_adasum,
                 },
-                "mixed_precision": {"enabled": use_mixed_precision, "loss_scaler": loss_scaler},
+                "mixed_precision": {"enabled": use_mixed_precision, "loss_scaler": scaler},
                 "utils": {
                     "frozen_weights": list(frozen_weights),
                     "grad_norm_clip": enable_grad_norm_clip,
@@ -215,7 +228,7 @@ class ORTTrainer:
         config = _config_of(
             model, training_optimizer_name or "SGDOptimizer", map_optimizer_attributes
         )
-        self.trainer = _Trainer(model, _described(model_desc), config, loss_fn, options)
+        self.trainer = _Trainer(model, described(model_desc), config, loss_fn, options)
         self.trainer.train_step_info.optimization_step = global_step
 
     @property
@@ -223,36 +236,101 @@ class ORTTrainer:
         """Optimizer steps so far."""
         return self.trainer.train_step_info.optimization_step
 
+    def train(self) -> None:
+        """Let ``__call__`` train."""
+        self.is_train = True
+
+    def eval(self) -> None:
+        """Let ``__call__`` evaluate."""
+        self.is_train = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step of training, or of evaluation after ``eval()``."""
+        return (self.train_step if self.is_train else self.eval_step)(*args, **kwargs)
+
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch.
 
         Args:
-          *args: The inputs in order; then the learning rate, unless get_lr_this_step gives it.
-          **kwargs: Inputs by name; ``fetches``; the rate under the name of its description.
+          *args: The inputs in order, or one list of them; then the learning rate, unless get_lr_this_step gives it; then the
+            factor of the loss, where the trainer has no scaler in mixed precision.
+          **kwargs: Inputs by name; ``fetches``; the rate under the name of its description, the factor under
+            ``loss_scale_input_name``.
+
+        Returns:
+          The outputs as described, or those of ``fetches``; see ``use_mixed_precision`` for one more.
         """
         if not self._learns:
             raise UnsupportedError("train_step: training_optimizer_name is None")
-        arguments = list(args)
+        arguments = list(args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+        info, given = self.trainer.train_step_info, len(self.model_desc_.inputs_)
+        given -= sum(each.name_ in kwargs for each in self.model_desc_.inputs_)
+        self._take_loss_scale(arguments, kwargs, given)
         described = self._learning_rate_description
         if described is not None and described.name_ in kwargs:
             self.trainer.optim_config.lr = float(kwargs.pop(described.name_))
-        elif len(arguments) == len(self.model_desc_.inputs_) + 1:
+        elif len(arguments) == given + 1:
             self.trainer.optim_config.lr = float(arguments.pop())
         elif self._get_lr is not None:
             self.trainer.optim_config.lr = float(self._get_lr(self.global_step_))
-        return self.trainer.train_step(*arguments, **kwargs)
+        fetches = kwargs.get("fetches")
+        results = self.trainer.train_step(*arguments, **kwargs)
+        made = self.trainer.engine.state.kept_batches == 0
+        if self._given_scale is None or fetches or not made:
+            return results
+        finite = torch.tensor([bool(info.all_finite)])
+        return [*(results if isinstance(results, list) else [results]), finite]
+
+    def _take_loss_scale(self, arguments: list[Any], kwargs: dict[str, Any], given: int) -> None:
+        """Take the factor of the loss out of what a step is given."""
+        scale = kwargs.pop(self.loss_scale_input_name, None)
+        if self._given_scale is None:
+            if scale is not None:
+                raise TypeError(
+                    f"'{self.loss_scale_input_name}' is given, and the trainer does not take it: "
+                    "that needs use_mixed_precision and no loss_scaler"
+                )
+            return
+        described = self._learning_rate_description
+        named = described is not None and described.name_ in kwargs
+        rate_comes_first = self._get_lr is None and not named
+        if scale is None and len(arguments) == given + 1 + rate_comes_first:
+            scale = arguments.pop()
+        if scale is not None:
+            self._given_scale.set(float(scale))
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model without training."""
         return self.trainer.eval_step(*args, **kwargs)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return copies of parameters and buffers by name."""
-        return self.trainer.state_dict(pytorch_format=True)
+    def state_dict(self, include_optimizer_state: bool = True) -> dict[str, torch.Tensor]:
+        """Return copies of parameters and buffers by name, and of the optimizer's states.
+
+        Args:
+          include_optimizer_state: With ``Moment_1_NAME``, ``Moment_2_NAME`` and ``Update_Count_NAME`` for each parameter
+            (Adam), or with ``Step`` for all (other rules): the number of the step that comes next.
+        """
+        if not include_optimizer_state:
+            return self.trainer.state_dict(pytorch_format=True)
+        whole = self.trainer.state_dict()
+        return {**whole["model"]["full_precision"], **optimizer_states.flat(whole["optimizer"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
-        """Take over parameters and buffers."""
-        self.trainer.load_state_dict(state_dict, strict)
+        """Take over parameters and buffers, and the optimizer's states where they are there.
+
+        Args:
+          state_dict: Tensors or NumPy arrays by the names that ``state_dict`` gives them.
+          strict: All names of the model must be there, and no others.
+
+        Raises:
+          InvalidModelError: A name, a shape or a type does not fit; nothing has changed.
+        """
+        names = self.trainer.state_dict(pytorch_format=True).keys()
+        tensors, states = optimizer_states.split(state_dict, names)
+        info = self.trainer.train_step_info
+        counters = {"optimization_step": info.optimization_step, "step": info.step}
+        whole = {"model": {"full_precision": tensors}, "train_step_info": counters}
+        self.trainer.load_state_dict(whole | ({"optimizer": states} if states else {}), strict)
 
     def save_as_onnx(self, path: str | Path) -> None:
         """Write the model with its present weights as an ONNX file."""
@@ -276,13 +354,15 @@ def load_checkpoint(
     model.trainer.load_checkpoint(Path(checkpoint_dir) / checkpoint_prefix, strict)
 
 
-def _described(given: ModelDescription) -> _Description:
-    inputs = [InputDescription(d.name_, tuple(d.shape_), d.dtype_) for d in given.inputs_]
-    outputs = [
-        OutputDescription(d.name_, tuple(d.shape_), position == 0)
-        for position, d in enumerate(given.outputs_)
-    ]
-    return _Description.of(inputs, outputs)
+def _followed(scaler: _LossScaler | UpdatesLossScale) -> _LossScaler:
+    if isinstance(scaler, _LossScaler):
+        return scaler
+    if isinstance(scaler, UpdatesLossScale):
+        return FollowedLossScaler(scaler)
+    raise TypeError(
+        f"loss_scaler is a {type(scaler).__name__}, expected a LossScaler or an object with "
+        "'loss_scale_' and 'update_loss_scale'"
+    )
 
 
 def _config_of(model: Any, name: str, attributes: Attributes | None) -> Any:

@@ -121,17 +121,20 @@ class DynamicLossScaler(LossScaler):
 
     def update(self, train_step_info: Any) -> float:
         """Return the factor of the next step, changed by what became of this one."""
+        self._follow(train_step_info.all_finite)
+        return self.loss_scale
+
+    def _follow(self, all_finite: bool) -> None:
         if not self.automatic_update:
-            return self.loss_scale
-        if not train_step_info.all_finite:
+            return
+        if not all_finite:
             self.loss_scale = max(self.min_loss_scale, self.loss_scale / 2)
             self._stable_steps = 0
-            return self.loss_scale
+            return
         self._stable_steps += 1
         if self._stable_steps >= self.up_scale_window:
             self.loss_scale = min(self.max_loss_scale, self.loss_scale * 2)
             self._stable_steps = 0
-        return self.loss_scale
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -20,21 +20,22 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     """Gives the processes disjoint samples such that those drawn at the same time cost alike.
 
     Samples are sorted by their cost and dealt out in rounds of ``world_size`` neighbours, one to each
-    process; an epoch draws the rounds in random order. Costs are asked for once per sample.
+    process; an epoch draws the rounds in random order. With ``group_size`` the dataset is cut into groups of
+    neighbours, each is sorted, and an epoch draws the groups in random order, what is inside of one by rising cost.
+    Costs are asked for once per sample.
 
     Args:
       dataset: A map-style dataset.
       complexity_fn: Returns the cost of a sample, a number, such as its length.
       world_size: How many processes there are; by default as ``ortrain.distributed.world_size``.
       rank: The number of this one; by default as ``ortrain.distributed.world_rank``.
-      shuffle: Draw in another order in each epoch; otherwise by rising cost.
-      group_size: Sort within random groups of so many samples instead of all of them, so that other
-        samples meet in each epoch; groups stay as they are without ``shuffle``.
+      shuffle: Draw the rounds, or the groups, in another order in each epoch; otherwise as they come.
+      group_size: How many neighbours of the dataset make a group; without, all of it is sorted.
+      seed: Of the order; the same in all processes.
       drop_last: Leave out samples that would not give each process one; otherwise samples of
         the last round are drawn twice.
-      seed: Of the order; the same in all processes.
-      random_level: From 0 to 1: how far costs are changed at random before sorting, as a share of the
-        range of all costs, so that neighbours change between epochs.
+      random_level: From 0 to 1: a cost is raised at random, by a whole number up to this share of the range of all
+        costs, before sorting, so that neighbours change between epochs.
 
     Raises:
       TypeError: ``dataset`` has no length.
@@ -49,8 +50,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         rank: int | None = None,
         shuffle: bool = True,
         group_size: int | None = None,
-        drop_last: bool = False,
         seed: int = 0,
+        drop_last: bool = False,
         random_level: float = 0.0,
     ) -> None:
         if not isinstance(dataset, Sized):
@@ -113,7 +114,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             )
             order = order[:start] + order[start + left_out :]
         rounds = [order[i * size : (i + 1) * size] for i in range(self._rounds)]
-        if self.shuffle:
+        if self.shuffle and self.group_size is None:
             drawn = torch.randperm(self._rounds, generator=generator).tolist()
             rounds = [rounds[i] for i in drawn]
         return [[members[rank] for members in rounds] for rank in range(size)]
@@ -121,19 +122,19 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     def _sorted(self, generator: torch.Generator) -> list[int]:
         """Return all indices by rising cost, within groups where there are some."""
         costs = self._costs
-        if self.shuffle and self.random_level > 0:
-            spread = float(costs.max() - costs.min()) * self.random_level
-            noise = torch.rand(len(costs), generator=generator, dtype=torch.float64)
-            costs = costs + spread * (noise - 0.5)
+        noise = int(float(costs.max() - costs.min()) * self.random_level) + 1
+        if noise > 1:
+            costs = costs + torch.randint(noise, (len(costs),), generator=generator)
         if self.group_size is None:
             return torch.argsort(costs, stable=True).tolist()
-        everyone = (
-            torch.randperm(len(costs), generator=generator)
+        groups = torch.arange(len(costs)).split(self.group_size)
+        numbers = (
+            torch.randperm(len(groups), generator=generator).tolist()
             if self.shuffle
-            else torch.arange(len(costs))
+            else range(len(groups))
         )
         order: list[int] = []
-        for group in everyone.split(self.group_size):
+        for group in (groups[i] for i in numbers):
             order += group[torch.argsort(costs[group], stable=True)].tolist()
         return order
 

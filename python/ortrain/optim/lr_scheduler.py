@@ -56,7 +56,10 @@ class _LRScheduler(abc.ABC):
 
 
 class _WarmupLRScheduler(_LRScheduler):
-    """Grows the rate linearly over the first steps, then follows ``_factor``.
+    """Grows the rate linearly over the first steps, from 0 in the first, then follows ``_factor``.
+
+    Steps are counted from 0 and the warm-up takes ``warmup * total_steps`` of them, no whole number in general: the
+    formulas of ``onnxruntime.training`` and of transformers' schedules.
 
     Args:
       total_steps: Optimizer steps of the whole training.
@@ -74,24 +77,23 @@ class _WarmupLRScheduler(_LRScheduler):
             raise ValueError(f"warmup is {warmup}, expected from 0 to below 1")
         self.total_steps = total_steps
         self.warmup = warmup
-        self._num_warmup_steps = int(warmup * total_steps)
+        self._num_warmup_steps = warmup * total_steps
 
     def get_lr(self, train_step_info: Any) -> list[float]:
-        # Both count from 1, so that the first step moves.
-        step = train_step_info.optimization_step + 1
-        warmup = self._num_warmup_steps + 1
+        step, warmup = train_step_info.optimization_step, self._num_warmup_steps
         lr = train_step_info.optimizer_config.lr
-        return [lr * (step / warmup if step < warmup else self._factor(step, warmup, lr))]
+        growing = step < warmup
+        return [lr * (step / max(1.0, warmup) if growing else self._factor(step, warmup, lr))]
 
     @abc.abstractmethod
-    def _factor(self, step: int, warmup: int, lr: float) -> float:
-        """Return the factor of a step behind the warm-up; both count from 1."""
+    def _factor(self, step: int, warmup: float, lr: float) -> float:
+        """Return the factor of a step, counted from 0, behind a warm-up of so many."""
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):
     """Stays at the configured rate after the warm-up."""
 
-    def _factor(self, step: int, warmup: int, lr: float) -> float:
+    def _factor(self, step: int, warmup: float, lr: float) -> float:
         del step, warmup, lr
         return 1.0
 
@@ -111,7 +113,7 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
             raise ValueError(f"cycles is {cycles}, expected a number above 0")
         self.cycles = cycles
 
-    def _factor(self, step: int, warmup: int, lr: float) -> float:
+    def _factor(self, step: int, warmup: float, lr: float) -> float:
         del lr
         progress = (step - warmup) / max(1, self.total_steps - warmup)
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * progress)))
@@ -120,7 +122,7 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
 class LinearWarmupLRScheduler(_WarmupLRScheduler):
     """Falls linearly to zero after the warm-up."""
 
-    def _factor(self, step: int, warmup: int, lr: float) -> float:
+    def _factor(self, step: int, warmup: float, lr: float) -> float:
         del lr
         return max(0.0, (self.total_steps - step) / max(1, self.total_steps - warmup))
 
@@ -141,15 +143,15 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
         super().__init__(total_steps, warmup)
         if not lr_end >= 0:
             raise ValueError(f"lr_end is {lr_end}, expected 0 or more")
-        if not power > 0:
-            raise ValueError(f"power is {power}, expected a number above 0")
+        if not power >= 0:
+            raise ValueError(f"power is {power}, expected 0 or more")
         self.lr_end = lr_end
         self.power = power
 
-    def _factor(self, step: int, warmup: int, lr: float) -> float:
+    def _factor(self, step: int, warmup: float, lr: float) -> float:
         if not lr > self.lr_end:
             raise ValueError(f"lr_end ({self.lr_end}) must be smaller than the rate ({lr})")
         if step > self.total_steps:
             return self.lr_end / lr
-        left = 1.0 - (step - warmup) / max(1, self.total_steps - warmup)
+        left = 1.0 - (step - warmup) / (self.total_steps - warmup)
         return ((lr - self.lr_end) * left**self.power + self.lr_end) / lr

@@ -15,7 +15,8 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core
 from ortrain.errors import InvalidModelError
-from ortrain.trainer.flat_layout import state_dtype
+from ortrain.trainer import optimizer_states
+from ortrain.trainer.optimizer_states import tensor_of
 
 if TYPE_CHECKING:
     from ortrain.amp import LossScaler
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
 
 StateDict = dict[str, Any]
 
-# Names of the states in dictionaries, by those that the engine has.
-_NAMES = {
-    "exp_avg": "Moment_1",
-    "exp_avg_sq": "Moment_2",
-    "momentum_buffer": "Momentum",
-    "sum": "Sum_Of_Squares",
-    "grad": "Accumulated_Gradient",
-}
-_ENGINE_NAMES = {name: engine for engine, name in _NAMES.items()}
-_STEP = "Step"
 _PROPERTY = "trainer"
 
 
@@ -57,17 +48,9 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
         "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
     }
     if optimizer:
-        result["optimizer"] = _optimizer_states(trainer.engine.whole_state())
+        whole = trainer.engine.whole_state()
+        result["optimizer"] = optimizer_states.by_parameter(whole, trainer.optim_config.name)
     return result
-
-
-def _optimizer_states(held: Any) -> StateDict:
-    """Return copies of the states of an engine's state or a checkpoint, by parameter."""
-    by_parameter: StateDict = {"shared_optimizer_state": {_STEP: held.steps}}
-    for target, tensor in held.optimizer.items():
-        name, _, kind = target.rpartition(":")
-        by_parameter.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
-    return by_parameter
 
 
 def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
@@ -78,30 +61,35 @@ def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
 def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bool) -> None:
     """Put a dictionary of either kind into a trainer; nothing changes where it does not fit.
 
+    One with ``optimizer`` and without ``model`` leaves parameters and buffers as they are. Tensors may be NumPy arrays.
+
     Raises:
       InvalidModelError: Names differ and ``strict`` is set, or shapes or element types do.
     """
-    structured = isinstance(given.get("model"), Mapping)
-    tensors = given["model"]["full_precision"] if structured else given
-    states = dict(given.get("optimizer", {})) if structured else {}
     own = _own_tensors(trainer)
-    _check_tensors(own, tensors, strict)
-    shared = states.pop("shared_optimizer_state", {})
-    states = _checked_states(own, states, _kinds(trainer))
+    structured = isinstance(given.get("model"), Mapping) or (
+        isinstance(given.get("optimizer"), Mapping) and "optimizer" not in own
+    )
+    with_model = not structured or "model" in given
+    tensors: Mapping[str, Any] = {}
+    if with_model:
+        tensors = given["model"]["full_precision"] if structured else given
+        tensors = _checked_tensors(own, tensors, strict)
+    has_states = structured and "optimizer" in given
+    states = optimizer_states.checked(trainer, own, given["optimizer"]) if has_states else None
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in own:
                 own[name].copy_(tensor)
     state = trainer.engine.state
-    if structured and "optimizer" in given:
+    if states is not None:
         state.clear_optimizer()
-    for name, kinds in states.items():
-        for kind, tensor in kinds.items():
-            state.set_optimizer_state(f"{name}:{_ENGINE_NAMES[kind]}", tensor)
-    if _STEP in shared:
-        state.steps = int(shared[_STEP])
+        for target, tensor in states.tensors.items():
+            state.set_optimizer_state(target, tensor)
+        if states.steps is not None:
+            state.steps = states.steps
     state.kept_batches = 0
-    trainer.engine.adopt_state(optimizer=structured and "optimizer" in given)
+    trainer.engine.adopt_state(optimizer=has_states)
     counters = given.get("train_step_info", {}) if structured else {}
     trainer.train_step_info.optimization_step = int(counters.get("optimization_step", state.steps))
     trainer.train_step_info.step = int(counters.get("step", trainer.train_step_info.step))
@@ -116,7 +104,9 @@ def _own_tensors(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
     return {**{name: t.detach() for name, t in model.state_dict().items()}, **of_loss}
 
 
-def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], strict: bool) -> None:
+def _checked_tensors(
+    own: Mapping[str, torch.Tensor], given: Mapping[str, Any], strict: bool
+) -> dict[str, torch.Tensor]:
     if strict:
         for name in given:
             if name not in own:
@@ -124,47 +114,13 @@ def _check_tensors(own: Mapping[str, torch.Tensor], given: Mapping[str, Any], st
         for name in own:
             if name not in given:
                 raise InvalidModelError(f"the model has '{name}', the state does not")
-    for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidModelError(f"'{name}' is a {type(tensor).__name__}, expected a tensor")
+    tensors = {name: tensor_of(f"'{name}'", value) for name, value in given.items()}
+    for name, tensor in tensors.items():
         if name in own and tensor.shape != own[name].shape:
             raise InvalidModelError(
                 f"'{name}' has shape {list(tensor.shape)}, the model's {list(own[name].shape)}"
             )
-
-
-def _kinds(trainer: ORTTrainer) -> set[str]:
-    """Return the names of the states that the trainer's optimizer keeps."""
-    rule = trainer.optim_config.engine_options()
-    rules = (rule["attributes"], *(group["attributes"] for group in rule["groups"]))
-    kinds = {kind for given in rules for kind in _core.optimizer_states(rule["step"], given)}
-    return {_NAMES[kind] for kind in (*kinds, "grad")}
-
-
-def _checked_states(
-    own: Mapping[str, torch.Tensor], states: Mapping[str, Any], kinds: set[str]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the states in the types that the optimizer keeps them in."""
-    result: dict[str, dict[str, torch.Tensor]] = {}
-    for name, given in states.items():
-        if name not in own:
-            raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
-        wide = state_dtype(own[name])
-        for kind, tensor in given.items():
-            if kind not in kinds:
-                raise InvalidModelError(
-                    f"'{name}' has the state '{kind}'; the optimizer keeps "
-                    f"{', '.join(sorted(kinds))}"
-                )
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-                raise InvalidModelError(f"the state '{kind}' of '{name}' is no tensor of floats")
-            if tensor.shape != own[name].shape:
-                raise InvalidModelError(
-                    f"the state '{kind}' of '{name}' has shape {list(tensor.shape)}, the "
-                    f"parameter {list(own[name].shape)}"
-                )
-            result.setdefault(name, {})[kind] = tensor.to(wide)
-    return result
+    return tensors
 
 
 # --- checkpoints
@@ -333,6 +289,6 @@ def read_state_dict(folder: Path, *, pytorch_format: bool) -> StateDict:
     kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
     return {
         "model": {"full_precision": tensors},
-        "optimizer": _optimizer_states(checkpoint),
+        "optimizer": optimizer_states.by_parameter(checkpoint, kept.get("optimizer", "")),
         "train_step_info": {k: kept.get(k, 0) for k in ("optimization_step", "step")},
     }

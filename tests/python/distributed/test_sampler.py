@@ -92,7 +92,29 @@ def test_epochs_differ_and_come_again() -> None:
     assert [costs[i] for i in before] == sorted(costs[i] for i in before)
 
 
-@pytest.mark.parametrize("options", [{"group_size": 8}, {"random_level": 0.3}])
+def test_neighbours_make_groups_which_are_drawn_in_random_order() -> None:
+    costs = torch.randperm(41, generator=torch.Generator().manual_seed(0)).tolist()
+    groups = [sorted(range(a, min(a + 8, 41)), key=costs.__getitem__) for a in range(0, 41, 8)]
+    for shuffle in (False, True):
+        (alone,) = samplers(costs, 1, group_size=8, shuffle=shuffle, seed=5)
+        drawn = list(alone)
+        number_of = [next(g for g, members in enumerate(groups) if i in members) for i in drawn]
+        order = list(dict.fromkeys(number_of))
+        assert [i for g in order for i in groups[g]] == drawn
+        assert (order == list(range(6))) != shuffle
+    first, second = samplers(costs, 2, group_size=8, shuffle=False)
+    together = [i for pair in zip(first, second, strict=True) for i in pair]
+    assert together[:41] == [i for group in groups for i in group]
+
+
+def test_settings_by_position() -> None:
+    sampler = LoadBalancingDistributedSampler([1, 2, 3], float, 2, 1, False, 2, 7, True, 0.5)
+    assert (sampler.world_size, sampler.rank, sampler.shuffle) == (2, 1, False)
+    assert (sampler.group_size, sampler.seed, sampler.drop_last) == (2, 7, True)
+    assert sampler.random_level == 0.5
+
+
+@pytest.mark.parametrize("options", [{"random_level": 0.3}])
 def test_other_samples_meet_in_other_epochs(options: dict[str, Any]) -> None:
     costs = list(range(40))
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import onnx
 import pytest
 import torch
 import torch.utils.checkpoint
+import transformers
 from torch import nn
 
 from ortrain import optim
@@ -269,7 +271,7 @@ def test_learning_rate_by_scheduler() -> None:
     for step in range(10):
         x, label = batch(seed=step)
         trainer.train_step(x, label)
-        factor = (step + 1) / 4 if step + 1 < 4 else max(0.0, (10 - step - 1) / (10 - 4))
+        factor = step / 3 if step < 3 else (10 - step) / (10 - 3)
         optimizer.param_groups[0]["lr"] = 0.5 * factor
         assert scheduler.get_last_lr() == [pytest.approx(0.5 * factor)]
         optimizer.zero_grad()
@@ -796,7 +798,7 @@ def test_descriptions_are_checked(description: Any, error: type[Exception], text
         (lambda: optim.lr_scheduler.LinearWarmupLRScheduler(0), ValueError, "total_steps"),
         (lambda: optim.lr_scheduler.LinearWarmupLRScheduler(5, 1.0), ValueError, "warmup"),
         (lambda: optim.lr_scheduler.CosineWarmupLRScheduler(5, 0.0), ValueError, "cycles"),
-        (lambda: optim.lr_scheduler.PolyWarmupLRScheduler(5, power=0.0), ValueError, "power"),
+        (lambda: optim.lr_scheduler.PolyWarmupLRScheduler(5, power=-1.0), ValueError, "power"),
     ],
 )
 def test_numbers_are_checked(make: Any, error: type[Exception], text: str) -> None:
@@ -817,6 +819,42 @@ def test_copies_of_the_counters_stay_as_they_are() -> None:
     assert "optimization_step=11, step=3" in repr(info)
 
 
+@pytest.mark.parametrize("total, warmup", [(10, 0.3), (7, 0.0), (20, 0.25)])
+def test_schedules_are_those_of_transformers(total: int, warmup: float) -> None:
+    schedulers = optim.lr_scheduler
+    steps = warmup * total
+    pairs = [
+        (
+            schedulers.ConstantWarmupLRScheduler(total, warmup),
+            lambda o: transformers.get_constant_schedule_with_warmup(o, steps),
+        ),
+        (
+            schedulers.LinearWarmupLRScheduler(total, warmup),
+            lambda o: transformers.get_linear_schedule_with_warmup(o, steps, total),
+        ),
+        (
+            schedulers.CosineWarmupLRScheduler(total, 0.5, warmup),
+            lambda o: transformers.get_cosine_schedule_with_warmup(o, steps, total),
+        ),
+        (
+            schedulers.PolyWarmupLRScheduler(total, 1e-3, 2.0, warmup),
+            lambda o: transformers.get_polynomial_decay_schedule_with_warmup(
+                o, steps, total, lr_end=1e-3, power=2.0
+            ),
+        ),
+    ]
+    for ours, theirs in pairs:
+        info = TrainStepInfo(optim.SGDConfig(lr=0.5))
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.5)
+        schedule = theirs(optimizer)
+        for step in range(total + 2):
+            info.optimization_step = step
+            ours._step(info)
+            assert info.optimizer_config.lr == pytest.approx(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+
+
 def test_schedules() -> None:
     def rates(scheduler: Any, steps: int = 10) -> list[float]:
         info = TrainStepInfo(optim.SGDConfig(lr=1.0))
@@ -829,14 +867,18 @@ def test_schedules() -> None:
 
     schedulers = optim.lr_scheduler
     assert rates(schedulers.ConstantWarmupLRScheduler(10, 0.5)) == [
-        pytest.approx(min(1.0, (i + 1) / 6)) for i in range(10)
+        pytest.approx(min(1.0, i / 5)) for i in range(10)
     ]
-    cosine = rates(schedulers.CosineWarmupLRScheduler(10, warmup=0.0))
-    assert cosine[0] == 1.0 and cosine[9] == pytest.approx(0.0, abs=1e-12)
-    assert cosine == sorted(cosine, reverse=True)
-    poly = rates(schedulers.PolyWarmupLRScheduler(10, lr_end=0.1, power=2.0, warmup=0.0), 12)
-    assert poly[0] == 1.0 and poly[9] == pytest.approx(0.1) and poly[11] == pytest.approx(0.1)
-    assert poly[3] == pytest.approx(0.9 * (1 - 3 / 9) ** 2 + 0.1)
+    # Less than one step of warm-up, as the default is in short runs: the first rate is 0 all the same.
+    assert rates(schedulers.ConstantWarmupLRScheduler(10)) == [0.0] + [1.0] * 9
+    assert rates(schedulers.LinearWarmupLRScheduler(10, 0.25), 12) == pytest.approx(
+        [0, 1 / 2.5, 2 / 2.5, 7 / 7.5, 6 / 7.5, 5 / 7.5, 4 / 7.5, 3 / 7.5, 2 / 7.5, 1 / 7.5, 0, 0]
+    )
+    cosine = rates(schedulers.CosineWarmupLRScheduler(10, warmup=0.0), 11)
+    assert cosine == pytest.approx([0.5 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])
+    poly = rates(schedulers.PolyWarmupLRScheduler(10, lr_end=0.1, power=2.0, warmup=0.2), 12)
+    assert poly[:2] == [0.0, 0.5] and poly[10:] == pytest.approx([0.1, 0.1])
+    assert poly[2:10] == pytest.approx([0.9 * (1 - i / 8) ** 2 + 0.1 for i in range(8)])
     # A rate that is set in between is the base from then on.
     info = TrainStepInfo(optim.SGDConfig(lr=1.0))
     scheduler = schedulers.ConstantWarmupLRScheduler(10, 0.0)

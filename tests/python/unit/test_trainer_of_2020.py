@@ -15,12 +15,13 @@ from torch import nn
 
 import ortrain
 from ortrain import checkpoint, optim, orttrainer
-from ortrain.errors import UnsupportedError
+from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.ort_trainer import (
     IODescription,
     LossScaler,
     ModelDescription,
     ORTTrainer,
+    generate_sample,
     load_checkpoint,
     save_checkpoint,
 )
@@ -57,7 +58,8 @@ def net() -> nn.Module:
 def make(name: str = "LambOptimizer", **arguments: Any) -> ORTTrainer:
     rate = IODescription("Learning_Rate", [1], torch.float32)
     loss = nn.CrossEntropyLoss()
-    return ORTTrainer(net(), loss, description(), name, attributes, rate, "cpu", **arguments)
+    numbers = None if name == "SGDOptimizer" else attributes
+    return ORTTrainer(net(), loss, description(), name, numbers, rate, "cpu", **arguments)
 
 
 def test_lamb_by_attributes_of_names_and_a_rate_per_step() -> None:
@@ -100,6 +102,112 @@ def test_rate_by_function_and_scaler() -> None:
         trainer.train_step(*batch(step))
     assert trainer.trainer.optim_config.lr == pytest.approx(0.1 / 3)
     assert scaler.loss_scale == 512.0
+
+
+@pytest.mark.parametrize("name", ["LambOptimizer", "AdamOptimizer", "SGDOptimizer"])
+def test_a_run_goes_on_from_its_state_dict(name: str) -> None:
+    trainer, other = make(name), make(name)
+    for step in range(3):
+        trainer.train_step(*batch(step), 0.1)
+    state = trainer.state_dict()
+    weights = {f"{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")}
+    moments = {f"Moment_{i}_{w}" for i in (1, 2) for w in weights}
+    counts = {f"Update_Count_{w}" for w in weights}
+    expected = {
+        "LambOptimizer": weights | moments | {"Step"},
+        "AdamOptimizer": weights | moments | counts,
+        "SGDOptimizer": weights | {"Step"},
+    }
+    assert state.keys() == expected[name]
+    assert all(state[n].tolist() == [4] for n in state if n.startswith(("Step", "Update_")))
+    assert trainer.state_dict(include_optimizer_state=False).keys() == weights
+    other.load_state_dict({n: t.numpy() for n, t in state.items()}, strict=True)
+    assert other.global_step_ == 0, "which step it is, the state does not say"
+    for step in range(3, 6):
+        ours, theirs = (t.train_step(*batch(step), 0.1)[0] for t in (trainer, other))
+        assert torch.equal(ours, theirs)
+    for n, tensor in trainer.state_dict().items():
+        assert torch.equal(other.state_dict()[n], tensor)
+    # Without the moments they stay as they are.
+    other.load_state_dict(trainer.state_dict(include_optimizer_state=False))
+    assert other.state_dict().keys() == state.keys()
+    with pytest.raises(InvalidModelError, match="'other'"):
+        other.load_state_dict(state | {"other": torch.zeros(1)}, strict=True)
+    other.load_state_dict(state | {"other": torch.zeros(1)})
+
+
+def test_modes_lists_and_samples() -> None:
+    trainer = make()
+    x, label = batch(0)
+    before = trainer.state_dict(include_optimizer_state=False)
+    trainer.eval()
+    loss, _ = trainer(x, label)
+    assert torch.equal(trainer.state_dict()["0.weight"], before["0.weight"])
+    trainer.train()
+    trained, _ = trainer([x, label, torch.tensor([0.1])])
+    torch.testing.assert_close(trained, loss)
+    assert not torch.equal(trainer.state_dict()["0.weight"], before["0.weight"])
+    of_x, of_label = (generate_sample(d) for d in description().inputs_)
+    assert of_x.shape == (1, 6) and of_x.dtype == torch.float32
+    assert of_label.shape == (1,) and 0 <= int(of_label) < 4
+
+
+class Halving:
+    """A scaler of nobody's class."""
+
+    def __init__(self) -> None:
+        self.loss_scale_ = 64.0
+        self.told: list[bool] = []
+
+    def update_loss_scale(self, is_all_finite: bool) -> None:
+        self.told.append(is_all_finite)
+        self.loss_scale_ /= 2
+
+
+class CountingScaler(LossScaler):
+    def update_loss_scale(self, is_all_finite: bool) -> None:
+        self.stable_steps_ += 10
+        super().update_loss_scale(is_all_finite)
+
+
+def test_scalers_of_other_classes() -> None:
+    scaler = Halving()
+    trainer = make("AdamOptimizer", use_mixed_precision=True, loss_scaler=scaler)
+    trainer.train_step(*batch(0), 0.1)
+    assert trainer.trainer.engine.state.loss_scale == 64.0
+    trainer.train_step(*batch(1), 0.1)
+    assert trainer.trainer.engine.state.loss_scale == 32.0
+    assert scaler.told == [True, True] and scaler.loss_scale_ == 16.0
+    counting = CountingScaler("loss_scale", True, 256.0, up_scale_window=22)
+    trainer = make("AdamOptimizer", use_mixed_precision=True, loss_scaler=counting)
+    trainer.train_step(*batch(0), 0.1)
+    assert (counting.stable_steps_, counting.loss_scale_) == (11, 256.0)
+    trainer.train_step(*batch(0), 0.1)
+    assert (counting.stable_steps_, counting.loss_scale_) == (0, 512.0)
+    with pytest.raises(TypeError, match="loss_scaler is a dict"):
+        make(use_mixed_precision=True, loss_scaler={})
+
+
+def test_the_scale_of_the_loss_as_an_argument() -> None:
+    trainer = make("AdamOptimizer", use_mixed_precision=True, gradient_accumulation_steps=2)
+    name = trainer.loss_scale_input_name
+    assert len(trainer.train_step(*batch(0), torch.tensor([0.1]), torch.tensor([8.0]))) == 2
+    loss, scores, finite = trainer.train_step(*batch(0), 0.1, **{name: 8.0})
+    assert (loss.shape, scores.shape) == ((), (5, 4)) and finite.tolist() == [True]
+    before = trainer.state_dict()
+    x, label = batch(1)
+    x[0, 0] = torch.inf
+    trainer.train_step(x, label, Learning_Rate=0.1, **{name: 1e38})
+    assert trainer.trainer.engine.state.loss_scale == 1e38
+    *_, finite = trainer.train_step(x, label, 0.1, 1e38)
+    assert finite.tolist() == [False] and trainer.global_step_ == 1
+    for n, tensor in trainer.state_dict().items():
+        assert torch.equal(tensor, before[n]), n
+    assert len(trainer.train_step(*batch(1), 0.1, 1.0, fetches=["loss", "scores"])) == 2
+    with pytest.raises(ValueError, match="loss_scale is 0.0"):
+        trainer.train_step(*batch(1), 0.1, 0.0)
+    with pytest.raises(TypeError, match="needs use_mixed_precision"):
+        make().train_step(*batch(0), 0.1, **{name: 8.0})
 
 
 def test_checkpoints_of_the_first_form(tmp_path: Path) -> None:

@@ -278,8 +278,9 @@ def test_whole_state_dict() -> None:
     train(trainer, 4)
     given = copy.deepcopy(trainer.state_dict())
     assert given["train_step_info"] == {"optimization_step": 2, "step": 4}
-    assert set(given["optimizer"]["0.weight"]) >= {"Moment_1", "Moment_2"}
-    assert given["optimizer"]["shared_optimizer_state"]["Step"] == 2
+    assert set(given["optimizer"]["0.weight"]) >= {"Moment_1", "Moment_2", "Update_Count"}
+    # Of the step that comes next, as onnxruntime.training counted.
+    assert given["optimizer"]["0.weight"]["Update_Count"].tolist() == [3]
     expected = train(trainer, 0)
     other = make(2)
     other.load_state_dict(given)
@@ -310,6 +311,22 @@ def test_whole_state_dict() -> None:
             lambda s: s["optimizer"]["0.bias"].update(Moment_1=torch.zeros(3)),
             r"'Moment_1' of '0.bias' has shape \[3\]",
         ),
+        (
+            lambda s: s["optimizer"]["0.bias"].update(Update_Count=torch.tensor([7])),
+            "count different steps.*Update_Count of '[0-9].weight' 2, Update_Count of '0.bias' 7",
+        ),
+        (
+            lambda s: s["optimizer"].update(shared_optimizer_state={"Step": np.array([0])}),
+            "'Step' is 0, expected 1",
+        ),
+        (
+            lambda s: s["optimizer"].update(shared_optimizer_state={"Step": torch.tensor([1.0])}),
+            "'Step' is no single integer",
+        ),
+        (
+            lambda s: s["model"]["full_precision"].update({"0.bias": np.array(["a"] * 8)}),
+            "'0.bias' is an array of <U1",
+        ),
     ],
 )
 def test_state_dicts_that_do_not_fit_change_nothing(change: Any, text: str) -> None:
@@ -323,6 +340,36 @@ def test_state_dicts_that_do_not_fit_change_nothing(change: Any, text: str) -> N
         other.load_state_dict(given)
     for name, tensor in other.state_dict(pytorch_format=True).items():
         assert torch.equal(tensor, before[name])
+
+
+def arrays_of(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: arrays_of(value) for key, value in state.items()}
+    return state.numpy() if isinstance(state, torch.Tensor) else state
+
+
+def test_states_of_numpy_arrays_and_of_the_optimizer_alone() -> None:
+    trainer = make(1)
+    train(trainer, 4)
+    given = trainer.state_dict()
+    alone = {"optimizer": arrays_of(given["optimizer"])}
+    arrays = arrays_of(given)
+    other = make(2)
+    mine = other.state_dict(pytorch_format=True)
+    other.load_state_dict(alone)
+    for name, tensor in other.state_dict(pytorch_format=True).items():
+        assert torch.equal(tensor, mine[name]), "parameters stay"
+    assert other.engine.state.steps == 2
+    third = make(3)
+    third.load_state_dict(arrays)
+    other.load_state_dict(given["model"]["full_precision"])
+    for one in (other, third):
+        one.train_step_info.step = 4
+        for name in ("seed", "runs"):
+            setattr(one.engine.state, name, getattr(trainer.engine.state, name))
+    expected = train(trainer, 4)
+    assert train(other, 4) == expected
+    assert train(third, 4) == expected
 
 
 def test_early_state_starts_the_averages_anew() -> None:

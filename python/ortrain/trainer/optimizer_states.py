@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The states of a trainer's optimizer under the names that ``onnxruntime.training`` gave them.
+
+By parameter, ``{"w": {"Moment_1": ..., "Moment_2": ..., "Update_Count": ...}}``, or flat, ``{"Moment_1_w": ...}``.
+``Update_Count`` of Adam, one per parameter, and ``Step`` of other rules, one for all, count from 1: they are the number
+of the step that comes next, int64 of shape [1].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ortrain import _core
+from ortrain.errors import InvalidModelError
+from ortrain.trainer.flat_layout import state_dtype
+
+if TYPE_CHECKING:
+    from ortrain.trainer.orttrainer import ORTTrainer
+
+# By the engine's names.
+_NAMES = {
+    "exp_avg": "Moment_1",
+    "exp_avg_sq": "Moment_2",
+    "momentum_buffer": "Momentum",
+    "sum": "Sum_Of_Squares",
+    "grad": "Accumulated_Gradient",
+}
+_ENGINE_NAMES = {name: engine for engine, name in _NAMES.items()}
+_SHARED = "shared_optimizer_state"
+_STEP = "Step"
+_COUNT = "Update_Count"
+_COUNTS_EACH = "AdamOptimizer"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedStates:
+    """States that fit a trainer.
+
+    Attributes:
+      tensors: By the engine's names, in the types that the optimizer keeps them in.
+      steps: Optimizer steps so far; None where the states do not say.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    steps: int | None
+
+
+def tensor_of(what: str, value: Any) -> torch.Tensor:
+    """Return a tensor of a state; of a NumPy array a copy.
+
+    Raises:
+      InvalidModelError: It is neither, or an array of a type that tensors do not have.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise InvalidModelError(f"{what} is a {type(value).__name__}, expected a tensor")
+    try:
+        return torch.tensor(np.asarray(value))
+    except TypeError as error:
+        raise InvalidModelError(f"{what} is an array of {value.dtype}") from error
+
+
+def by_parameter(held: Any, rule: str) -> dict[str, Any]:
+    """Return copies of the states of an engine's state or a checkpoint, by parameter.
+
+    Args:
+      held: Has ``optimizer`` and ``steps``.
+      rule: The optimizer's name.
+    """
+    result: dict[str, Any] = {_SHARED: {}}
+    for target, tensor in held.optimizer.items():
+        name, _, kind = target.rpartition(":")
+        result.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
+    count = torch.tensor([held.steps + 1])
+    if rule != _COUNTS_EACH:
+        result[_SHARED][_STEP] = count
+        return result
+    for name, kinds in result.items():
+        if name != _SHARED:
+            kinds[_COUNT] = count.clone()
+    return result
+
+
+def flat(states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return states by parameter as ``Moment_1_w`` and the like; gradients of unfinished steps are left out."""
+    result = dict(states[_SHARED])
+    for name, kinds in states.items():
+        for kind, tensor in kinds.items() if name != _SHARED else ():
+            if kind != _NAMES["grad"]:
+                result[f"{kind}_{name}"] = tensor
+    return result
+
+
+def split(
+    given: Mapping[str, Any], parameters: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a flat dictionary has of the model and, by parameter, of the optimizer.
+
+    Args:
+      given: Tensors and arrays by name.
+      parameters: The names that the model has.
+    """
+    model: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = next((k for k in (*_ENGINE_NAMES, _COUNT) if name.startswith(f"{k}_")), None)
+        if name in parameters or (kind is None and name != _STEP):
+            model[name] = value
+        elif kind is None:
+            states.setdefault(_SHARED, {})[_STEP] = value
+        else:
+            states.setdefault(name.removeprefix(f"{kind}_"), {})[kind] = value
+    return model, states
+
+
+def checked(
+    trainer: ORTTrainer, own: Mapping[str, torch.Tensor], given: Mapping[str, Any]
+) -> CheckedStates:
+    """Return states by parameter in the types that the optimizer keeps them in.
+
+    Raises:
+      InvalidModelError: A name, a shape or an element type does not fit, or parameters count different steps.
+    """
+    known = _kinds(trainer)
+    tensors: dict[str, torch.Tensor] = {}
+    steps: dict[int, str] = {}
+    for name, kinds in given.items():
+        if name == _SHARED:
+            if _STEP in kinds:
+                steps[_steps(f"'{_STEP}'", kinds[_STEP])] = _STEP
+            continue
+        if name not in own:
+            raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
+        for kind, value in kinds.items():
+            if kind == _COUNT:
+                steps[_steps(f"'{_COUNT}' of '{name}'", value)] = f"{_COUNT} of '{name}'"
+                continue
+            if kind not in known:
+                raise InvalidModelError(
+                    f"'{name}' has the state '{kind}'; the optimizer keeps "
+                    f"{', '.join(sorted(known))}"
+                )
+            what = f"the state '{kind}' of '{name}'"
+            tensor = tensor_of(what, value)
+            if not tensor.is_floating_point():
+                raise InvalidModelError(f"{what} is no tensor of floats")
+            if tensor.shape != own[name].shape:
+                raise InvalidModelError(
+                    f"{what} has shape {list(tensor.shape)}, the parameter {list(own[name].shape)}"
+                )
+            tensors[f"{name}:{_ENGINE_NAMES[kind]}"] = tensor.to(state_dtype(own[name]))
+    if len(steps) > 1:
+        counts = ", ".join(f"{where} {count + 1}" for count, where in sorted(steps.items()))
+        raise InvalidModelError(f"states count different steps, and all take the same: {counts}")
+    # Before the first step there are no states that could count.
+    return CheckedStates(tensors, next(iter(steps), None if tensors else 0))
+
+
+def _steps(what: str, value: Any) -> int:
+    """Return the steps before the one of which a state says that it comes next."""
+    if type(value) is not int:
+        tensor = tensor_of(what, value)
+        if tensor.numel() != 1 or tensor.is_floating_point() or tensor.is_complex():
+            raise InvalidModelError(f"{what} is no single integer")
+        value = int(tensor)
+    if not 1 <= value < 2**62:
+        raise InvalidModelError(f"{what} is {value}, expected 1 or more")
+    return int(value) - 1
+
+
+def _kinds(trainer: ORTTrainer) -> set[str]:
+    """Return the names of the states that the trainer's optimizer keeps."""
+    rule = trainer.optim_config.engine_options()
+    rules = (rule["attributes"], *(group["attributes"] for group in rule["groups"]))
+    kinds = {kind for given in rules for kind in _core.optimizer_states(rule["step"], given)}
+    return {_NAMES[kind] for kind in (*kinds, "grad")}
