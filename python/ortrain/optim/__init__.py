@@ -7,17 +7,32 @@
 
 from ortrain.optim import lr_scheduler
 from ortrain.optim.adamw import FusedAdamW
-from ortrain.optim.config import AdagradConfig, AdamConfig, LambConfig, SGDConfig
+from ortrain.optim.config import (
+    AdagradConfig,
+    AdamConfig,
+    LambConfig,
+    SGDConfig,
+    _OptimizerConfig,
+)
 from ortrain.optim.fp16_optimizer import FP16_Optimizer
 from ortrain.optim.fused_adam import AdamWMode, FusedAdam
 from ortrain.optim.graph_optimizer import Expression, GraphOptimizer, RuleBuilder
 from ortrain.optim.lamb import FusedLAMB
+from ortrain.optim.lr_scheduler import (
+    ConstantWarmupLRScheduler,
+    CosineWarmupLRScheduler,
+    LinearWarmupLRScheduler,
+    PolyWarmupLRScheduler,
+    _LRScheduler,
+)
 from ortrain.optim.sgd import FusedSGD
 
 __all__ = [
     "AdagradConfig",
     "AdamConfig",
     "AdamWMode",
+    "ConstantWarmupLRScheduler",
+    "CosineWarmupLRScheduler",
     "Expression",
     "FP16_Optimizer",
     "FusedAdam",
@@ -26,7 +41,11 @@ __all__ = [
     "FusedSGD",
     "GraphOptimizer",
     "LambConfig",
+    "LinearWarmupLRScheduler",
+    "PolyWarmupLRScheduler",
     "RuleBuilder",
     "SGDConfig",
+    "_LRScheduler",
+    "_OptimizerConfig",
     "lr_scheduler",
 ]

@@ -53,9 +53,24 @@ class _OptimizerConfig:
         self.defaults = defaults
         self.params = [self._group(group) for group in params]
 
+    def __getattr__(self, name: str) -> Any:
+        # The numbers of all parameters are attributes; they are not changed by being set.
+        if name in self.__dict__.get("defaults", ()):
+            return self.defaults[name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "lr" and name in self.__dict__.get("defaults", ()):
+            raise AttributeError(f"{name} is decided when a {type(self).__name__} is made")
+        super().__setattr__(name, value)
+
     def _group(self, group: Mapping[str, Any]) -> Numbers:
         if not isinstance(group, Mapping) or "params" not in group:
             raise ValueError("each of params must be a dict with 'params', the names of parameters")
+        if "lambda" in group and "lambda_coef" in self.defaults:
+            if "lambda_coef" in group:
+                raise ValueError("a group has 'lambda' and 'lambda_coef', which are one number")
+            group = {"lambda_coef" if k == "lambda" else k: v for k, v in group.items()}
         names = group["params"]
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError("'params' of a group must be a list of names")

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from ortrain.trainer.model_description import (
-    InputDescription,
-    OutputDescription,
+    ModelDescription as _Description,
 )
 from ortrain.trainer.model_description import (
-    ModelDescription as _Description,
+    OutputDescription,
+    TypedInputDescription,
 )
 
 
@@ -68,9 +68,9 @@ def generate_sample(desc: IODescription, device: torch.device | str | None = Non
 
 def described(given: ModelDescription) -> _Description:
     """Return the description that ``ortrain.ORTTrainer`` takes."""
-    inputs = [InputDescription(d.name_, tuple(d.shape_), d.dtype_) for d in given.inputs_]
+    inputs = [TypedInputDescription(d.name_, list(d.shape_), d.dtype_) for d in given.inputs_]
     outputs = [
-        OutputDescription(d.name_, tuple(d.shape_), position == 0)
+        OutputDescription(d.name_, list(d.shape_), position == 0)
         for position, d in enumerate(given.outputs_)
     ]
     return _Description.of(inputs, outputs)

@@ -4,35 +4,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ortrain.errors import DTypeError, ShapeError
 
 # A number is a fixed extent, a name an extent that may change and is the same wherever it stands.
-Extents = tuple[int | str, ...]
+Extents = list[int | str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class InputDescription:
+class InputDescription(NamedTuple):
     """One input of the model.
 
     Attributes:
       name: The parameter of forward that it is, or of the loss function.
       shape: Its extents; empty for a scalar.
-      dtype: Its element type; None for any.
     """
 
     name: str
     shape: Extents
-    dtype: torch.dtype | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OutputDescription:
+class TypedInputDescription(NamedTuple):
+    """One input of the model, and its element type; None for any."""
+
+    name: str
+    shape: Extents
+    dtype: torch.dtype | None
+
+
+class OutputDescription(NamedTuple):
     """One output of the model; ``is_loss`` marks what training makes small."""
 
     name: str
@@ -63,7 +66,7 @@ class ModelDescription:
                 raise ValueError(f"model_desc has no '{key}'")
             if not isinstance(description[key], Sequence) or isinstance(description[key], str):
                 raise TypeError(f"model_desc['{key}'] must be a list of tuples")
-        self.inputs = [
+        self.inputs: list[InputDescription | TypedInputDescription] = [
             InputDescription(*_name_and_shape(entry, f"model_desc['inputs'][{i}]", 2))
             for i, entry in enumerate(description["inputs"])
         ]
@@ -77,11 +80,16 @@ class ModelDescription:
             self.outputs.append(OutputDescription(name, shape, is_loss))
         self._check_names()
 
+    # The rate is no input of the engine's graph; its description is what it was when it was one.
+    learning_rate = TypedInputDescription("__learning_rate", [1], torch.float32)
+
     @staticmethod
-    def of(inputs: list[InputDescription], outputs: list[OutputDescription]) -> ModelDescription:
+    def of(
+        inputs: Sequence[InputDescription | TypedInputDescription], outputs: list[OutputDescription]
+    ) -> ModelDescription:
         """Return a description made of its parts."""
         made = ModelDescription({"inputs": [], "outputs": []})
-        made.inputs, made.outputs = inputs, outputs
+        made.inputs, made.outputs = list(inputs), outputs
         made._check_names()
         return made
 
@@ -142,16 +150,16 @@ class ModelDescription:
         extents: dict[str, int] = {}
         for entry in self.inputs:
             _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
-            dtype = tensors[entry.name].dtype
-            if entry.dtype is not None and dtype != entry.dtype:
-                raise DTypeError(f"input '{entry.name}' is {dtype}, model_desc says {entry.dtype}")
+            dtype, expected = tensors[entry.name].dtype, getattr(entry, "dtype", None)
+            if expected is not None and dtype != expected:
+                raise DTypeError(f"input '{entry.name}' is {dtype}, model_desc says {expected}")
         return extents
 
     def check_outputs(self, tensors: Sequence[torch.Tensor], extents: dict[str, int]) -> None:
         """Raise ShapeError where an output does not have the shape that is described."""
         for entry, tensor in zip(self.outputs, tensors, strict=True):
             # A loss of one element may be described as a scalar or as a vector.
-            if entry.is_loss and tensor.numel() == 1 and entry.shape in ((), (1,)):
+            if entry.is_loss and tensor.numel() == 1 and entry.shape in ([], [1]):
                 continue
             _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
 
@@ -169,7 +177,7 @@ def _name_and_shape(entry: Any, place: str, most: int) -> tuple[str, Extents]:
             raise TypeError(f"{place}: the shape of '{name}' holds {extent!r}, no number or name")
         if isinstance(extent, int) and extent < 0:
             raise ValueError(f"{place}: the shape of '{name}' holds {extent}")
-    return name, tuple(shape)
+    return name, list(shape)
 
 
 def _match(what: str, described: Extents, shape: torch.Size, extents: dict[str, int]) -> None:
@@ -179,9 +187,9 @@ def _match(what: str, described: Extents, shape: torch.Size, extents: dict[str, 
             known = extents.setdefault(expected, size)
             if known != size and not wrong:
                 raise ShapeError(
-                    f"{what} has shape {list(shape)}, model_desc says {list(described)}, and "
+                    f"{what} has shape {list(shape)}, model_desc says {described}, and "
                     f"'{expected}' is {known} elsewhere"
                 )
         wrong = wrong or (isinstance(expected, int) and expected != size)
     if wrong:
-        raise ShapeError(f"{what} has shape {list(shape)}, model_desc says {list(described)}")
+        raise ShapeError(f"{what} has shape {list(shape)}, model_desc says {described}")

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ortrain import devices
+from ortrain import devices, logs
 from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.amp.mixed_precision import LISTS, TYPE_NAMES, half_type
 from ortrain.distributed.adasum import require_power_of_two
@@ -19,18 +20,21 @@ from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
 from ortrain.optim.lr_scheduler import _LRScheduler
 
+_log = logs.get_logger("ortrain")
+
 # Returns why a value is refused; None where it is honoured.
 Refusal = Callable[[Any], str | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Key:
-    """One option: its default, the types that it takes, and what is refused."""
+    """One option: its default, the types that it takes, what is refused, and why it has no effect where it has none."""
 
     default: Any
     types: tuple[type, ...]
     refuse: Refusal = lambda value: None
     at_least: int | None = None
+    unused: str = ""
 
 
 def _only(expected: Any, reason: str) -> Refusal:
@@ -119,18 +123,11 @@ _SCHEMA: dict[str, Any] = {
         "gelu_recompute": _bool(False),
         "transformer_layer_recompute": _bool(False, _only(False, _LAYERS)),
         "number_recompute_layers": _count(0, 0, _only(0, _LAYERS)),
+        # Casts stand where autocast puts them and are fused, whatever of these is asked for.
         "propagate_cast_ops_config": {
-            "propagate_cast_ops_strategy": _Key(
-                "FLOOD_FILL",
-                (str,),
-                _only("FLOOD_FILL", "casts stand where autocast puts them and are fused"),
-            ),
-            "propagate_cast_ops_level": _Key(
-                1, (int,), _only(1, "casts stand where autocast puts them and are fused")
-            ),
-            "propagate_cast_ops_allow": _Key(
-                [], (list,), _only([], "casts stand where autocast puts them and are fused")
-            ),
+            "strategy": _Key("FLOOD_FILL", (str, int, enum.Enum)),
+            "level": _count(1, -1),
+            "allow": _Key([], (list,)),
         },
     },
     "utils": {
@@ -152,10 +149,8 @@ _SCHEMA: dict[str, Any] = {
             "model_with_training_graph_after_optimization_path": _Key("", (str,)),
         },
     },
-    "provider_options": _Key({}, (dict,), _only({}, "the CPU provider has no options")),
-    "session_options": _Key(
-        None, (type(None),), _only(None, "sessions of ONNX Runtime are not used")
-    ),
+    "provider_options": _Key({}, (dict,), unused="providers of ortrain have no options"),
+    "session_options": _Key(None, (object,), unused="there is no session of ONNX Runtime"),
     "_internal_use": {
         "enable_internal_postprocess": _bool(
             True, _only(True, "the exported graph needs no post-processing that could be left out")
@@ -206,6 +201,8 @@ def _checked(given: Mapping[str, Any], key: str, entry: _Key, path: str) -> Any:
     reason = entry.refuse(value)
     if reason is not None:
         raise UnsupportedError(f"option '{path}' is {value!r}: {reason}")
+    if entry.unused and value != entry.default:
+        _log.warning("option '%s' has no effect: %s", path, entry.unused)
     return value
 
 
@@ -235,7 +232,7 @@ class ORTTrainerOptions(_Options):
     utils: Any
     debug: Any
     provider_options: dict[str, Any]
-    session_options: None
+    session_options: Any
     _internal_use: Any
 
     @property

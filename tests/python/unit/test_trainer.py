@@ -733,8 +733,7 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
             "pipeline",
         ),
         ({"mixed_precision": {"loss_scaler": 3}}, TypeError, "mixed_precision.loss_scaler"),
-        ({"provider_options": {"a": 1}}, UnsupportedError, "provider_options"),
-        ({"session_options": 1}, TypeError, "session_options"),
+        ({"provider_options": 1}, TypeError, "provider_options"),
         ({"utils": {"frozen_weights": [1]}}, TypeError, "names of parameters"),
         ({"graph_transformer": {"number_recompute_layers": 2}}, UnsupportedError, "checkpoint"),
     ],
@@ -804,6 +803,45 @@ def test_descriptions_are_checked(description: Any, error: type[Exception], text
 def test_numbers_are_checked(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+def test_options_without_effect_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    casts = {"strategy": "INSERT_AND_REDUCE", "level": 2, "allow": ["ReLU"]}
+    given = options(
+        graph_transformer={"propagate_cast_ops_config": casts},
+        session_options=object(),
+        provider_options={"CPUExecutionProvider": {}},
+    )
+    assert given.graph_transformer.propagate_cast_ops_config.level == 2
+    said = [record.getMessage() for record in caplog.records]
+    for name in ("session_options", "provider_options"):
+        assert any(f"option '{name}' has no effect" in line for line in said)
+    options(session_options=None, provider_options={})
+    assert len(caplog.records) == len(said)
+
+
+def test_descriptions_and_configurations_are_read_as_in_2020() -> None:
+    trainer = ORTTrainer(Net(), DESCRIPTION, optim.AdamConfig(lr=0.1), nn.CrossEntropyLoss())
+    described = trainer.model_desc
+    name, shape = described.inputs[0]
+    assert (name, shape) == (described.inputs[0].name, list(DESCRIPTION["inputs"][0][1]))
+    assert isinstance(shape, list) and described.outputs[0][2] is True
+    assert described.learning_rate.shape == [1]
+    assert described.learning_rate.dtype == torch.float32
+    config = optim.LambConfig([{"params": ["a"], "lambda": 0.5}], alpha=0.8, epsilon=1e-3)
+    assert config.params[0]["lambda_coef"] == 0.5
+    assert (config.alpha, config.beta, config.epsilon) == (0.8, 0.999, 1e-3)
+    assert (config.lambda_coef, config.max_norm_clip) == (0.0, 1.0)
+    assert config.do_bias_correction is False and config.ratio_max == math.inf
+    with pytest.raises(AttributeError, match="alpha is decided when a LambConfig is made"):
+        config.alpha = 0.5
+    with pytest.raises(AttributeError, match="no attribute 'gamma'"):
+        config.gamma  # noqa: B018
+    assert pickle.loads(pickle.dumps(copy.deepcopy(config))).alpha == 0.8
+    with pytest.raises(ValueError, match="'lambda' and 'lambda_coef'"):
+        optim.LambConfig([{"params": ["a"], "lambda": 0.5, "lambda_coef": 0.1}])
+    assert issubclass(optim.LinearWarmupLRScheduler, optim._LRScheduler)
+    assert isinstance(config, optim._OptimizerConfig)
 
 
 def test_copies_of_the_counters_stay_as_they_are() -> None:
