@@ -67,17 +67,12 @@ def aggregate_checkpoints(
     ORTTrainer writes one for all of its processes, which is whole whatever they shared.
 
     Args:
-      paths: The folder, alone or once for each process.
+      paths: The folder, alone or once for each process; of different ones that processes named, one exists.
       pytorch_format: Parameters and buffers alone; otherwise the optimizer's states too.
 
     Raises:
-      UnsupportedError: The paths are different ones.
+      UnsupportedError: Several of the folders exist.
       FileError: There is no complete checkpoint.
     """
-    folders = {Path(path) for path in paths}
-    if len(folders) != 1:
-        raise UnsupportedError(
-            f"paths has {len(folders)} different entries, expected one: all processes save into the "
-            "same folder, one checkpoint"
-        )
-    return state_dicts.read_state_dict(folders.pop(), pytorch_format=pytorch_format)
+    folder = state_dicts.the_one_folder(paths)
+    return state_dicts.read_state_dict(folder, pytorch_format=pytorch_format)

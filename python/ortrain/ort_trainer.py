@@ -351,7 +351,7 @@ def load_checkpoint(
     strict: bool = False,
 ) -> None:
     """Go on from the newest complete checkpoint of ``checkpoint_dir/checkpoint_prefix``."""
-    model.trainer.load_checkpoint(Path(checkpoint_dir) / checkpoint_prefix, strict)
+    model.trainer.load_checkpoint(Path(checkpoint_dir) / checkpoint_prefix, strict=strict)
 
 
 def _followed(scaler: _LossScaler | UpdatesLossScale) -> _LossScaler:

@@ -334,14 +334,14 @@ class ORTTrainer:
             self, Path(path), user_dict or {}, optimizer=include_optimizer_states, keep=keep
         )
 
-    def load_checkpoint(self, path: str | Path, strict: bool = True) -> dict[str, Any]:
+    def load_checkpoint(self, *paths: str | Path, strict: bool = True) -> dict[str, Any]:
         """Go on from the newest complete checkpoint of a folder, or from the one that it is.
 
         A damaged one is passed over with a warning. Training goes on as it would have, bit by bit.
         Several processes all call it, and must see the same folder.
 
         Args:
-          path: The folder.
+          *paths: The folder; also those that each process had given ``save_checkpoint``, of which one exists.
           strict: The tensors must be those of the model, the states those of the optimizer and of
             the loss scaler. Otherwise a scaler of another kind keeps its own state.
 
@@ -350,11 +350,13 @@ class ORTTrainer:
 
         Raises:
           FileError: None is complete.
+          UnsupportedError: Several of the folders exist.
           InvalidModelError: It does not fit the model, the optimizer or the kind of loss scaler; or
             it was written inside of an optimizer step that this trainer cannot finish, having
             another number of batches per step or no loss scaler. Nothing has changed.
         """
-        return state_dicts.load_checkpoint(self, Path(path), strict=strict)
+        folder = state_dicts.the_one_folder(paths)
+        return state_dicts.load_checkpoint(self, folder, strict=strict)
 
     def _fetches(self, kwargs: dict[str, Any]) -> list[str]:
         fetches = kwargs.pop("fetches", None) or []

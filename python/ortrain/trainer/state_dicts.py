@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core
-from ortrain.errors import InvalidModelError
+from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.trainer import optimizer_states
 from ortrain.trainer.optimizer_states import tensor_of
 
@@ -154,6 +154,27 @@ def save_checkpoint(
     return trainer.engine.on_first(
         lambda: Path(_core.save_checkpoint(folder, state, properties, optimizer, keep))
     )
+
+
+def the_one_folder(paths: Sequence[str | Path]) -> Path:
+    """Return the one folder of checkpoints among those that several processes may have named.
+
+    All save one checkpoint together, into the folder that the first of them names.
+
+    Raises:
+      TypeError: There is none at all.
+      UnsupportedError: Several exist.
+    """
+    if not paths:
+        raise TypeError("the folder of the checkpoints is missing")
+    folders = list(dict.fromkeys(Path(path) for path in paths))
+    there = [folder for folder in folders if folder.exists()]
+    if len(there) > 1:
+        raise UnsupportedError(
+            f"{len(there)} folders of checkpoints are given ({', '.join(map(str, there))}); all processes save one "
+            "checkpoint together, into one folder"
+        )
+    return there[0] if there else folders[0]
 
 
 def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> StateDict:

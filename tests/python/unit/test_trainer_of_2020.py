@@ -302,8 +302,16 @@ def test_functions_for_checkpoints(tmp_path: Path) -> None:
     fourth = trainer()
     fourth.load_state_dict(whole)
     assert torch.equal(fourth.train_step(*batch(1))[0], expected)
-    with pytest.raises(UnsupportedError, match="paths has 2 different entries"):
-        checkpoint.aggregate_checkpoints(["a", "b"])
+    of_ranks = [tmp_path / "ORT_checkpoint", tmp_path / "what_the_second_process_named"]
+    assert checkpoint.aggregate_checkpoints(of_ranks).keys() == joined.keys()
+    fifth = trainer()
+    fifth.load_checkpoint(*of_ranks, strict=True)
+    assert torch.equal(fifth.train_step(*batch(1))[0], expected)
+    of_ranks[1].mkdir()
+    with pytest.raises(UnsupportedError, match="2 folders of checkpoints"):
+        checkpoint.aggregate_checkpoints(of_ranks)
+    with pytest.raises(TypeError, match="is missing"):
+        trainer().load_checkpoint()
 
 
 def test_names_of_2020_are_there() -> None:
