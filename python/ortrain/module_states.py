@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,18 @@ class ModuleStates:
     Other parameters and buffers of the same kind, tied the same way, leave the state as it is, and so do attributes
     that no forward has read.
 
+    Args:
+      module: The module.
+      beside: Layers that count too, without those below them.
+
     Attributes:
       module: The module.
       present: Number of the state at the last look.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, beside: Sequence[nn.Module] = ()) -> None:
         self.module = module
+        self._beside = tuple(beside)
         self.present = 0
         self._guard: Any = None  # the present state's
         # Names of attributes that forwards read; None before the first one, where all count.
@@ -78,7 +83,7 @@ class ModuleStates:
     def _new_state(self) -> int:
         self._seen += 1
         self._guards[self._seen] = _core.ModuleGuard(
-            list(self.module.modules()),
+            [*self.module.modules(), *self._beside],
             self._names,
             list(self._variables.values()),
             list(self._outside.values()),

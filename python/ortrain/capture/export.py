@@ -27,6 +27,7 @@ from ortrain.capture.autocast_regions import (
 )
 from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
+from ortrain.capture.causal_hints import causal_hints_left_out
 from ortrain.capture.changed_views import take_for_views
 from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_aliases import restore_aliases
@@ -471,6 +472,7 @@ def _capture(
         with (
             internals.recurrent_layers_whole(as_called=True),
             linear_scales_as_computed(),
+            causal_hints_left_out(),
             containers_kept(module),
         ):
             program = torch.export.export(flat, tensors, dynamic_shapes=shapes, strict=False)

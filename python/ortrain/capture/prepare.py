@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
 from ortrain.capture.captured import CapturedModule, OutputRole
-from ortrain.capture.convert import Converted, convert
+from ortrain.capture.convert import Converted, Outside, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
 from ortrain.capture.export import capture
@@ -52,6 +52,7 @@ def prepare(
     *,
     dynamic: bool = True,
     standalone: bool = True,
+    outside: Outside | None = None,
     any_gradients: bool = False,
 ) -> PreparedGraph:
     """Capture the module and convert it.
@@ -65,8 +66,9 @@ def prepare(
       read: Takes what the forward reads, as far as it came where an error is raised.
       dropout: Who draws the masks of dropout.
       dynamic: Whether sizes may vary at all.
-      standalone: Whether the graph stands for the forward by itself: tensors outside of the module stay what they
-        are at this moment, and results that share memory are copies.
+      standalone: Whether the graph stands for the forward by itself: results that share memory are copies.
+      outside: What becomes of tensors outside of the module; by default they are kept where the graph is to stand by
+        itself, and held where not.
       any_gradients: Whether results may want other gradients than PyTorch's.
 
     Raises:
@@ -74,8 +76,10 @@ def prepare(
     """
     take_for_own(type(layer) for layer in module.modules())
     read = NamesRead() if read is None else read
+    if outside is None:
+        outside = Outside.KEPT if standalone else Outside.HELD
     preparation = _Preparation(
-        module, call, args, kwargs, stages, read, dropout, standalone, any_gradients
+        module, call, args, kwargs, stages, read, dropout, standalone, outside, any_gradients
     )
     kept: list[str] = []
     with read.making():
@@ -100,6 +104,7 @@ class _Preparation:
     read: NamesRead
     dropout: DropoutSource
     standalone: bool
+    outside: Outside
     any_gradients: bool
 
     def run(self, dynamic: bool) -> PreparedGraph:
@@ -175,7 +180,7 @@ class _Preparation:
                 captured,
                 _core.GraphBuilder(type(self.module).__name__),
                 self.dropout,
-                keeps_outside=self.standalone,
+                outside=self.outside,
             )
             converted.graph.run_passes("simplify")
         self.stages["convert"] = timing.seconds

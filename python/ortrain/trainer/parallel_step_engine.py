@@ -122,7 +122,7 @@ class ParallelStepEngine(StepEngine):
         """
         self._follow_module()
         made = self._make_alike(inputs)
-        given = [inputs[name] for name in made.source.inputs]
+        given = made.source.given(inputs)
         before = self.state.kept_batches
         if before == 0 and self._latest_trained != made.runs.trained:
             self._clear_gradients_without(made.runs.trained)

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ortrain import _core, devices
+from ortrain import _core, devices, logs
 from ortrain.amp import MixedPrecision
-from ortrain.capture.errors import CaptureError
+from ortrain.capture.compared_state import variables_of
+from ortrain.capture.convert import Outside
+from ortrain.capture.errors import CaptureError, ChangingAttributeError, FirstCallError
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare, refuse_hooks
@@ -27,6 +29,10 @@ from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
 from ortrain.trainer.model_description import ModelDescription
 
+_log = logs.get_logger("ortrain")
+
+# The attribute of a joined module that holds the loss function.
+_LOSS = "_loss_function"
 Tensors = dict[str, torch.Tensor]
 LossFunction = Callable[..., torch.Tensor]
 
@@ -37,22 +43,36 @@ class StepGraph:
 
     Attributes:
       graph: The graph, before autodiff.
-      inputs: Names of its user inputs, in order.
+      inputs: Its user inputs in order: names of those of a call, and tensors outside of the module as they are.
       fits: Tells whether it holds for a call.
       kept: What must live as long as the graph.
+      ends_others: Whether graphs that were made before hold no longer.
     """
 
     graph: Any
-    inputs: list[str]
+    inputs: list[str | torch.Tensor]
     fits: Callable[[Tensors], bool]
     kept: Any = None
+    ends_others: bool = False
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a call and the model's own tensors are all that it needs."""
+        return all(isinstance(each, str) for each in self.inputs)
+
+    def given(self, inputs: Tensors) -> list[torch.Tensor]:
+        """Return the user inputs of a call."""
+        return [
+            inputs[each] if isinstance(each, str) else each.detach().contiguous()
+            for each in self.inputs
+        ]
 
 
 class StepSource(Protocol):
     """Gives graphs for calls, and the tensors that they work on."""
 
-    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
-        """Return a graph that fits a call."""
+    def graph(self, inputs: Tensors, *, training: bool, alone: bool = False) -> StepGraph:
+        """Return a graph that fits a call; with ``alone`` one that keeps tensors outside of the model as they are."""
 
     def tensors(self) -> Tensors:
         """Return parameters and buffers by name, dense in row-major order."""
@@ -90,11 +110,14 @@ class ModuleSource:
         by_lists = precision is not None and precision.by_lists
         self._lists = precision if by_lists else None
         self._autocast = None if precision is None or by_lists else precision.dtype
-        self._states = ModuleStates(self._joined)
+        # The joined one has the module's layers; what else the module holds is the module's own.
+        self._states = ModuleStates(self._joined, beside=(module,))
         self._seen: tuple[int, list[tuple[int, int] | None]] = (0, [])
 
-    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
+    def graph(self, inputs: Tensors, *, training: bool, alone: bool = False) -> StepGraph:
         """Capture the module for a call.
+
+        What the forward reads, inside of the module and outside, is looked at from then on.
 
         Raises:
           CaptureError: It cannot be captured whole.
@@ -102,12 +125,23 @@ class ModuleSource:
         """
         joined = self._joined
         signature = CallSignature(joined.forward)
-        with tracing_alone() as alone, self._mode(training):
-            if not alone:
+        outside = Outside.KEPT if alone else Outside.GIVEN
+        with tracing_alone() as traces_alone, self._mode(training):
+            if not traces_alone:
                 raise CaptureError("another thread captures for long")
             call = signature.flatten((), inputs)
             refuse_hooks(joined)
-            prepared = prepare(joined, call, (), inputs, {})
+            made = False
+            try:
+                prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+            except (FirstCallError, ChangingAttributeError) as error:
+                _log.info("PyTorch runs the forward once, and it is captured again: %s", error)
+                self._run_for_what_it_makes(inputs, error)
+                made = True
+                prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+            names = prepared.names_read
+            names = None if names is None else names | {_LOSS}
+            self._states.reads(names, variables_of(joined, names), prepared.outside.values())
         if self._lists is not None:
             if prepared.autocast_regions:
                 raise UnsupportedError(
@@ -116,13 +150,42 @@ class ModuleSource:
                     "do not know: give no lists, or take the regions out of its forward"
                 )
             self._lists.apply(prepared.graph)
-        names = list(inputs)
         return StepGraph(
             graph=prepared.graph,
-            inputs=[names[index] for _, index in prepared.user_inputs],
+            inputs=_user_inputs(prepared, list(inputs)),
             fits=_fits(prepared, signature, call.key, call),
             kept=prepared,
+            ends_others=made,
         )
+
+    def _run_for_what_it_makes(self, inputs: Tensors, why: CaptureError) -> None:
+        """Run the forward in PyTorch for the attributes that it makes where there are none, or none that fit.
+
+        Buffers and PyTorch's generators are as before afterwards: the step itself is yet to come.
+
+        Raises:
+          CaptureError: With them its results are others than those of the call that made them.
+        """
+        first, second = self._forward_alone(inputs), self._forward_alone(inputs)
+        for name, result in first.items():
+            if not torch.allclose(result, second[name], equal_nan=True):
+                raise CaptureError(
+                    f"its result '{name}' is another one in a second call, and a step cannot be made in PyTorch: "
+                    f"{why}",
+                    module=type(self.module).__name__,
+                ) from why
+
+    def _forward_alone(self, inputs: Tensors) -> Tensors:
+        """Run the forward in PyTorch; put back buffers and generators."""
+        kept = {name: (b, b.clone()) for name, b in self._joined.named_buffers()}
+        cuda = [] if self._device_type() == "cpu" else None
+        with torch.random.fork_rng(devices=cuda):
+            results = self._joined.forward(**{name: t.clone() for name, t in inputs.items()})
+        with torch.no_grad():
+            for name, buffer in self._joined.named_buffers():
+                if name in kept and kept[name][0] is buffer:
+                    buffer.copy_(kept[name][1])
+        return {name: result.detach() for name, result in results.items()}
 
     def run(self, inputs: Tensors) -> list[torch.Tensor]:
         """Run the module in PyTorch, in eval mode and without gradients."""
@@ -159,6 +222,7 @@ class ModuleSource:
         tensors, _ = self._states.look()
         self._states.keep(())
         places = [None if t is None else (id(t), t.data_ptr()) for t in tensors]
+        _refuse_gradient_hooks(self._joined)
         return self._states.present, places
 
     @contextlib.contextmanager
@@ -174,6 +238,16 @@ class ModuleSource:
             if self._autocast is not None:
                 stack.enter_context(torch.autocast(self._device_type(), self._autocast))
             yield
+
+
+def _refuse_gradient_hooks(module: nn.Module) -> None:
+    """Raise UnsupportedError for hooks on gradients, which no autograd runs here."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UnsupportedError(
+                f"parameter '{name}' has hooks on its gradient, which the optimizer in the graph "
+                "would not see: remove them, or train with ORTModule"
+            )
 
 
 def _refuse_shared_memory(named: list[tuple[str, torch.Tensor]]) -> None:
@@ -192,6 +266,25 @@ def _refuse_shared_memory(named: list[tuple[str, torch.Tensor]]) -> None:
                 f"'{name}' and '{other}' lie in the same memory and are different tensors; tie "
                 "them by one parameter"
             )
+
+
+def _user_inputs(prepared: PreparedGraph, names: list[str]) -> list[str | torch.Tensor]:
+    """Return where each user input of the graph comes from.
+
+    Raises:
+      CaptureError: A tensor outside of the module is written.
+    """
+    written = [o["target"] for o in prepared.graph.outputs if o.get("target") in prepared.outside]
+    if written:
+        raise CaptureError(f"its forward writes to '{written[0]}', a tensor outside of the module")
+    of_call = dict(prepared.user_inputs)
+    return [
+        names[of_call[entry["name"]]]
+        if entry["name"] in of_call
+        else prepared.outside[entry["name"]]
+        for entry in prepared.graph.inputs
+        if entry["role"] == "user"
+    ]
 
 
 def _fits(
@@ -227,6 +320,7 @@ class _JoinedModule(nn.Module):
             state[name] = module.__dict__[name]
         state["_target"] = module
         state["_loss_layer"] = loss_fn if isinstance(loss_fn, nn.Module) else None
+        state[_LOSS] = loss_fn  # what it leads to is looked at as what layers hold
         state["_layers"] = None
         self.follow_layers()
         state["training"] = module.training
@@ -312,12 +406,12 @@ class OnnxSource:
         if precision is not None:
             precision.apply(self._graph)
 
-    def graph(self, inputs: Tensors, *, training: bool) -> StepGraph:
-        del inputs
+    def graph(self, inputs: Tensors, *, training: bool, alone: bool = False) -> StepGraph:
+        del inputs, alone
         graph = self._graph if training else self._graph.copy()
         if not training:
             graph.leave_out_training()
-        return StepGraph(graph, self._inputs, lambda call: True)
+        return StepGraph(graph, list(self._inputs), lambda call: True)
 
     def tensors(self) -> Tensors:
         return self._tensors

@@ -132,7 +132,7 @@ class StepEngine:
         self._follow_module()
         devices.follow_tf32(self._device)
         made = self._find(self._training, inputs) or self._make_training(inputs)
-        given = [inputs[name] for name in made.source.inputs]
+        given = made.source.given(inputs)
         outputs, updated, finite, norm = made.runs.train_step(self.state, given)
         if updated:
             increment_version(self._trained)
@@ -147,7 +147,7 @@ class StepEngine:
         self._follow_module()
         devices.follow_tf32(self._device)
         made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
-        user = iter([inputs[name] for name in made.source.inputs])
+        user = iter(made.source.given(inputs))
         given = []
         for entry in made.source.graph.inputs:
             if entry["role"] == "user":
@@ -170,12 +170,17 @@ class StepEngine:
     def model_graph(self, inputs: Tensors) -> Any:
         """Return the graph of the model alone for a call, as in eval mode."""
         made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
-        return made.source.graph
+        if made.source.stands_alone:
+            return made.source.graph
+        return self.source.graph(inputs, training=False, alone=True).graph
 
     def training_program(self, inputs: Tensors) -> tuple[StepGraph, Any]:
         """Return the graph of a training call before autodiff, and the program made of it."""
         made = self._find(self._training, inputs) or self._make_training(inputs)
-        return made.source, made.runs
+        if made.source.stands_alone:
+            return made.source, made.runs
+        source = self.source.graph(inputs, training=True, alone=True)
+        return source, self._training_program(source)
 
     def make_states(self, program: Any) -> None:
         """Make the optimizer's states that there are not yet, as zeros."""
@@ -234,16 +239,19 @@ class StepEngine:
     def _make_training(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=True)
         self._adopt_new_tensors(source)
+        program = self._training_program(source)
+        written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
+        return self._keep(self._training, MadeStep(source, program, tuple(written)))
+
+    def _training_program(self, source: StepGraph) -> Any:
         names = {i["target"]: i["name"] for i in source.graph.inputs if i["role"] == "parameter"}
         source.graph.set_requires_grad(
             {name: self._requires_grad[target] for target, name in names.items()}
         )
         with progress.stage("passes"):
-            program = _core.TrainingProgram(
+            return _core.TrainingProgram(
                 source.graph, self._options, devices.provider_of(self._device)
             )
-        written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
-        return self._keep(self._training, MadeStep(source, program, tuple(written)))
 
     def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)
@@ -255,7 +263,10 @@ class StepEngine:
         return self._keep(self._evaluation, MadeStep(source, session))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
-        """Take in buffers that a layer made while it was traced."""
+        """Take in what a layer made before it was traced, or while."""
+        if source.ends_others:
+            self._training.clear()
+            self._evaluation.clear()
         targets = [i["target"] for i in source.graph.inputs if i["role"] in ("parameter", "buffer")]
         if any(target not in self._tensors for target in targets):
             self.share_tensors()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import operator
 import time
 from collections.abc import Callable, Sequence
@@ -90,12 +91,24 @@ class Converted:
     seconds: float
 
 
+class Outside(enum.Enum):
+    """What becomes of tensors that are in no table of a layer, by the role of inputs of the graph.
+
+    KEPT: they stay what they are at this moment. HELD: inputs like buffers, which the graph may write and which may get
+    gradients. GIVEN: inputs that come with each call.
+    """
+
+    KEPT = ""
+    HELD = "buffer"
+    GIVEN = "user"
+
+
 def convert(
     captured: CapturedModule,
     builder: GraphBuilder,
     dropout: DropoutSource = DropoutSource.ENGINE,
     *,
-    keeps_outside: bool = True,
+    outside: Outside = Outside.KEPT,
 ) -> Converted:
     """Build the graph of a captured module.
 
@@ -103,8 +116,7 @@ def convert(
       captured: The module.
       builder: Makes the graph.
       dropout: Who draws the masks of dropout.
-      keeps_outside: Whether tensors outside of the module stay what they are at this moment; else they are inputs
-        of the graph.
+      outside: What becomes of tensors outside of the module.
 
     Only inputs that an output depends on become inputs of the graph, so an unused parameter gets
     no gradient, as in PyTorch.
@@ -113,7 +125,7 @@ def convert(
       UnsupportedOperatorError: An operator, or a form of it, has no conversion.
       ConversionError: A conversion disagrees with PyTorch about a dtype or a shape.
     """
-    return _Conversion(captured, builder, dropout, keeps_outside=keeps_outside).run()
+    return _Conversion(captured, builder, dropout, outside).run()
 
 
 class _Conversion:
@@ -122,10 +134,9 @@ class _Conversion:
         captured: CapturedModule,
         builder: GraphBuilder,
         dropout: DropoutSource,
-        *,
-        keeps_outside: bool,
+        outside: Outside,
     ) -> None:
-        self._keeps_outside = keeps_outside
+        self._outside_becomes = outside
         self._outside: dict[str, torch.Tensor] = {}
         self._captured = captured
         self._builder = builder
@@ -266,7 +277,7 @@ class _Conversion:
         shape = tuple(internals.size_expression(s) for s in value.shape)
         self._e.path = self._e.source = ""
         if placeholder.role is Role.CONSTANT or (
-            placeholder.role is Role.OUTSIDE and self._keeps_outside
+            placeholder.role is Role.OUTSIDE and self._outside_becomes is Outside.KEPT
         ):
             tensor = self._captured.constants[node.name].detach()
             self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape)
@@ -289,7 +300,8 @@ class _Conversion:
 
     def _input(self, placeholder: Placeholder, dtype: torch.dtype, shape: Sequence[Size]) -> Value:
         name = placeholder.name
-        role = "buffer" if placeholder.role is Role.OUTSIDE else placeholder.role.value
+        outside = placeholder.role is Role.OUTSIDE
+        role = self._outside_becomes.value if outside else placeholder.role.value
         dims: list[int | str] = []
         for axis, size in enumerate(shape):
             if isinstance(size, int) or size in self._captured.ones:
@@ -300,7 +312,8 @@ class _Conversion:
             code = onnx_code(dtype)
         except TypeError as error:
             raise CaptureError(f"{role} '{name}': {error}") from None
-        return self._builder.input(name, code, dims, role, placeholder.requires_grad)
+        tracked = placeholder.requires_grad and not (outside and role == Outside.GIVEN.value)
+        return self._builder.input(name, code, dims, role, tracked)
 
     def _define_sizes(self, value: Value, shape: Sequence[Size]) -> None:
         for axis, size in enumerate(shape):
