@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
-from ortrain.capture.signature import flatten_outputs, without_cache
+from ortrain.capture.signature import flatten_outputs
+from ortrain.capture.use_cache import without_cache
 
 TOLERANCE = 1e-4
 NATIVE_BAR = 0.98

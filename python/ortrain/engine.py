@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -504,11 +505,12 @@ class Engine(RenewedInChildren):
         names: frozenset[str] | None,
         outside: Iterable[torch.Tensor] = (),
         variables: Iterable[Variable] | None = None,
+        others: Iterable[types.FunctionType] = (),
     ) -> None:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present
         if variables is None:
-            variables = variables_of(self.module, names)
+            variables = variables_of(self.module, names, others)
         with self._attributes.held():
             self._states.reads(names, variables, outside)
         now = self._states.present
@@ -546,7 +548,8 @@ class Engine(RenewedInChildren):
             # Tracing may have added attributes that a layer makes at its first call.
             self._look_at_module()
             variables = None if slot is None else slot.variables
-            self._note_reads(prepared.names_read, prepared.outside.values(), variables)
+            outside = prepared.outside.values()
+            self._note_reads(prepared.names_read, outside, variables, prepared.others)
             entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry

@@ -264,7 +264,10 @@ Contents Contents::of(PyObject* object) {
   }
   if (is_context_variable(object)) {
     const nb::object method = attribute(object, get);
-    if (method.is_valid()) contents.push_back(result_of(method.ptr(), Py_None));
+    // With an argument it would not give the default that the variable was made with.
+    nb::object value = method.is_valid() ? nb::steal(PyObject_CallNoArgs(method.ptr())) : method;
+    if (!value.is_valid()) PyErr_Clear();
+    contents.push_back(value.is_valid() ? std::move(value) : nb::none());
     return found;
   }
   if (shows_items(object)) {

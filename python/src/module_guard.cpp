@@ -53,7 +53,7 @@ class Variable {
   }
 
  private:
-  // The guard itself, which no variable of the user's holds, where there is none.
+  // The class of `...`, which no variable of the user's holds, where there is none.
   nb::object now() const {
     nb::object value;
     if (PyDict_Check(owner_.ptr())) {
@@ -62,7 +62,7 @@ class Variable {
     } else {
       value = attribute(owner_.ptr(), name_.ptr());
     }
-    return value.is_valid() ? value : owner_;
+    return value.is_valid() ? value : nb::borrow(reinterpret_cast<PyObject*>(&PyEllipsis_Type));
   }
 
   nb::object owner_, name_;

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import enum
 import sys
+import types
 from collections.abc import Hashable, Iterator, Sequence
 
 import sympy
@@ -155,6 +156,7 @@ class CapturedModule:
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
+      others: Code of the user's that has run and to which the module does not lead.
     """
 
     module_name: str
@@ -179,6 +181,7 @@ class CapturedModule:
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False
     fixed: str = ""
+    others: Sequence[types.CodeType] = ()
 
 
 def collects_layer_outputs() -> bool:

@@ -9,6 +9,7 @@ that is not told. What is told and has no description raises Unkeyable.
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,14 +26,17 @@ Comparison = tuple[str, Any, int]
 Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an item or attribute
 
 
-def variables_of(module: nn.Module, names: frozenset[str] | None) -> list[Variable]:
+def variables_of(
+    module: nn.Module, names: frozenset[str] | None, others: Iterable[types.FunctionType] = ()
+) -> list[Variable]:
     """Return what the guards of a graph compare outside of the module.
 
     Args:
       module: The module that it is a graph of.
       names: Of the attributes and variables that its forward may have read; None for all.
+      others: Functions that have run and to which the module does not lead.
     """
-    return ReachableState(module, (), keeps_contents=False).variables_named(names)
+    return ReachableState(module, tuple(others), keeps_contents=False).variables_named(names)
 
 
 def digest_of_compared(

@@ -94,7 +94,6 @@ from ortrain.capture.signature import (
     attributes_set,
     flatten_outputs,
     order_of,
-    without_cache,
 )
 from ortrain.capture.slice_sizes import slices_have_formulas
 from ortrain.capture.symbolic_budget import (
@@ -113,6 +112,7 @@ from ortrain.capture.trace_internals import (
     no_traces_kept,
 )
 from ortrain.capture.tracing import capturing_alone
+from ortrain.capture.use_cache import without_cache
 
 _log = logs.get_logger("ortrain.capture")
 
@@ -259,13 +259,15 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
+def _capturing(
+    module: nn.Module, functions: FunctionCalls, *, cache_by_default: bool
+) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     tracks = torch.is_grad_enabled()  # leaving inference mode turns it on
     with (
         capturing_alone(),
         warnings.catch_warnings(),
-        without_cache(module),
+        without_cache(module, by_default=cache_by_default),
         internals.autograd_functions_by(functions.apply),
         dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
@@ -467,7 +469,9 @@ def _capture(
         *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
+    by_default = signature.leaves_cache_to_module(*signature.unflatten(call.tree, tensors))
+    capturing = _capturing(module, functions, cache_by_default=by_default)
+    with capturing, marked_checkpoints(module), autocast.applied():
         start = time.perf_counter()
         with (
             internals.recurrent_layers_whole(as_called=True),
@@ -549,6 +553,7 @@ def _capture(
         num_made=len(made),
         needs_numbers=needs_numbers,
         views=result_views,
+        others=read.codes_of_others(flat.reached.functions, flat.reached.autograd_functions()),
     )
     seconds["guards"] = time.perf_counter() - start
     return captured

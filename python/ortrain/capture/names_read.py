@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import dis
+import gc
 import operator
 import os
 import re
@@ -25,6 +26,7 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
+from ortrain.capture.reachable_state import codes_in, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
@@ -203,6 +205,29 @@ class NamesRead:
                 return getattr(code, "co_qualname", code.co_name)
         return ""
 
+    def codes_of_others(
+        self, known: Iterable[types.FunctionType], left_out: Iterable[types.FunctionType]
+    ) -> list[types.CodeType]:
+        """Return the code of the user's that has run and to which nothing leads.
+
+        Libraries call such functions: those registered with an operator, of a NumPy ufunc, of a layer that the forward
+        makes.
+
+        Args:
+          known: Functions to which something leads.
+          left_out: Functions that run in each call in any case.
+        """
+        codes = {part for f in (*known, *left_out) for part in codes_in(f.__code__)}
+        return [
+            code
+            for code, variables in self._codes.items()
+            if code not in codes
+            and _is_users(code)
+            and not is_installed(code.co_filename)
+            and code.co_name != "<module>"  # an import
+            and is_own(sys.modules.get(variables.get("__name__", "")))
+        ]
+
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
         return any(compares_classes_of_numbers(code) for code in self._codes if _is_users(code))
@@ -234,6 +259,13 @@ class NamesRead:
                 found.add(f"class {owner}")
             found |= mentioned.names
         return frozenset(found)
+
+
+def functions_with(codes: Sequence[types.CodeType]) -> list[types.FunctionType]:
+    """Return the functions whose code is among these, of all that there are and are not frozen."""
+    holders = gc.get_referrers(*codes) if codes else []
+    found = [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ in codes]
+    return list({id(function): function for function in found}.values())
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

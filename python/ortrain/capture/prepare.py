@@ -19,7 +19,7 @@ from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
 from ortrain.capture.export import capture
 from ortrain.capture.gradient_paths import add_zero_gradients
-from ortrain.capture.names_read import NamesRead
+from ortrain.capture.names_read import NamesRead, functions_with
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import (
     has_hooks,
@@ -37,6 +37,7 @@ from ortrain.capture.torch_internals import (
     is_escapable,
     is_transforming,
     mode_around,
+    nothing_saved_for_others,
 )
 from ortrain.random_numbers import DropoutSource, untouched_generator
 
@@ -83,8 +84,10 @@ def prepare(
     )
     kept: list[str] = []
     with read.making():
-        with read.fakes.taken_back(kept):
+        # Operators are asked for their histories in each stage, on stand-ins that are nobody's to save.
+        with read.fakes.taken_back(kept), nothing_saved_for_others():
             prepared = preparation.run(dynamic)
+        prepared.others = functions_with(prepared.codes_of_others)
         if kept:
             raise FirstCallError(
                 f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -142,6 +145,7 @@ class _Preparation:
             cloned=converted.cloned,
             views=captured.views,
             fixed=captured.fixed,
+            codes_of_others=captured.others,
         )
 
     def _captured(self, dynamic: bool) -> CapturedModule:

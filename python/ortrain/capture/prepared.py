@@ -72,6 +72,8 @@ class PreparedGraph:
       cloned: Names of the inputs of which the module uses copies alone.
       fixed: The sizes that are those of the sample, though the caller did not ask for it, in words.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
+      codes_of_others: Code of the user's that has run and to which the module does not lead.
+      others: The functions that have it.
     """
 
     graph: Any
@@ -91,6 +93,8 @@ class PreparedGraph:
     num_made: int = 0
     cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    codes_of_others: Sequence[types.CodeType] = ()
+    others: Sequence[types.FunctionType] = ()
     views: ResultViews | None = None
     fixed: str = ""
 
@@ -113,6 +117,8 @@ class PreparedGraph:
             raise NotStorableError("operators that run in PyTorch")
         if self.views is not None:
             raise NotStorableError("results that share memory")
+        if self.codes_of_others:
+            raise NotStorableError("functions to which the module does not lead")
         description = {
             "user_inputs": self.user_inputs,
             "aten_nodes": self.aten_nodes,

@@ -10,6 +10,7 @@ closures, globals that they name.
 from __future__ import annotations
 
 import array
+import builtins
 import collections
 import contextvars
 import ctypes
@@ -216,12 +217,25 @@ class ReachableState:
                     pending.append(other)
         return False
 
+    def autograd_functions(self) -> list[types.FunctionType]:
+        """Return the methods of autograd functions, which run for real with each call."""
+        return [
+            function
+            for cls in self.classes
+            if issubclass(cls, torch.autograd.Function)
+            for value in vars(cls).values()
+            for function in _functions_of(value)
+        ]
+
     def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
         own = [
             (owner, name)
             for owner, name in self.variables
-            if names is None or name in names or isinstance(owner, types.CellType)
+            if names is None
+            or name in names
+            or name in _MAKING  # which nobody names to make an object
+            or isinstance(owner, types.CellType)
         ]
         # Somebody may put functions of his own in the place of PyTorch's.
         read = self._names if names is None else names
@@ -285,7 +299,7 @@ class ReachableState:
         elif isinstance(value, functools.partial):
             self._pending += [(where, value.func), (where, value.args), (where, value.keywords)]
         elif isinstance(value, types.ModuleType):
-            if _is_own(value):
+            if is_own(value):
                 self._own_modules[value.__name__] = value
         elif isinstance(value, dict):
             self._take(Table(where, value))
@@ -430,15 +444,15 @@ class ReachableState:
         if not is_installed(code.co_filename):
             self.functions.append(function)
             self._local |= {*code.co_freevars, *by_name}
-            names = {n for part in _codes(code) for n in part.co_names}
-            texts = {t for part in _codes(code) for t in part.co_consts if isinstance(t, str)}
+            names = {n for part in codes_in(code) for n in part.co_names}
+            texts = {t for part in codes_in(code) for t in part.co_consts if isinstance(t, str)}
             self._names |= names | texts
             # Attributes may be named as a variable of the script is that changes in each step.
-            read = {n for part in _codes(code) for n in globals_of(part)}
+            read = {n for part in codes_in(code) for n in globals_of(part)}
             self._globals(function.__module__ or "", function.__globals__, read)
-            imported = {n for part in _codes(code) for n in imported_by(part)}  # in the function
+            imported = {n for part in codes_in(code) for n in imported_by(part)}  # in the function
             for each in imported | (names - function.__globals__.keys()):
-                if _is_own(sys.modules.get(each)):
+                if is_own(sys.modules.get(each)):
                     self._own_modules[each] = sys.modules[each]
 
     def _globals(self, where: str, variables: dict[str, Any], names: set[str]) -> None:
@@ -448,6 +462,13 @@ class ReachableState:
         # What code does with functions of libraries is told by the code that runs.
         self._pending += [(n, value) for n, value in table.held() if not fact_of(value)]
         self.variables += [(variables, name) for name in shared]
+        self.variables += builtins_behind(variables, names)
+
+
+def builtins_behind(variables: dict[str, Any], names: set[str]) -> list[tuple[Any, str]]:
+    """Return what decides of names that code finds among Python's own: that no global hides them, and what they are."""
+    found = sorted((names - variables.keys()) & vars(builtins).keys())
+    return [(table, name) for name in found for table in (variables, vars(builtins))]
 
 
 def is_looked_into(value: Any) -> bool:
@@ -475,7 +496,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def _is_own(module: types.ModuleType | None) -> bool:
+def is_own(module: types.ModuleType | None) -> bool:
     """Tell whether a module is the user's own code."""
     if module is None or module.__name__.startswith(_CLOSED):
         return False
@@ -496,7 +517,7 @@ def _is_own_class(cls: type) -> bool:
     name = cls.__module__ if isinstance(cls.__module__, str) else ""
     module = sys.modules.get(name)
     if module is not None:
-        return _is_own(module)
+        return is_own(module)
     if name.startswith(_CLOSED) or _is_standard(name):
         return False
     files = [f.__code__.co_filename for v in vars(cls).values() for f in _functions_of(v)]
@@ -547,11 +568,12 @@ def _closes_over(function: types.FunctionType) -> bool:
     return any(name != "__class__" for name in function.__code__.co_freevars)
 
 
-def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterable[types.CodeType]:
+    """Return code and that of the functions that it makes."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def imported_by(code: types.CodeType) -> Iterator[str]:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 import torch
@@ -36,14 +36,15 @@ class MadePlain:
 
     def make(self) -> None:
         """Put it there again."""
-        self.table[self.key] = self.value
+        raw(self.table)[self.key] = self.value
 
     def take_back(self) -> None:
         """Let there be what was there before."""
+        table = raw(self.table)
         if self.before is not MISSING:
-            self.table[self.key] = self.before
-        elif self.key in self.table:
-            del self.table[self.key]
+            table[self.key] = self.before
+        elif self.key in table:
+            del table[self.key]
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,7 +97,7 @@ class Table:
 
     def __init__(self, where: str, table: Any, names: Iterable[Any] | None = None) -> None:
         self._where = where
-        self._table = table
+        self._table = raw(table)
         self._names = None if names is None else list(names)
         self._before = self._read()
 
@@ -166,7 +167,12 @@ class Items:
     def __init__(self, where: str, owner: Any) -> None:
         self._where = where
         self._owner = owner
-        self._before = list(owner)
+        # Its items as they are stored, whatever methods its class has of its own.
+        self._kind: Any = next(k for k in (list, collections.deque, set) if isinstance(owner, k))
+        self._before = self._read()
+
+    def _read(self) -> list[Any]:
+        return list(self._kind.__iter__(self._owner))
 
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return the items."""
@@ -180,20 +186,20 @@ class Items:
 
     def differing(self) -> Iterable[tuple[str, Any, Any]]:
         """Return the items as a whole where they differ."""
-        now = list(self._owner)
+        now = self._read()
         if len(now) != len(self._before) or not all(map(is_same, self._before, now)):
             yield self._where, self._before, now
 
     def restore(self, changes: Changes) -> None:
         """Put the items back where they differ."""
-        now = list(self._owner)
+        now = self._read()
         if len(now) == len(self._before) and all(map(is_same, self._before, now)):
             return
         unfollowed = isinstance(self._owner, collections.deque)  # Dynamo forgets what falls out
         (changes.unfollowed if unfollowed else changes.changed).append(self._where)
-        self._owner.clear()
-        add = self._owner.update if isinstance(self._owner, set) else self._owner.extend
-        add(self._before)
+        self._kind.clear(self._owner)
+        add = self._kind.update if self._kind is set else self._kind.extend
+        add(self._owner, self._before)
 
 
 class Told:
@@ -319,6 +325,47 @@ class Attributes(Mapping):
 
     def __delitem__(self, name: str) -> None:
         delattr(self._owner, name)
+
+
+class RawItems(MutableMapping):
+    """The items of a dictionary as they are stored, whatever methods its class has of its own.
+
+    Args:
+      table: Of a class derived from ``dict``.
+    """
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self._table = table
+        ordered = isinstance(table, collections.OrderedDict)
+        self._kind: Any = collections.OrderedDict if ordered else dict
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict.__getitem__(self._table, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._kind.__iter__(self._table)
+
+    def __len__(self) -> int:
+        return dict.__len__(self._table)
+
+    def __contains__(self, key: Any) -> bool:
+        return dict.__contains__(self._table, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._kind.__setitem__(self._table, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._kind.__delitem__(self._table, key)
+
+    def clear(self) -> None:
+        """Take all items out."""
+        self._kind.clear(self._table)
+
+
+def raw(table: Any) -> Any:
+    """Return a table whose items are read and written as they are stored."""
+    plain = type(table) in (dict, collections.OrderedDict, collections.defaultdict)
+    return RawItems(table) if isinstance(table, dict) and not plain else table
 
 
 class CellVariable(Mapping):

@@ -222,11 +222,18 @@ class CallSignature:
     def asks_for_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Tell whether a call asks a model of transformers for its key-value cache, or extends one."""
         if args and not _OF_CACHES.isdisjoint(self._names):
-            kwargs = {**kwargs, **dict(zip(self._positional, args, strict=False))}
+            kwargs = self._by_name(args, kwargs)
         if kwargs.get("use_cache") is True:
             return True
         # A prefix that is trained comes as a cache too.
         return kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
+
+    def leaves_cache_to_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a call says nothing of ``use_cache``, which is as the module's configuration says then."""
+        return self._by_name(args, kwargs).get("use_cache") is None
+
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {**kwargs, **dict(zip(self._positional, args, strict=False))}
 
     def may_give_cache(self, module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
         """Tell whether a call may give a cache for which its module's configuration alone asks.
@@ -612,20 +619,3 @@ class _FoundTensors:
             f"result '{path or 'output'}' is of type {type(value).__module__}."
             f"{type(value).__qualname__}, which is no tensor, number or container of these"
         )
-
-
-@contextlib.contextmanager
-def without_cache(module: nn.Module) -> Iterator[None]:
-    """Set ``use_cache = False`` in the configurations found in a module, for a while."""
-    changed: dict[int, Any] = {}
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        if config is not None and id(config) not in changed and getattr(config, "use_cache", False):
-            changed[id(config)] = (config, config.use_cache)
-    try:
-        for config, _ in changed.values():
-            config.use_cache = False
-        yield
-    finally:
-        for config, value in changed.values():
-            config.use_cache = value

@@ -26,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -130,9 +131,11 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mode_around() -> str | None:
-    """Return what this thread's calls of operators pass through: a mode, forward differentiation; None for neither."""
+    """Return what this thread's calls pass through: a mode, forward differentiation, a cache; None for neither."""
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad.dual_level"
+    if parametrize._cache_enabled:  # what one call computes of its parameters, another one takes
+        return "torch.nn.utils.parametrize.cached"
     if torch._C._len_torch_dispatch_stack() > 0:
         return type(_get_current_dispatch_mode()).__qualname__
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)

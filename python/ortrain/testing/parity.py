@@ -17,7 +17,8 @@ from ortrain.capture.captured import CapturedModule, OutputRole
 from ortrain.capture.convert import Converted, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.export import capture
-from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
+from ortrain.capture.signature import CallSignature, flatten_outputs
+from ortrain.capture.use_cache import without_cache
 from ortrain.testing.reference import ReferenceBuilder
 
 

@@ -24,7 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
+from ortrain.capture.signature import CallSignature, flatten_outputs
+from ortrain.capture.use_cache import without_cache
 from ortrain.onnx_export import export_module
 from ortrain.testing.models import CASES, ModelCase
 

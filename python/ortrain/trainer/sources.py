@@ -141,7 +141,8 @@ class ModuleSource:
                 prepared = prepare(joined, call, (), inputs, {}, outside=outside)
             names = prepared.names_read
             names = None if names is None else names | {_LOSS}
-            self._states.reads(names, variables_of(joined, names), prepared.outside.values())
+            variables = variables_of(joined, names, prepared.others)
+            self._states.reads(names, variables, prepared.outside.values())
         if self._lists is not None:
             if prepared.autocast_regions:
                 raise UnsupportedError(

@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs, without_cache
+from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs
 from ortrain.capture.tracing import modules_run_themselves, tracing_alone
+from ortrain.capture.use_cache import without_cache
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.draws import RepeatedDraws, UnrepeatableError
 
@@ -222,10 +223,13 @@ class Replay:
         tensors = self.arguments(wide=wide)
         args, kwargs = self.bound(tensors)
         make = _in_float64 if wide else _alias
+        cacheless = without_cache(
+            self.module, by_default=self._signature.leaves_cache_to_module(args, kwargs)
+        )
         kernels = sdpa_kernel(SDPBackend.MATH) if draws.wants_parts else contextlib.nullcontext()
         with _replaced(self.module, make) as leaves, modules_run_themselves():
             try:
-                with self.modes(wide=wide), without_cache(self.module), kernels, draws.repeating():
+                with self.modes(wide=wide), cacheless, kernels, draws.repeating():
                     result = self.module.forward(*args, **kwargs)
                 draws.finish()
             except UnrepeatableError:

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule, ORTTrainer, ORTTrainerOptions, optim
-from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
+from ortrain.capture.signature import CallSignature, flatten_outputs
+from ortrain.capture.use_cache import without_cache
 from ortrain.testing.models import CASES
 
 pytestmark = pytest.mark.slow

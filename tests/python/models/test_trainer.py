@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
-from ortrain.capture.signature import CallSignature, flatten_outputs, without_cache
+from ortrain.capture.signature import CallSignature, flatten_outputs
+from ortrain.capture.use_cache import without_cache
 from ortrain.testing.models import CASES
 
 MODELS = ("mlp", "encoder", "bert", "gpt2", "llama", "vit")

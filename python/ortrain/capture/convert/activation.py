@@ -124,12 +124,13 @@ def selu(e: Emitter, x: Tensor) -> Value:
 @converts("aten.sinc.default")
 def sinc(e: Emitter, x: Tensor) -> Value:
     """sin(pi x) / (pi x), and 1 with a gradient of 0 at 0."""
-    dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+    result = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+    dtype = torch.float32 if result in LOW_PRECISION else result
     value = e.cast(x, dtype)
     one = e.scalar(1, dtype)
     is_zero = e.node("Equal", value, e.scalar(0, dtype))
     angle = e.node("Mul", e.where(is_zero, one, value), e.scalar(math.pi, dtype))
-    return e.where(is_zero, one, e.node("Div", e.node("Sin", angle), angle))
+    return e.cast(e.where(is_zero, one, e.node("Div", e.node("Sin", angle), angle)), result)
 
 
 @converts("aten.celu.default")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import sympy
@@ -176,10 +175,17 @@ def lerp(e: Emitter, x: Tensor, end: Tensor, weight: Operand) -> Value:
     dtype = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
     start, stop, factor = e.operands(x, end, weight, dtype=dtype)
     way = e.node("Sub", stop, start)
-    if isinstance(weight, (int, float)) and not abs(weight) < 0.5:  # counted from the nearer end
-        back = e.node("Mul", way, e.scalar(1 - weight, dtype))
-        return e.cast(e.node("Sub", stop, back), x.dtype)
-    return e.cast(e.node("Add", start, e.node("Mul", factor, way)), x.dtype)
+    # Counted from the nearer end.
+    by_number = isinstance(weight, (int, float))
+    result = e.node("Add", start, e.node("Mul", factor, way))
+    if not by_number or not abs(weight) < 0.5:
+        rest = (
+            e.scalar(1 - weight, dtype) if by_number else e.node("Sub", e.scalar(1, dtype), factor)
+        )
+        far = e.node("Sub", stop, e.node("Mul", way, rest))
+        near = e.node("Less", e.node("Abs", factor), e.scalar(0.5, dtype))
+        result = far if by_number else e.where(near, result, far)
+    return e.cast(result, x.dtype)
 
 
 @converts("aten.maximum.default", "aten.max.other")
@@ -254,18 +260,3 @@ def shift_right(e: Emitter, x: Tensor, y: int) -> Value:
 def exp2(e: Emitter, x: Tensor) -> Value:
     base = e.floating(x)
     return e.node("Pow", e.scalar(2.0, e.dtype_of(base)), base)
-
-
-def _log_base(e: Emitter, x: Tensor, base: float) -> Value:
-    value = e.floating(x)
-    return e.node("Div", e.node("Log", value), e.scalar(math.log(base), e.dtype_of(value)))
-
-
-@converts("aten.log2.default")
-def log2(e: Emitter, x: Tensor) -> Value:
-    return _log_base(e, x, 2.0)
-
-
-@converts("aten.log10.default")
-def log10(e: Emitter, x: Tensor) -> Value:
-    return _log_base(e, x, 10.0)

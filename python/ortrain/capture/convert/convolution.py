@@ -251,13 +251,8 @@ for _spatial in (1, 2, 3):
     _register_average_pool(_spatial)
 
 
-def _averaging_matrix(size: int, bins: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return [size, bins] whose columns average the elements of PyTorch's adaptive bins."""
-    matrix = torch.zeros(size, bins, dtype=torch.float64)
-    for i in range(bins):
-        start, end = i * size // bins, -(-(i + 1) * size // bins)
-        matrix[start:end, i] = 1.0 / (end - start)
-    return matrix.to(dtype)
+# Of uneven bins along one axis, each of which is a node.
+_MOST_BINS = 32
 
 
 def _adaptive_average(e: Emitter, x: Tensor, bins: Sequence[int | None], spatial: int) -> Value:
@@ -283,11 +278,14 @@ def _adaptive_average(e: Emitter, x: Tensor, bins: Sequence[int | None], spatial
             continue
         if not isinstance(size, int) or not isinstance(count, int):
             raise e.unsupported(f"bins of size {count} over a varying size {size}")
-        # Each axis is averaged by a product with a constant matrix.
-        order = list(range(x.rank))
-        order[axis], order[-1] = order[-1], order[axis]
-        matrix = e.constant(_averaging_matrix(size, count, x.dtype))
-        value = e.transpose(e.node("MatMul", e.transpose(value, order), matrix), order)
+        if count > _MOST_BINS:
+            raise e.unsupported(f"{size} in {count} bins")
+        ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        parts = [
+            e.reduce("ReduceMean", e.slice(value, axis, start, end), [axis], True)
+            for start, end in ends
+        ]
+        value = e.node("Concat", *parts, axis=axis)
     return value
 
 

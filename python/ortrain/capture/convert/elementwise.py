@@ -59,12 +59,6 @@ def special_expit(e: Emitter, x: Tensor) -> Value:
     return e.node("Sigmoid", e.floating(x))
 
 
-@converts("aten.erfc.default")
-def erfc(e: Emitter, x: Tensor) -> Value:
-    value = e.floating(x)
-    return e.node("Sub", e.scalar(1.0, e.dtype_of(value)), e.node("Erf", value))
-
-
 @converts("aten.rsqrt.default")
 def rsqrt(e: Emitter, x: Tensor) -> Value:
     return e.node("Reciprocal", e.node("Sqrt", e.floating(x)))

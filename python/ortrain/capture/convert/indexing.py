@@ -557,7 +557,9 @@ def bucketize(e: Emitter, x: Tensor, boundaries: Tensor, **options: Any) -> Valu
         raise e.unsupported("boundaries that are not one sorted vector")
     dtype = e.common_dtype(x, boundaries)
     element, edge = e.unsqueeze(e.cast(x, dtype), [x.rank]), e.cast(boundaries, dtype)
-    below = e.node("LessOrEqual" if options.get("right") else "Less", edge, element)
+    # NaN lies behind all boundaries.
+    above = e.node("Greater" if options.get("right") else "GreaterOrEqual", edge, element)
+    below = e.node("Not", above)
     target = torch.int32 if options.get("out_int32") else torch.int64
     return e.reduce("ReduceSum", e.cast(below, target), [x.rank])
 

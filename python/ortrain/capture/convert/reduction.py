@@ -15,7 +15,7 @@ from ortrain.capture.builder import Value
 from ortrain.capture.convert.emitter import Emitter, Tensor
 from ortrain.capture.convert.registry import converts
 from ortrain.capture.convert.sizes import Size
-from ortrain.capture.dtypes import category
+from ortrain.capture.dtypes import LOW_PRECISION, category
 
 Dims = int | Sequence[int] | None
 
@@ -187,11 +187,13 @@ def _root(e: Emitter, x: Value) -> Value:
 
 
 def _variance(
-    e: Emitter, x: Tensor, dim: Dims, correction: Any, keepdim: bool
+    e: Emitter, x: Tensor, dim: Dims, correction: Any, keepdim: bool, kind: torch.dtype
 ) -> tuple[Value, Value]:
+    """Return variance and mean, computed in ``kind``."""
     axes = x.axes(dim)
-    mean = e.reduce("ReduceMean", x, axes, True)
-    centred = e.node("Sub", x, mean)
+    value = e.cast(x, kind)
+    mean = e.reduce("ReduceMean", value, axes, True)
+    centred = e.node("Sub", value, mean)
     total = e.reduce("ReduceSum", e.node("Mul", centred, centred), axes, True)
     correction = 1 if correction is None else correction
     e.require_finite(correction)
@@ -201,29 +203,18 @@ def _variance(
     if isinstance(count, sympy.Basic):
         degrees = e.node(
             "Max",
-            e.node("Sub", e.scalar(count, x.dtype), e.scalar(correction, x.dtype)),
-            e.scalar(0, x.dtype),
+            e.node("Sub", e.scalar(count, kind), e.scalar(correction, kind)),
+            e.scalar(0, kind),
         )
     else:
-        degrees = e.scalar(max(count - correction, 0), x.dtype)
+        degrees = e.scalar(max(count - correction, 0), kind)
     variance = e.node("Div", total, degrees)
     if keepdim:
         return variance, mean
     return e.squeeze(variance, axes), e.squeeze(mean, axes)
 
 
-@converts("aten.var.correction", "aten.var.default", "aten.var.dim")
-def var(e: Emitter, x: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Value:
-    return var_mean(e, x, dim, *args, **kwargs)[0]
-
-
-@converts("aten.std.correction", "aten.std.default", "aten.std.dim")
-def std(e: Emitter, x: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Value:
-    return _root(e, var(e, x, dim, *args, **kwargs))
-
-
-@converts("aten.var_mean.correction", "aten.var_mean.default", "aten.var_mean.dim")
-def var_mean(
+def _spread(
     e: Emitter,
     x: Tensor,
     dim: Any = None,
@@ -231,20 +222,35 @@ def var_mean(
     keepdim: bool = False,
     correction: Any = None,
 ) -> tuple[Value, Value]:
-    """Variance and mean; the overload without axes has ``unbiased`` in second place."""
+    """Return variance and mean, in float for 16 bits; the overload without axes has ``unbiased`` in second place."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased else 0
-    return _variance(e, x, dim, correction, keepdim)
+    kind = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
+    return _variance(e, x, dim, correction, keepdim, kind)
+
+
+@converts("aten.var.correction", "aten.var.default", "aten.var.dim")
+def var(e: Emitter, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    return e.cast(_spread(e, x, *args, **kwargs)[0], x.dtype)
+
+
+@converts("aten.std.correction", "aten.std.default", "aten.std.dim")
+def std(e: Emitter, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    return e.cast(_root(e, _spread(e, x, *args, **kwargs)[0]), x.dtype)
+
+
+@converts("aten.var_mean.correction", "aten.var_mean.default", "aten.var_mean.dim")
+def var_mean(e: Emitter, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Value, Value]:
+    variance, mean = _spread(e, x, *args, **kwargs)
+    return e.cast(variance, x.dtype), e.cast(mean, x.dtype)
 
 
 @converts("aten.std_mean.correction", "aten.std_mean.default", "aten.std_mean.dim")
-def std_mean(
-    e: Emitter, x: Tensor, dim: Any = None, *args: Any, **kwargs: Any
-) -> tuple[Value, Value]:
-    variance, mean = var_mean(e, x, dim, *args, **kwargs)
-    return _root(e, variance), mean
+def std_mean(e: Emitter, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Value, Value]:
+    variance, mean = _spread(e, x, *args, **kwargs)
+    return e.cast(_root(e, variance), x.dtype), e.cast(mean, x.dtype)
 
 
 @converts("aten.linalg_vector_norm.default")
@@ -256,7 +262,14 @@ def vector_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Value:
-    axes, value = x.axes(dim), e.cast(x, dtype or x.dtype)
+    result = dtype or x.dtype
+    # Squares and sums of 16 bits are PyTorch's in float.
+    kind = torch.float32 if result in LOW_PRECISION else result
+    axes, value = x.axes(dim), e.cast(e.cast(x, result), kind)
+    return e.cast(_norm(e, value, ord, axes, keepdim), result)
+
+
+def _norm(e: Emitter, value: Value, ord: Any, axes: Sequence[int], keepdim: bool) -> Value:
     kind = e.dtype_of(value)
     magnitude = e.node("Abs", value)
     if ord in (math.inf, -math.inf):
@@ -267,10 +280,15 @@ def vector_norm(
         return e.reduce("ReduceSum", magnitude, axes, keepdim)
     if ord == 2:
         return _root(e, e.reduce("ReduceSum", e.node("Mul", value, value), axes, keepdim))
-    total = e.reduce("ReduceSum", e.node("Pow", magnitude, e.scalar(ord, kind)), axes, keepdim)
-    zero = e.scalar(0, kind)
+    zero, one = e.scalar(0, kind), e.scalar(1, kind)
+    power = e.node("Pow", magnitude, e.scalar(ord, kind))
+    if ord < 1:  # at 0 the slope is infinite, and PyTorch's gradient 0
+        is_zero = e.node("Equal", magnitude, zero)
+        slopeless = e.node("Pow", e.where(is_zero, one, magnitude), e.scalar(ord, kind))
+        power = e.where(is_zero, e.node("StopGradient", power, domain="ortrain"), slopeless)
+    total = e.reduce("ReduceSum", power, axes, keepdim)
     at_zero = e.node("Equal", total, zero)
-    root = e.node("Pow", e.where(at_zero, e.scalar(1, kind), total), e.scalar(1 / ord, kind))
+    root = e.node("Pow", e.where(at_zero, one, total), e.scalar(1 / ord, kind))
     return e.where(at_zero, zero, root)
 
 
@@ -278,7 +296,8 @@ def vector_norm(
 def cosine_similarity(e: Emitter, x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
     """The gradient goes through norms below eps too, as if they were not raised to it."""
     e.require_finite(eps)
-    dtype = e.common_dtype(x, y)
+    result = e.common_dtype(x, y)
+    dtype = torch.float32 if result in LOW_PRECISION else result
     rank = max(x.rank, y.rank)
     axis = dim + max(rank, 1) if dim < 0 else dim
     parts = []
@@ -292,7 +311,7 @@ def cosine_similarity(e: Emitter, x: Tensor, y: Tensor, dim: int = 1, eps: float
         raised = e.node("Max", below, e.scalar(0, dtype))  # 0 for an infinite norm too
         least = e.node("Add", norm, e.node("StopGradient", raised, domain="ortrain"))
         parts.append(e.node("Div", given, least))
-    return e.reduce("ReduceSum", e.node("Mul", *parts), [axis] if rank else [])
+    return e.cast(e.reduce("ReduceSum", e.node("Mul", *parts), [axis] if rank else []), result)
 
 
 @converts("aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype")
