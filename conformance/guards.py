@@ -31,7 +31,7 @@ def check_microseconds() -> float:
     }
     for _ in range(2):
         model(**batch).loss.backward()
-    engine = model.__dict__["_ortrain_engine"]
+    engine = model._ortrain_engine
     times = []
     for _ in range(_ROUNDS):
         start = time.perf_counter()

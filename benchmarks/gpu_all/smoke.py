@@ -192,7 +192,7 @@ def _tiny_gpt2(device: str) -> Any:
 
 def _counts(model: Any) -> dict[str, int]:
     total: dict[str, int] = {}
-    for _, program in model.__dict__["_ortrain_engine"].made_programs():
+    for _, program in model._ortrain_engine.made_programs():
         for name, count in program.session.recordings.items():
             total[name] = total.get(name, 0) + count
     return total

@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ORTModule"]
 
-# What nn.Module keeps in an instance, shared by reference with the wrapped module.
-# (Flags are no references: reads and writes of those go to the wrapped module.)
-_MODULE_STATE = frozenset(nn.Module().__dict__) - {"training", "_is_full_backward_hook"}
-# The latter two are accelerate's marks of a module whose forward it has replaced.
-_OWN = frozenset(
-    {"_ortrain_module", "_ortrain_engine", "_ortrain_options", "forward", "_original_forward"}
-    | {"_ortrain_verification", "_is_accelerate_prepared"}
+# What an ORTModule has beside the dictionary of attributes, which is the wrapped module's.
+_SLOTS = (
+    *("_ortrain_engine", "_ortrain_forward", "_ortrain_module", "_ortrain_options"),
+    "_ortrain_verification",
 )
+_OWN = frozenset({"forward", *_SLOTS})
 
 
 class ORTModule(nn.Module):
     """Wrap a module so that its forward and backward run on the Ortrain engine.
 
     The result is an instance of a class with the name, methods and forward signature of the
-    wrapped module's class, and is an instance of that class too. Parameters, buffers, submodules
-    and hooks are the wrapped module's own; names in ``state_dict`` have no prefix.
+    wrapped module's class, and is an instance of that class too. Its attributes, parameters,
+    buffers, submodules and hooks are the wrapped module's: both have one ``__dict__``. Names in
+    ``state_dict`` have no prefix.
 
     Args:
       module: The module to run. Its first call captures it; later calls with the same kind of
@@ -99,17 +98,12 @@ class ORTModule(nn.Module):
     ) -> None:
         budget, dropout = MemoryBudget.parse(max_memory), DropoutSource.parse(random)
         verified_steps = schedule.parse(verify)
-        state = self.__dict__
-        for name in _MODULE_STATE:
-            if name in module.__dict__:
-                state[name] = module.__dict__[name]
-        state["_ortrain_module"] = module
+        object.__setattr__(self, "__dict__", module.__dict__)
         engine = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
-        state["_ortrain_engine"] = engine
-        state["_ortrain_options"] = {"max_memory": max_memory, "random": random, "verify": verify}
-        state["_ortrain_verification"] = (
-            Verification(engine, verified_steps) if verified_steps else None
-        )
+        verification = Verification(engine, verified_steps) if verified_steps else None
+        options = {"max_memory": max_memory, "random": random, "verify": verify}
+        for name, value in zip(_SLOTS, (engine, None, module, options, verification), strict=True):
+            object.__setattr__(self, name, value)
         made_modules.tell(self)
         progress_display.attach()
 
@@ -118,19 +112,19 @@ class ORTModule(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The wrapped module."""
-        return self.__dict__["_ortrain_module"]
+        return self._ortrain_module
 
     def report(self) -> ModuleReport:
         """Return what was captured, what ran natively, and why anything did not."""
-        engine = self.__dict__["_ortrain_engine"]
+        engine = self._ortrain_engine
         memory = engine.last_plan if engine.budget is not None else None
-        verification = self.__dict__["_ortrain_verification"]
+        verification = self._ortrain_verification
         verified = "" if verification is None else str(verification.verified)
         return ModuleReport(list(engine.records), engine.piece_records, memory, verified)
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
-        return self.__dict__["_ortrain_engine"].last_plan
+        return self._ortrain_engine.last_plan
 
     def profile(self) -> list[NodeTime]:
         """Return the time of each node of all captured graphs, slowest first.
@@ -140,7 +134,7 @@ class ORTModule(nn.Module):
         """
         from ortrain.profile import Profile
 
-        return Profile(self.__dict__["_ortrain_engine"].profiles()).nodes
+        return Profile(self._ortrain_engine.profiles()).nodes
 
     def save_graphs(self, folder: str | Path, prefix: str = "model") -> list[Path]:
         """Write the first graph of each kind that was captured as ONNX files, without weights.
@@ -156,37 +150,34 @@ class ORTModule(nn.Module):
         Raises:
           FileError: A file cannot be written.
         """
-        return self.__dict__["_ortrain_engine"].save_graphs(Path(folder), prefix)
+        return self._ortrain_engine.save_graphs(Path(folder), prefix)
 
     # --- being the wrapped module
 
-    @property
-    def training(self) -> bool:
-        """Train or eval mode, the wrapped module's."""
-        return self.__dict__["_ortrain_module"].training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        self.__dict__["_ortrain_module"].training = mode
-
     def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # of an instance that is not made yet
+            raise AttributeError(name)
         state = self.__dict__
         for table in ("_parameters", "_buffers", "_modules"):
             if table in state and name in state[table]:
                 return state[table][name]
-        if "_ortrain_module" in state and name not in _OWN:
-            return getattr(state["_ortrain_module"], name)
-        raise AttributeError(name)
+        return getattr(self._ortrain_module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
-            self.__dict__[name] = value
-        elif name == "training":
-            self.__dict__["_ortrain_module"].training = value
+        if name == "forward":
+            # Who takes back what he has put there may find the wrapped class's by way of `__wrapped__`.
+            original = inspect.unwrap(type(self).forward)
+            is_back = getattr(value, "__self__", None) is self and value.__func__ is original
+            object.__setattr__(self, "_ortrain_forward", None if is_back else value)
+        elif name in _OWN:
+            object.__setattr__(self, name, value)
         elif name == "__class__":
             self.__become(value)
+        elif name == "__dict__":
+            self._ortrain_module.__dict__ = value
+            object.__setattr__(self, "__dict__", value)
         else:
-            setattr(self.__dict__["_ortrain_module"], name, value)
+            setattr(self._ortrain_module, name, value)
 
     def __become(self, kind: type) -> None:
         """Let the wrapped module become what one of its own class would, and join that class.
@@ -194,7 +185,7 @@ class ORTModule(nn.Module):
         Parametrizations derive a class from that of their module, and take the first base of that
         one when they go.
         """
-        module, present = self.__dict__["_ortrain_module"], type(self)
+        module, present = self._ortrain_module, type(self)
         if kind is present.__bases__[0] and "forward" not in vars(type(module)):
             module.__class__ = type(module).__bases__[0]
         elif kind.__bases__ == (present,):
@@ -209,52 +200,47 @@ class ORTModule(nn.Module):
         object.__setattr__(self, "__class__", _joined_class(present.__bases__[0], type(module)))
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__ and name in _OWN:
-            del self.__dict__[name]
+        if name == "forward":
+            if self._ortrain_forward is None:
+                raise AttributeError(name)
+            object.__setattr__(self, "_ortrain_forward", None)
         else:
-            delattr(self.__dict__["_ortrain_module"], name)
+            delattr(self._ortrain_module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self.__dict__["_ortrain_module"])})
+        return sorted({*object.__dir__(self), *dir(self._ortrain_module)})
 
     def __repr__(self) -> str:
-        return f"ORTModule({self.__dict__['_ortrain_module']!r})"
+        return f"ORTModule({self._ortrain_module!r})"
+
+    def __copy__(self) -> ORTModule:
+        """Wrap a copy that shares what a copy of the module shares."""
+        return ORTModule(copy.copy(self._ortrain_module), **self._ortrain_options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Captured graphs are made again where the copy runs.
-        again = functools.partial(ORTModule, **self.__dict__["_ortrain_options"])
-        return (again, (self.__dict__["_ortrain_module"],))
+        again = functools.partial(ORTModule, **self._ortrain_options)
+        return (again, (self._ortrain_module,))
 
 
-class _Shadow:
-    """Reads what a class defines through the wrapped module, which may have its own."""
+class _Forward:
+    """The forward of a class of ORTModules; it comes before one that the wrapped module has got.
 
-    def __init__(self, wrapped: type, name: str) -> None:
-        self._wrapped, self._name = wrapped, name
+    Args:
+      function: Runs the engine.
+    """
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function = function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            return getattr(self._wrapped, self._name)
-        module = instance.__dict__["_ortrain_module"]
-        if self._name in module.__dict__:
-            return module.__dict__[self._name]
-        # Methods get the ORTModule, whose class has them from the wrapped one's.
-        value = inspect.getattr_static(self._wrapped, self._name)
-        return value.__get__(instance, owner) if hasattr(type(value), "__get__") else value
+            return self._function
+        replaced = instance._ortrain_forward
+        return types.MethodType(self._function, instance) if replaced is None else replaced
 
-
-def _shadows(wrapped: type) -> dict[str, _Shadow]:
-    """Return what makes an attribute of the module come before one of its class."""
-    own = (*vars(ORTModule), *_OWN)
-    return {
-        name: _Shadow(wrapped, name)
-        for cls in wrapped.__mro__
-        if cls not in nn.Module.__mro__
-        for name, value in vars(cls).items()
-        if not name.startswith("__")
-        and name not in own
-        and (isinstance(value, types.FunctionType) or not hasattr(type(value), "__get__"))
-    }
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(instance, "forward", value)  # noqa: B010
 
 
 @functools.cache
@@ -264,7 +250,7 @@ def _metaclass(of_wrapped: type) -> type:
     class Joined(of_wrapped):  # type: ignore[misc]
         def __setattr__(cls, name: str, value: Any) -> None:
             if isinstance(value, property):
-                setattr(cls.__dict__["_ortrain_wrapped_class"], name, value)
+                setattr(cls._ortrain_wrapped_class, name, value)
             else:
                 super().__setattr__(name, value)
 
@@ -272,15 +258,14 @@ def _metaclass(of_wrapped: type) -> type:
             if name in cls.__dict__:
                 super().__delattr__(name)
             else:
-                delattr(cls.__dict__["_ortrain_wrapped_class"], name)
+                delattr(cls._ortrain_wrapped_class, name)
 
     return Joined
 
 
 def _deepcopy(module: Any, memo: dict[int, Any]) -> ORTModule:
     """Copy the wrapped module its own way and wrap the copy."""
-    options = module.__dict__["_ortrain_options"]
-    copied = ORTModule(copy.deepcopy(module.__dict__["_ortrain_module"], memo), **options)
+    copied = ORTModule(copy.deepcopy(module._ortrain_module, memo), **module._ortrain_options)
     memo[id(module)] = copied
     return copied
 
@@ -290,16 +275,16 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        verification = self.__dict__["_ortrain_verification"]
+        verification = self._ortrain_verification
         if verification is not None and verification.is_due():
             return verification.run(args, kwargs)
-        return self.__dict__["_ortrain_engine"].run(args, kwargs)
+        return self._ortrain_engine.run(args, kwargs)
 
     # By what stands in the class: a descriptor of TorchScript shows itself to instances alone.
     functools.update_wrapper(forward, inspect.getattr_static(wrapped, "forward"))
     namespace = {
-        **_shadows(wrapped),
-        "forward": untraced(forward),
+        "__slots__": _SLOTS,
+        "forward": _Forward(untraced(forward)),
         "__module__": wrapped.__module__,
         "__qualname__": wrapped.__qualname__,
         "__doc__": wrapped.__doc__,

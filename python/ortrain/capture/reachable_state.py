@@ -95,6 +95,7 @@ _OF_EVERY_CLASS = frozenset(
     }
 )
 _ARGUMENTS = "its arguments"
+_SLOTS_OF_ORTMODULE = "_ortrain_"
 _GLOBAL_STEPS = frozenset(
     f"{kind}_{what}"
     for kind in ("LOAD", "STORE", "DELETE")
@@ -332,6 +333,8 @@ class ReachableState:
         for (name, value), key in zip(table.held(), attributes, strict=True):
             self._pending.append((where if key in _LAYER_TABLES else name, value))
         for slot in _all_slots(type(layer)):  # no guard knows of it
+            if slot.startswith(_SLOTS_OF_ORTMODULE):
+                continue
             self._opaque.setdefault(f"{where}.{slot}", "value in a slot of a layer")
 
     def _object(self, where: str, value: Any) -> None:

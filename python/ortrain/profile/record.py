@@ -277,7 +277,7 @@ def profile(model: nn.Module | None = None) -> Iterator[Profile]:
         wrapped = [part for part in model.modules() if isinstance(part, ORTModule)]
         if not wrapped:
             raise TypeError(f"there is no ORTModule in this {type(model).__name__}")
-        engines = [part.__dict__["_ortrain_engine"] for part in wrapped]
+        engines = [part._ortrain_engine for part in wrapped]
     for engine in engines or ():
         engine.clear_profiles()
     if engines is None:

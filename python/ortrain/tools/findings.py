@@ -170,7 +170,7 @@ class ModuleFindings:
 
 def findings_of(module: ORTModule) -> ModuleFindings:
     """Return what an ORTModule can tell of itself now."""
-    engine = module.__dict__["_ortrain_engine"]
+    engine = module._ortrain_engine
     graphs = tuple(_graph(entry, program) for entry, program in engine.made_programs())
     return ModuleFindings(
         type(module).__name__, module.report(), graphs, Profile(engine.profiles())

@@ -109,7 +109,7 @@ def plan_step(model: Model, size: tuple[int, int], budget: MemoryBudget) -> Memo
     """
     module = ORTModule(model.module)
     module(**model.batch(*model.sample))
-    made = list(module.__dict__["_ortrain_engine"].made_programs())
+    made = list(module._ortrain_engine.made_programs())
     if len(made) != 1:
         raise ValueError("the model runs in pieces, or in PyTorch; a plan needs one graph")
     ((entry, program),) = made

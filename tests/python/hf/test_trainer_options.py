@@ -180,7 +180,7 @@ def test_two_trainers_of_one_model_under_bf16(tmp_path: Path) -> None:
     for name in ("first", "second"):
         trainer = side.make(model, rows, bf16=True, max_steps=2, name=name)
         trainer.train()
-        graph = next(iter(on_engine(trainer).__dict__["_ortrain_engine"].graphs()))
+        graph = next(iter(on_engine(trainer)._ortrain_engine.graphs()))
         casts = [n for n in graph.captured.graph.nodes() if n["op"] == "Cast"]
         assert casts, name
 
@@ -196,7 +196,7 @@ def test_loss_behind_the_model_is_part_of_the_graph(tmp_path: Path) -> None:
     trainer.train()
     module = on_engine(trainer)
     assert isinstance(module.module, ModuleWithLoss)
-    entry = next(iter(module.__dict__["_ortrain_engine"].graphs()))
+    entry = next(iter(module._ortrain_engine.graphs()))
     assert any("oft" in n["op"] for n in entry.captured.graph.nodes())  # LogSoftmax
     assert module.module.model is trainer.model
 

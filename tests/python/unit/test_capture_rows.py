@@ -51,7 +51,7 @@ def run(function, sizes):
             results.append((y, *gradients))
         for expected, actual in zip(*results, strict=True):
             torch.testing.assert_close(actual, expected)
-    entries = ours.__dict__["_ortrain_engine"].graphs()
+    entries = ours._ortrain_engine.graphs()
     return {node["op"] for entry in entries for node in entry.captured.graph.nodes()}
 
 

@@ -13,7 +13,7 @@ from ortrain.testing.models import CASES
 
 
 def graph_text(model: torch.nn.Module) -> str:
-    programs = model.__dict__["_ortrain_engine"].made_programs()
+    programs = model._ortrain_engine.made_programs()
     return "\n".join(program.graph.text() for _, program in programs)
 
 

@@ -38,7 +38,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sessions(model: nn.Module) -> Iterator[Any]:
     """Yield what runs the graphs of an ORTModule."""
-    for _, program in model.__dict__["_ortrain_engine"].made_programs():
+    for _, program in model._ortrain_engine.made_programs():
         yield program.session
 
 

@@ -24,7 +24,7 @@ logging.getLogger("ortrain").setLevel(logging.DEBUG)
 sys.setswitchinterval(1e-5)
 model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)))
 model(torch.randn(1, 4)).sum().backward()
-(program,) = [p for _, p in model.__dict__["_ortrain_engine"].made_programs()]
+(program,) = [p for _, p in model._ortrain_engine.made_programs()]
 session = program.session
 done = threading.Event()
 asked = 0

@@ -26,7 +26,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def activations(model: nn.Module, phase: str) -> list[tuple[int, int]]:
     """Return how many tensors the nodes of a phase that hold GPT-2's activation read and write."""
-    [(_, program)] = model.__dict__["_ortrain_engine"].made_programs()
+    [(_, program)] = model._ortrain_engine.made_programs()
     layers = {"forward": "mlp.act/", "backward": "mlp.c_fc/"}
     return [
         (len(node["inputs"]), len(node["outputs"]))
@@ -133,7 +133,7 @@ def gradients(module: nn.Module, dtype: torch.dtype) -> tuple[list[torch.Tensor]
         results = model(x)
     loss = sum((r.float() * torch.randn(r.shape)).sum() for r in results)
     loss.backward()
-    [(_, program)] = model.__dict__["_ortrain_engine"].made_programs()
+    [(_, program)] = model._ortrain_engine.made_programs()
     nodes = program.graph.nodes()
     fused = [n for n in nodes if n["op"] == "Fused" and n["phase"] == "forward"]
     parameters = [p.grad for p in model.parameters() if p.grad is not None]

@@ -127,7 +127,7 @@ class Scaled(nn.Module):
 def test_graph_out_of_date_is_told_apart(monkeypatch):
     model = wrapped(2, Scaled)
     model(torch.randn(2, 3)).sum().backward()
-    engine = model.__dict__["_ortrain_engine"]
+    engine = model._ortrain_engine
     look = ModuleStates.look
 
     def blind(self):
@@ -152,7 +152,7 @@ class Remembering(nn.Module):
 
 def test_attributes_are_compared(monkeypatch):
     model = wrapped("first", lambda: Remembering(2))
-    engine = model.__dict__["_ortrain_engine"]
+    engine = model._ortrain_engine
     run = type(engine).run
 
     def forgetful(self, args, kwargs):

@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""An ORTModule and its module have one dictionary of attributes: whatever is put there, both have it."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+class Sequence(nn.Module):
+    """Puts a new table of layers in the place of the old one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def keep(self, name: str) -> None:
+        self._modules = {name: self._modules[name]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+class Slotted(nn.Module):
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.kept = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.kept
+
+
+def sequential() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+
+
+def exchange_last(m: Any) -> None:
+    del m[2]
+    m.append(nn.Linear(3, 2))
+
+
+def take_state_of_another(m: Any) -> None:
+    torch.manual_seed(5)
+    m.__dict__.update(Scaled().__dict__)
+    m.scale = 3.0
+
+
+def without_hooks(m: Any) -> None:
+    m.register_forward_hook(lambda module, arguments, result: result * 100)
+    m._forward_hooks = collections.OrderedDict()
+
+
+def by_setstate(m: Any) -> None:
+    torch.manual_seed(6)
+    m.__setstate__(Scaled().__dict__)
+
+
+CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
+    "a layer exchanged": (sequential, exchange_last),
+    "a layer popped": (sequential, lambda m: m.pop(1)),
+    "a slice put": (sequential, lambda m: m.__setitem__(0, nn.Linear(3, 3, bias=False))),
+    "a table replaced": (Sequence, lambda m: m.keep("first")),
+    "hooks replaced": (Scaled, without_hooks),
+    "by vars": (Scaled, lambda m: vars(m).update(scale=5.0)),
+    "by update": (Scaled, take_state_of_another),
+    "by setstate": (Scaled, by_setstate),
+    "the dictionary": (Scaled, lambda m: setattr(m, "__dict__", {**m.__dict__, "scale": 7.0})),
+    "a mode by vars": (Scaled, lambda m: m.__dict__.update(training=False)),
+    "a slot": (Slotted, lambda m: setattr(m, "kept", 4.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("by_module", [False, True])
+def test_what_is_put_there_counts(name: str, by_module: bool) -> None:
+    make, change = CHANGES[name]
+    seen = []
+    for wrap in (lambda m: m, ORTModule):
+        torch.manual_seed(0)
+        net = make()
+        model = wrap(net)
+        x = torch.ones(2, 3)
+        before = model(x)
+        torch.manual_seed(1)
+        change(net if by_module else model)
+        after = model(x)
+        after.sum().backward()
+        state = {n: t.shape for n, t in model.state_dict().items()}
+        gradients = {n: p.grad for n, p in model.named_parameters()}
+        assert model.training == net.training
+        seen.append((before, after, state, gradients))
+    (before, after, state, gradients), (*ours, our_state, our_gradients) = seen
+    torch.testing.assert_close(ours, [before, after])
+    assert our_state == state
+    torch.testing.assert_close(our_gradients, gradients)
+
+
+def test_copies_share_what_copies_of_modules_share() -> None:
+    model = ORTModule(Scaled())
+    copied = copy.copy(model)
+    assert isinstance(copied, ORTModule) and copied.module is not model.module
+    assert copied.linear is model.linear
+    copied.training, copied.scale = False, 5.0
+    assert model.training and model.scale == 2.0
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(copied(x) / 5, model(x) / 2)
+    deep = copy.deepcopy(model)
+    assert deep.linear is not model.linear and deep.module.__dict__ is deep.__dict__
+
+
+def test_a_forward_of_ones_own_is_the_ortmodules_alone() -> None:
+    model = ORTModule(Scaled())
+    x = torch.ones(2, 3)
+    expected, original = model(x), model.forward
+    model.forward = lambda x: original(x) + 1
+    assert "forward" not in model.__dict__
+    torch.testing.assert_close(model(x), expected + 1)
+    torch.testing.assert_close(model.module(x), expected)
+    del model.forward
+    torch.testing.assert_close(model(x), expected)
+    with pytest.raises(AttributeError):
+        del model.forward
+    model.module.forward = lambda x: x * 3
+    torch.testing.assert_close(model(x), x * 3)
