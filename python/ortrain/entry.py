@@ -20,6 +20,7 @@ from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.result_views import in_order_of
 from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
+from ortrain.gradient_groups import Groups, groups_of
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates
 from ortrain.overlap import any_overlap, overlaps_itself, views_of_one
@@ -65,6 +66,7 @@ class Entry:
       fixed: Whether it was captured for the sizes of one call, which another graph did not run.
       empty: Which extents of the arguments are 0.
       orders: Of outputs that lie in memory in another order for the caller.
+      groups: Inputs by the outputs that reach them; None where all reach the same.
     """
 
     captured: PreparedGraph
@@ -93,6 +95,7 @@ class Entry:
     fixed: bool = False
     empty: tuple[tuple[int, ...], ...] = ()
     orders: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    groups: Groups | None = None
 
     @staticmethod
     def of(
@@ -210,6 +213,7 @@ class Entry:
                 i for i in range(len(call.tensors)) if ("user", i) not in sources
             ),
             seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
+            groups=groups_of(graph, differentiable) if training else None,
         )
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(

@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from ortrain import _core, devices, progress
 from ortrain.capture.dynamo_internals import untraced
-from ortrain.capture.torch_internals import any_accumulation_hooks
+from ortrain.capture.torch_internals import any_accumulation_hooks, current_task
 from ortrain.entry import Entry
 from ortrain.forward_again import ForwardAgain
 from ortrain.forward_and_backward import NOT_DIFFERENTIABLE, Backward, Pass
+from ortrain.gradient_groups import Collected, Groups
 from ortrain.program import Form, Program, inputs_with_gradients
 from ortrain.random_numbers import GeneratorStates, draw_seed
 from ortrain.verification import watching
@@ -68,10 +69,14 @@ def execute(
     entry.apply_updates(targets, done.outputs)
     step, outputs = done.step, done.outputs
     if step is not None:
-        positions, token = range(len(done.inputs)), None
-        if _gradients_are_awaited(step.program, done.inputs):
-            positions, token = _append_parts(step, done.inputs)
-        outputs = _Step.apply(step, outputs, positions, token, *(done.inputs[p] for p in positions))
+        if entry.groups is not None:
+            outputs = _in_groups(step, entry.groups, outputs, done.inputs)
+        else:
+            positions, token = range(len(done.inputs)), None
+            if _gradients_are_awaited(step.program, done.inputs):
+                positions, token = _append_parts(step, done.inputs)
+            given = [done.inputs[p] for p in positions]
+            outputs = _Step.apply(step, outputs, positions, token, *given)
         step.watched = WatchedResults(entry, outputs)
     watching.tell(entry, done.inputs, done.form, step)
     if draws and seed_at is not None:
@@ -134,6 +139,76 @@ def _append_parts(step: Pass, inputs: Sequence[torch.Tensor]) -> tuple[list[int]
         token = _Part.apply(step, index, token, *(inputs[p] for p in parts[index].positions))
     later = {p for part in parts[1:] for p in part.positions}
     return [p for p in range(len(inputs)) if p not in later], token
+
+
+def _in_groups(
+    step: Pass, groups: Groups, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Put nodes into PyTorch's graph from each result to the inputs that it reaches; return the outputs behind them.
+
+    PyTorch runs later nodes first: all that comes in for results, which is of nodes behind this forward, is there when
+    the first group of inputs wants its gradients.
+    """
+
+    def run(gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+        step.watched.tell_lost_gradients(gradients)
+        made, backward = step.first_part(gradients, range(len(inputs)))
+        return _marked(made, step, backward)
+
+    collected = Collected(step.entry.num_user_outputs, run)
+    tokens = [
+        _Inputs.apply(step, collected, positions, *(inputs[p] for p in positions))
+        for positions in groups.inputs
+    ]
+    made = list(outputs)
+    for results, numbers in groups.results:
+        own = [outputs[i] for i in results]
+        behind = _Results.apply(collected, results, own, *(tokens[n] for n in numbers))
+        for i, output in zip(results, behind, strict=True):
+            made[i] = output
+    return made
+
+
+class _Inputs(torch.autograd.Function):
+    """Inputs that the same results reach, in front of a token that leads to them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: Pass, collected: Collected, positions: list[int], *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.collected, ctx.positions = collected, positions
+        ctx.set_materialize_grads(False)
+        return _token(step)
+
+    @staticmethod
+    @untraced
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:
+            return (None,) * (3 + len(ctx.positions))
+        return (None, None, None, *ctx.collected.take(current_task(), ctx.positions))
+
+
+class _Results(torch.autograd.Function):
+    """Results that reach the same inputs, behind their tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        collected: Collected,
+        results: list[int],
+        outputs: Sequence[torch.Tensor],
+        *tokens: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.collected, ctx.results, ctx.count = collected, results, len(tokens)
+        ctx.token = torch.empty_like(tokens[0]) if tokens else None
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @untraced
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        come = ctx.collected.add(current_task(), ctx.results, gradients)
+        return (None, None, None, *((ctx.token if come else None),) * ctx.count)
 
 
 def _token(step: Pass) -> torch.Tensor:
