@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import types
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from ortrain.capture.live_numbers import (
     LiveNumbers,
     fixed_numbers,
 )
-from ortrain.capture.names_read import NamesRead
+from ortrain.capture.names_read import NamesRead, OthersFunctions
 from ortrain.capture.prepare import (
     empty_extents,
     prepare,
@@ -505,7 +504,7 @@ class Engine(RenewedInChildren):
         names: frozenset[str] | None,
         outside: Iterable[torch.Tensor] = (),
         variables: Iterable[Variable] | None = None,
-        others: Iterable[types.FunctionType] = (),
+        others: OthersFunctions = OthersFunctions(),  # noqa: B008
     ) -> None:
         """Let states differ in what forwards have read; graphs of the present one stay."""
         before = self._states.present

@@ -9,7 +9,8 @@ import dataclasses
 import enum
 import sys
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -156,7 +157,7 @@ class CapturedModule:
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
-      others: Code of the user's that has run and to which the module does not lead.
+      others: Code of the user's that has run and to which the module does not lead, with its globals.
     """
 
     module_name: str
@@ -181,7 +182,7 @@ class CapturedModule:
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False
     fixed: str = ""
-    others: Sequence[types.CodeType] = ()
+    others: Mapping[types.CodeType, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def collects_layer_outputs() -> bool:

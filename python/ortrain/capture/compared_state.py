@@ -9,7 +9,6 @@ that is not told. What is told and has no description raises Unkeyable.
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, gaps_of, is_array
 
@@ -27,7 +27,9 @@ Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an it
 
 
 def variables_of(
-    module: nn.Module, names: frozenset[str] | None, others: Iterable[types.FunctionType] = ()
+    module: nn.Module,
+    names: frozenset[str] | None,
+    others: OthersFunctions = OthersFunctions(),  # noqa: B008
 ) -> list[Variable]:
     """Return what the guards of a graph compare outside of the module.
 
@@ -36,7 +38,8 @@ def variables_of(
       names: Of the attributes and variables that its forward may have read; None for all.
       others: Functions that have run and to which the module does not lead.
     """
-    return ReachableState(module, tuple(others), keeps_contents=False).variables_named(names)
+    reached = ReachableState(module, others.functions, keeps_contents=False)
+    return [*reached.variables_named(names), *others.variables]
 
 
 def digest_of_compared(

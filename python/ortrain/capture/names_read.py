@@ -16,7 +16,7 @@ import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpmath
 import sympy
@@ -26,7 +26,7 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
-from ortrain.capture.reachable_state import codes_in, is_own
+from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
@@ -207,8 +207,8 @@ class NamesRead:
 
     def codes_of_others(
         self, known: Iterable[types.FunctionType], left_out: Iterable[types.FunctionType]
-    ) -> list[types.CodeType]:
-        """Return the code of the user's that has run and to which nothing leads.
+    ) -> dict[types.CodeType, dict[str, Any]]:
+        """Return the code of the user's that has run and to which nothing leads, with its globals.
 
         Libraries call such functions: those registered with an operator, of a NumPy ufunc, of a layer that the forward
         makes.
@@ -218,15 +218,15 @@ class NamesRead:
           left_out: Functions that run in each call in any case.
         """
         codes = {part for f in (*known, *left_out) for part in codes_in(f.__code__)}
-        return [
-            code
+        return {
+            code: variables
             for code, variables in self._codes.items()
             if code not in codes
             and _is_users(code)
             and not is_installed(code.co_filename)
             and code.co_name != "<module>"  # an import
             and is_own(sys.modules.get(variables.get("__name__", "")))
-        ]
+        }
 
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
@@ -261,11 +261,31 @@ class NamesRead:
         return frozenset(found)
 
 
-def functions_with(codes: Sequence[types.CodeType]) -> list[types.FunctionType]:
-    """Return the functions whose code is among these, of all that there are and are not frozen."""
+class OthersFunctions(NamedTuple):
+    """Functions of the user's that have run and to which the module does not lead.
+
+    Attributes:
+      functions: Those that were found.
+      variables: What the code of the others reads: its globals and the name in them.
+    """
+
+    functions: tuple[types.FunctionType, ...] = ()
+    variables: tuple[tuple[Any, str], ...] = ()
+
+
+def functions_with(codes: Mapping[types.CodeType, dict[str, Any]]) -> OthersFunctions:
+    """Return the functions of code, given with its globals; of those that somebody has frozen, what they read."""
     holders = gc.get_referrers(*codes) if codes else []
     found = [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ in codes]
-    return list({id(function): function for function in found}.values())
+    functions = {id(function): function for function in found}
+    known = {function.__code__ for function in found}
+    variables: list[tuple[Any, str]] = []
+    for code, table in codes.items():
+        if code not in known:
+            names = {n for part in codes_in(code) for n in globals_of(part)}
+            variables += [(table, name) for name in sorted(names & table.keys())]
+            variables += builtins_behind(table, names)
+    return OthersFunctions(tuple(functions.values()), tuple(variables))
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

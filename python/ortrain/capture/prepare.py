@@ -86,8 +86,8 @@ def prepare(
     with read.making():
         # Operators are asked for their histories in each stage, on stand-ins that are nobody's to save.
         with read.fakes.taken_back(kept), nothing_saved_for_others():
-            prepared = preparation.run(dynamic)
-        prepared.others = functions_with(prepared.codes_of_others)
+            prepared, captured = preparation.run(dynamic)
+        prepared.others = functions_with(captured.others)  # while a trace goes on they are hidden
         if kept:
             raise FirstCallError(
                 f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__
@@ -110,8 +110,8 @@ class _Preparation:
     outside: Outside
     any_gradients: bool
 
-    def run(self, dynamic: bool) -> PreparedGraph:
-        """Return the graph."""
+    def run(self, dynamic: bool) -> tuple[PreparedGraph, CapturedModule]:
+        """Return the graph, and what it was made of."""
         captured = self._captured(dynamic)
         while True:
             try:
@@ -125,7 +125,7 @@ class _Preparation:
                 captured = self._captured(dynamic)
         if captured.grad_enabled and not self.any_gradients:
             converted = self._with_gradients_of_pytorch(captured, converted)
-        return PreparedGraph(
+        prepared = PreparedGraph(
             graph=converted.graph,
             user_inputs=converted.user_inputs,
             aten_nodes=converted.nodes,
@@ -145,8 +145,8 @@ class _Preparation:
             cloned=converted.cloned,
             views=captured.views,
             fixed=captured.fixed,
-            codes_of_others=captured.others,
         )
+        return prepared, captured
 
     def _captured(self, dynamic: bool) -> CapturedModule:
         with (

@@ -22,6 +22,7 @@ from ortrain import _core
 from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
+from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.signature import (
     Builder,
@@ -72,8 +73,7 @@ class PreparedGraph:
       cloned: Names of the inputs of which the module uses copies alone.
       fixed: The sizes that are those of the sample, though the caller did not ask for it, in words.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
-      codes_of_others: Code of the user's that has run and to which the module does not lead.
-      others: The functions that have it.
+      others: Functions of the user's that have run and to which the module does not lead.
     """
 
     graph: Any
@@ -93,8 +93,7 @@ class PreparedGraph:
     num_made: int = 0
     cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    codes_of_others: Sequence[types.CodeType] = ()
-    others: Sequence[types.FunctionType] = ()
+    others: OthersFunctions = OthersFunctions()
     views: ResultViews | None = None
     fixed: str = ""
 
@@ -117,7 +116,7 @@ class PreparedGraph:
             raise NotStorableError("operators that run in PyTorch")
         if self.views is not None:
             raise NotStorableError("results that share memory")
-        if self.codes_of_others:
+        if any(self.others):
             raise NotStorableError("functions to which the module does not lead")
         description = {
             "user_inputs": self.user_inputs,
