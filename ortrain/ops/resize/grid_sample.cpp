@@ -185,9 +185,11 @@ class GridSampler {
     if (axis == neighbours.size()) {
       ValueId values =
           e_.op("GatherND", {rows_, e_.unsqueeze(index, {2})}, {{"batch_dims", int64_t{1}}});
-      if (weight != kNoValue) values = e_.mul(values, e_.unsqueeze(weight, {2}));
-      if (inside == kNoValue) return values;
-      return e_.where(e_.unsqueeze(inside, {2}), values, number(0.0));
+      // Zeros first: the weight of a position that is NaN or infinite makes NaN of them.
+      if (inside != kNoValue) {
+        values = e_.where(e_.unsqueeze(inside, {2}), values, number(0.0));
+      }
+      return weight == kNoValue ? values : e_.mul(values, e_.unsqueeze(weight, {2}));
     }
     ValueId sum = kNoValue;
     for (const Neighbour& n : neighbours[axis]) {

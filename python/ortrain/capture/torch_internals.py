@@ -598,6 +598,11 @@ _KEPT_WHOLE = frozenset(
     f"aten::{name}"
     for name in (
         "special_log_ndtr",
+        "special_entr",
+        *(f"special_xlog1py{kind}" for kind in ("", ".other_scalar", ".self_scalar")),
+        *(f"xlogy.{kind}" for kind in ("Tensor", "Scalar_Other", "Scalar_Self")),
+        # Exact at powers, and where 1 - erf(x) has no digits left.
+        *("erfc", "log10", "log2"),
         "linalg_cholesky",
         "linalg_inv",
         "linalg_ldl_factor",

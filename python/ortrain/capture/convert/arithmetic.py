@@ -229,11 +229,19 @@ def clamp_tensor(
     result = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)
-        result = e.where(e.node("Less", result, low), low, result)
+        result = e.where(_beyond(e, "Less", result, low), low, result)
     if max is not None:
         high = e.cast(max, dtype)
-        result = e.where(e.node("Greater", result, high), high, result)
+        result = e.where(_beyond(e, "Greater", result, high), high, result)
     return result
+
+
+def _beyond(e: Emitter, comparison: str, value: Value, bound: Value) -> Value:
+    """Tell where a bound is to be taken: where it is NaN, too."""
+    beyond = e.node(comparison, value, bound)
+    if not e.dtype_of(bound).is_floating_point:
+        return beyond
+    return e.node("Or", beyond, e.node("Not", e.node("Equal", bound, bound)))
 
 
 @converts("aten.clamp_min.Tensor")

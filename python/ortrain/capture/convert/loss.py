@@ -249,8 +249,8 @@ def kl_div(
         loss = e.node("Mul", e.node("Exp", goal), e.node("Sub", goal, value))
         return _reduced(e, loss, reduction)
     zero = e.scalar(0, dtype)
-    positive = e.node("Greater", goal, zero)
-    # t log t is 0 at t = 0.
-    safe = e.where(positive, goal, e.scalar(1, dtype))
-    entropy = e.where(positive, e.node("Mul", goal, e.node("Log", safe)), zero)
+    # t log t is 0 at t = 0, and NaN below.
+    at_zero = e.node("Equal", goal, zero)
+    safe = e.where(at_zero, e.scalar(1, dtype), goal)
+    entropy = e.where(at_zero, zero, e.node("Mul", goal, e.node("Log", safe)))
     return _reduced(e, e.node("Sub", entropy, e.node("Mul", goal, value)), reduction)
