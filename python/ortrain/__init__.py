@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ortrain.debug_options import DebugOptions, LogLevel
     from ortrain.errors import (
         CaptureError,
         DeviceError,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DebugOptions": "ortrain.debug_options",
+    "LogLevel": "ortrain.debug_options",
     "ORTModule": "ortrain.module",
     "ORTTrainer": "ortrain.trainer",
     "ORTTrainerOptions": "ortrain.trainer",

@@ -110,6 +110,9 @@ class Engine(RenewedInChildren):
         self.budget = budget
         self._pytorch = PyTorchRuns(module, cut, dropout, tells=tells, budget=budget)
         self.records: list[CaptureRecord] = self._pytorch.records
+        self.saves: tuple[Path, str] | None = (
+            None  # where graphs are written when they are captured
+        )
         self._tells = tells
         self.last_plan: MemoryPlan | None = None
         self._last_plan_id = -1
@@ -279,14 +282,17 @@ class Engine(RenewedInChildren):
         return (program for _, program in self.made_programs())
 
     def save_graphs(self, folder: Path, prefix: str) -> list[Path]:
-        """Write the first graph of each kind as ONNX files, as captured and as it runs."""
+        """Write the first graph of each kind as ONNX files: as captured, with its backward, as it runs."""
         written: dict[str, Path] = {}
         for entry in self._graphs:
             kind = "training" if entry.preferred else "inference"
-            for stage, graph in (
-                ("torch_exported", entry.captured.graph),
-                ("execution_model", entry.program(entry.preferred).graph),
-            ):
+            captured = entry.captured.graph
+            graphs = {"torch_exported": captured, "optimized": captured}
+            if entry.preferred:
+                graphs |= {"optimized_pre_grad": captured, "optimized": captured.copy()}
+                graphs["optimized"].build_backward(list(entry.preferred))
+            graphs["execution_model"] = entry.program(entry.preferred).graph
+            for stage, graph in graphs.items():
                 name = f"{prefix}_{stage}_{kind}.onnx"
                 if name not in written:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -498,6 +504,8 @@ class Engine(RenewedInChildren):
         self._captured_once = True
         self._graphs.keep(key, entry)
         self.records.append(entry.record)
+        if self.saves is not None:
+            self.save_graphs(*self.saves)
 
     def _note_reads(
         self,

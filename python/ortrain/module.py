@@ -15,6 +15,7 @@ from torch import nn
 
 from ortrain import made_modules, progress_display
 from ortrain.capture.dynamo_internals import untraced
+from ortrain.debug_options import DebugOptions, tell_of_variables
 from ortrain.engine import Engine
 from ortrain.errors import UnsupportedError
 from ortrain.memory_budget import MemoryBudget
@@ -48,6 +49,7 @@ class ORTModule(nn.Module):
     Args:
       module: The module to run. Its first call captures it; later calls with the same kind of
         arguments reuse the graph, whatever their sizes.
+      debug_options: What it says and writes; None for warnings alone.
       max_memory: What the plan of a step may take from the engine (``memory_plan().total_bytes``:
         activations, temporaries, outputs, gradients): bytes as an int, a text such as "2GiB", or a
         share of what it would take, such as "0.3x". Where a plan exceeds it, activations are
@@ -61,8 +63,8 @@ class ORTModule(nn.Module):
         calls; 0 for none. None: what the environment variable ORTRAIN_VERIFY_STEPS says.
 
     Raises:
-      TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``max_memory`` has another
-        type.
+      TypeError: ``module`` is no nn.Module, or an ORTModule already, or ``debug_options`` or
+        ``max_memory`` has another type.
       ValueError: ``max_memory`` says no number of bytes and no share, ``random`` is another text,
         or ``verify`` none of these.
       VerificationError: (from a call, or its backward) A verified step is another in PyTorch.
@@ -91,17 +93,26 @@ class ORTModule(nn.Module):
     def __init__(
         self,
         module: nn.Module,
+        debug_options: DebugOptions | None = None,
         *,
         max_memory: int | str | None = None,
         random: str = "engine",
         verify: str | int | None = None,
     ) -> None:
+        if debug_options is not None and not isinstance(debug_options, DebugOptions):
+            raise TypeError(f"debug_options is {debug_options!r}, expected DebugOptions")
         budget, dropout = MemoryBudget.parse(max_memory), DropoutSource.parse(random)
         verified_steps = schedule.parse(verify)
         object.__setattr__(self, "__dict__", module.__dict__)
         engine = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
         verification = Verification(engine, verified_steps) if verified_steps else None
         options = {"max_memory": max_memory, "random": random, "verify": verify}
+        if debug_options is not None:
+            debug_options.apply()
+            options["debug_options"] = debug_options
+            to = debug_options.save_onnx_models
+            engine.saves = (to.path, to.name_prefix) if to.save else None
+        tell_of_variables()
         for name, value in zip(_SLOTS, (engine, None, module, options, verification), strict=True):
             object.__setattr__(self, name, value)
         made_modules.tell(self)
@@ -144,8 +155,9 @@ class ORTModule(nn.Module):
           prefix: How the names begin.
 
         Returns:
-          The files: ``<prefix>_torch_exported_<training or inference>.onnx`` as it was captured, and
-          ``<prefix>_execution_model_...`` with the backward, rewritten and fused.
+          The files: ``<prefix>_torch_exported_<training or inference>.onnx`` as it was captured,
+          ``<prefix>_optimized_...`` with the backward, ``<prefix>_optimized_pre_grad_training.onnx`` without, and
+          ``<prefix>_execution_model_...`` rewritten and fused.
 
         Raises:
           FileError: A file cannot be written.

@@ -354,7 +354,8 @@ def test_graphs_are_written(tmp_path: Path) -> None:
     )
     trainer.train()
     names = sorted(p.name for p in Path(trainer.args.output_dir).glob("*.onnx"))
-    assert names == ["net_execution_model_training.onnx", "net_torch_exported_training.onnx"]
+    stages = ("execution_model", "optimized_pre_grad", "optimized", "torch_exported")
+    assert names == sorted(f"net_{stage}_training.onnx" for stage in stages)
     for name in names:
         onnx.load(Path(trainer.args.output_dir) / name)
 
