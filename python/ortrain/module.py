@@ -33,9 +33,11 @@ __all__ = ["ORTModule"]
 # What an ORTModule has beside the dictionary of attributes, which is the wrapped module's.
 _SLOTS = (
     *("_ortrain_engine", "_ortrain_forward", "_ortrain_module", "_ortrain_options"),
-    "_ortrain_verification",
+    *("_ortrain_prepared", "_ortrain_verification"),
 )
-_OWN = frozenset({"forward", *_SLOTS})
+# accelerate's mark of a module whose forward it has replaced.
+_PREPARED = "_is_accelerate_prepared"
+_OWN = frozenset({"forward", _PREPARED, *_SLOTS})
 
 
 class ORTModule(nn.Module):
@@ -113,7 +115,8 @@ class ORTModule(nn.Module):
             to = debug_options.save_onnx_models
             engine.saves = (to.path, to.name_prefix) if to.save else None
         tell_of_variables()
-        for name, value in zip(_SLOTS, (engine, None, module, options, verification), strict=True):
+        values = (engine, None, module, options, False, verification)
+        for name, value in zip(_SLOTS, values, strict=True):
             object.__setattr__(self, name, value)
         made_modules.tell(self)
         progress_display.attach()
@@ -132,6 +135,10 @@ class ORTModule(nn.Module):
         verification = self._ortrain_verification
         verified = "" if verification is None else str(verification.verified)
         return ModuleReport(list(engine.records), engine.piece_records, memory, verified)
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        return self._ortrain_prepared
 
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
@@ -181,6 +188,8 @@ class ORTModule(nn.Module):
             original = inspect.unwrap(type(self).forward)
             is_back = getattr(value, "__self__", None) is self and value.__func__ is original
             object.__setattr__(self, "_ortrain_forward", None if is_back else value)
+        elif name == _PREPARED:
+            object.__setattr__(self, "_ortrain_prepared", value)
         elif name in _OWN:
             object.__setattr__(self, name, value)
         elif name == "__class__":
@@ -216,6 +225,8 @@ class ORTModule(nn.Module):
             if self._ortrain_forward is None:
                 raise AttributeError(name)
             object.__setattr__(self, "_ortrain_forward", None)
+        elif name == _PREPARED:
+            object.__setattr__(self, "_ortrain_prepared", False)
         else:
             delattr(self._ortrain_module, name)
 

@@ -113,8 +113,10 @@ class ORTTrainer(Trainer):
         """Let a module be prepared again: for evaluation it gets no DistributedDataParallel."""
         models = self.accelerator._models
         models[:] = [m for m in models if m is not module]
-        for name in ("_is_accelerate_prepared", "_original_forward", "forward"):
-            module.__dict__.pop(name, None)
+        module._is_accelerate_prepared = False
+        module.__dict__.pop("_original_forward", None)
+        if module._ortrain_forward is not None:
+            del module.forward
         self._evaluates_only = False
 
     def _on_engine(self, prepared: Any) -> Any:

@@ -345,7 +345,7 @@ def test_plain_arguments_will_do(tmp_path: Path) -> None:
         model=regression("dict")(), args=args, train_dataset=regression_data(), data_collator=padded
     )
     trainer.train()
-    assert len(trainer.save_onnx_graphs()) == 2
+    assert len(trainer.save_onnx_graphs()) == 4
 
 
 def test_graphs_are_written(tmp_path: Path) -> None:

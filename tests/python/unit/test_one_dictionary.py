@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -146,3 +149,25 @@ def test_a_forward_of_ones_own_is_the_ortmodules_alone() -> None:
         del model.forward
     model.module.forward = lambda x: x * 3
     torch.testing.assert_close(model(x), x * 3)
+
+
+def test_what_accelerate_puts_on_one_is_not_on_another() -> None:
+    net = Scaled()
+    first, second = ORTModule(net), ORTModule(net)
+    first._is_accelerate_prepared = True
+    assert first._is_accelerate_prepared and not second._is_accelerate_prepared
+    assert not getattr(net, "_is_accelerate_prepared", False)
+    x = torch.ones(2, 3)
+    expected = first(x)
+    first._original_forward = first.forward
+    wrapped = functools.wraps(first.forward.__func__)(
+        lambda self, x: type(self).forward(self, x) + 1
+    )
+    first.forward = types.MethodType(wrapped, first)
+    torch.testing.assert_close(first(x), expected + 1)
+    torch.testing.assert_close(second(x), expected)
+    # As extract_model_from_parallel: down to the innermost function.
+    assert first.__dict__.pop("_original_forward", None) is not None
+    first.forward = types.MethodType(inspect.unwrap(first.forward), first)
+    torch.testing.assert_close(first(x), expected)
+    assert first._ortrain_forward is None
