@@ -61,6 +61,7 @@ _PACKAGES = (
     "extension",
     "hf",
     "metrics",
+    "onnxblock",
     "optim",
     "profile",
     "trainer",

@@ -41,6 +41,8 @@ _LOSSES = {
 
 
 def _config_of(optimizer: Any) -> Any:
+    if isinstance(getattr(optimizer, "config", None), optim.config._OptimizerConfig):
+        return optimizer.config  # of `ortrain.onnxblock.optim`
     if isinstance(optimizer, optim.config._OptimizerConfig):
         return optimizer
     if optimizer == OptimType.SGD:
@@ -79,8 +81,9 @@ def generate_artifacts(
         ``frozen_params`` aside.
       frozen_params: Names of initializers that are parameters and stay as they are.
       loss: A LossType, which adds an input ``target``; or an onnx.ModelProto with one output, whose
-        inputs are outputs of the model, by name or by ``loss_input_names``, and targets; None: the
-        first output is the loss.
+        inputs are outputs of the model, by name or by ``loss_input_names``, and targets; or a block of
+        ``ortrain.onnxblock``, called with the outputs or ``loss_input_names``; None: the first output
+        is the loss.
       optimizer: An OptimType (AdamW is Hugging Face's former one, with eps 1e-6 and no decay), or a
         configuration of ``ortrain.optim`` with numbers of one's own.
       artifact_directory: Where to; None: the current folder.
@@ -108,6 +111,8 @@ def generate_artifacts(
 
         load_library(custom_op_library)
     frozen = list(frozen_params or [])
+    if callable(loss) and hasattr(loss, "build"):
+        model, loss = _with_block(model, loss, list(loss_input_names or [])), None
     if hasattr(loss, "SerializeToString"):
         model, loss = _joined(model, loss, list(loss_input_names or [])), None
     source = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
@@ -132,12 +137,33 @@ def generate_artifacts(
         graph.expose_value(value)
     config = _config_of(optimizer)
     options = config.engine_options()
+    if max_grad_norm is None:
+        max_grad_norm = getattr(optimizer, "max_norm", None)
     if max_grad_norm is not None:
         options["max_norm"] = float(max_grad_norm)
     options |= {"loss": name, "accumulation": 1, "scales_loss": False, "memory_limit": 0}
     options |= MemoryBudget().session_options
     folder = Path(artifact_directory) if artifact_directory is not None else Path()
     _core.write_artifacts(folder, graph, values, options, config.lr, prefix)
+
+
+def _with_block(model: Any, block: Any, inputs: list[str]) -> Any:
+    """Return a model with a block as its loss, which is the first output."""
+    import onnx
+
+    from ortrain import onnxblock
+
+    model = onnx.load(model) if isinstance(model, (str, Path)) else model
+    outputs = [value.name for value in model.graph.output]
+    with onnxblock.base(model) as accessor:
+        name = block(*(inputs or outputs))
+        if not isinstance(name, str):
+            raise TypeError(f"the block of the loss gave {name!r}, expected the name of a value")
+        loss = accessor.described(name)
+        others = [v for v in accessor.graph.output if v.name != name]
+        del accessor.graph.output[:]
+        accessor.graph.output.extend([loss, *others])
+        return accessor.model
 
 
 def _joined(model: Any, loss: Any, inputs: list[str]) -> Any:
