@@ -245,7 +245,7 @@ class ORTTrainer:
         self.is_train = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a step of training, or of evaluation after ``eval()``."""
+        """Make a step of training, or of evaluation after ``eval``."""
         return (self.train_step if self.is_train else self.eval_step)(*args, **kwargs)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
