@@ -38,6 +38,42 @@ _SLOTS = (
 # accelerate's mark of a module whose forward it has replaced.
 _PREPARED = "_is_accelerate_prepared"
 _OWN = frozenset({"forward", _PREPARED, *_SLOTS})
+_TABLES = ("_parameters", "_buffers", "_modules")
+_ADDED = ("module", "report", "memory_plan", "profile", "save_graphs")
+
+
+class _Added:
+    """A method, or an attribute, of all ORTModules but those of modules that have one of that name.
+
+    Args:
+      function: The method, or what computes the attribute.
+      is_called: Whether it is a method.
+    """
+
+    def __init__(self, function: Any, *, is_called: bool = False) -> None:
+        self._function, self._is_called = function, is_called
+        functools.update_wrapper(self, function)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # The instance's own dictionary comes before this; its tables, which nn.Module looks into last, do not.
+        if instance is None:
+            return self._function if self._is_called else self
+        name = self._function.__name__
+        for table in _TABLES:
+            held = instance.__dict__.get(table)
+            if held and name in held:
+                return held[name]
+        if self._is_called:
+            return types.MethodType(self._function, instance)
+        return self._function(instance)
+
+
+def _added(function: Any) -> Any:
+    return _Added(function)
+
+
+def _added_method(function: Any) -> Any:
+    return _Added(function, is_called=True)
 
 
 class ORTModule(nn.Module):
@@ -81,7 +117,7 @@ class ORTModule(nn.Module):
         """Make an instance of a class that joins ORTModule and the class of ``module``."""
         wrapped = cls.__dict__.get("_ortrain_wrapped_class")
         if wrapped is not None:  # a method of the wrapped class makes another of its kind
-            return wrapped(*args, **kwargs)
+            return wrapped.__new__(wrapped, *args, **kwargs)
         module = args[0] if args else kwargs.get("module")
         if not isinstance(module, nn.Module):
             raise TypeError(f"ORTModule takes a torch.nn.Module, got {type(module).__name__}")
@@ -121,13 +157,22 @@ class ORTModule(nn.Module):
         made_modules.tell(self)
         progress_display.attach()
 
-    # --- what the engine adds
+    @untraced
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module's forward on the engine; its signature is the wrapped one's."""
+        verification = self._ortrain_verification
+        if verification is not None and verification.is_due():
+            return verification.run(args, kwargs)
+        return self._ortrain_engine.run(args, kwargs)
 
-    @property
+    # --- what the engine adds: where the module has the name, it is the module's
+
+    @_added
     def module(self) -> nn.Module:
         """The wrapped module."""
         return self._ortrain_module
 
+    @_added_method
     def report(self) -> ModuleReport:
         """Return what was captured, what ran natively, and why anything did not."""
         engine = self._ortrain_engine
@@ -140,10 +185,12 @@ class ORTModule(nn.Module):
     def _is_accelerate_prepared(self) -> bool:
         return self._ortrain_prepared
 
+    @_added_method
     def memory_plan(self) -> MemoryPlan | None:
         """Return the memory plan of the latest forward; None before the first."""
         return self._ortrain_engine.last_plan
 
+    @_added_method
     def profile(self) -> list[NodeTime]:
         """Return the time of each node of all captured graphs, slowest first.
 
@@ -154,6 +201,7 @@ class ORTModule(nn.Module):
 
         return Profile(self._ortrain_engine.profiles()).nodes
 
+    @_added_method
     def save_graphs(self, folder: str | Path, prefix: str = "model") -> list[Path]:
         """Write the first graph of each kind that was captured as ONNX files, without weights.
 
@@ -177,7 +225,7 @@ class ORTModule(nn.Module):
         if name in _OWN:  # of an instance that is not made yet
             raise AttributeError(name)
         state = self.__dict__
-        for table in ("_parameters", "_buffers", "_modules"):
+        for table in _TABLES:
             if table in state and name in state[table]:
                 return state[table][name]
         return getattr(self._ortrain_module, name)
@@ -271,6 +319,9 @@ def _metaclass(of_wrapped: type) -> type:
     """Return the type of joined classes: properties belong to the wrapped class, as its own do."""
 
     class Joined(of_wrapped):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return cls._ortrain_wrapped_class(*args, **kwargs)
+
         def __setattr__(cls, name: str, value: Any) -> None:
             if isinstance(value, property):
                 setattr(cls._ortrain_wrapped_class, name, value)
@@ -293,21 +344,30 @@ def _deepcopy(module: Any, memo: dict[int, Any]) -> ORTModule:
     return copied
 
 
+def _leave(self: Any) -> None:
+    """Do nothing."""
+
+
+def _of_wrapped(wrapped: type, name: str) -> Any:
+    return inspect.getattr_static(wrapped, name)
+
+
 @functools.cache
 def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        verification = self._ortrain_verification
-        if verification is not None and verification.is_due():
-            return verification.run(args, kwargs)
-        return self._ortrain_engine.run(args, kwargs)
-
+    # A copy of the function, which shows itself as the wrapped class's.
+    written = wrapper.forward
+    forward = types.FunctionType(
+        written.__code__, written.__globals__, None, written.__defaults__, written.__closure__
+    )
+    forward.__kwdefaults__ = written.__kwdefaults__
     # By what stands in the class: a descriptor of TorchScript shows itself to instances alone.
     functools.update_wrapper(forward, inspect.getattr_static(wrapped, "forward"))
     namespace = {
         "__slots__": _SLOTS,
         "forward": _Forward(untraced(forward)),
+        **{name: _of_wrapped(wrapped, name) for name in _ADDED if hasattr(wrapped, name)},
         "__module__": wrapped.__module__,
         "__qualname__": wrapped.__qualname__,
         "__doc__": wrapped.__doc__,
@@ -315,6 +375,8 @@ def _joined_class(wrapper: type, wrapped: type) -> type:
     }
     if hasattr(wrapped, "__deepcopy__"):
         namespace["__deepcopy__"] = _deepcopy
+    if hasattr(wrapped, "__del__"):
+        namespace["__del__"] = _leave  # what it would end is the module's, which may live on
     # nn.Module itself, and bases of ORTModule, would break the linearization.
     bases = (wrapper,) if wrapped is nn.Module else (wrapper, wrapped)
     return _metaclass(type(wrapped))(wrapped.__name__, bases, namespace)

@@ -298,6 +298,8 @@ class ORTTrainer:
             scale = arguments.pop()
         if scale is not None:
             self._given_scale.set(float(scale))
+        elif self.trainer.engine.state.kept_batches == 0:  # of no step that has begun
+            self._given_scale.set(1.0)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model without training."""

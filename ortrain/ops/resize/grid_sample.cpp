@@ -179,17 +179,23 @@ class GridSampler {
     return b == kNoValue ? a : e_.op(op, {a, b});
   }
 
+  ValueId zeros_outside(ValueId values, ValueId inside) {
+    return e_.where(e_.unsqueeze(inside, {2}), values, number(0.0));
+  }
+
   // The sum over all combinations of neighbours of the axes from `axis` on: [N, P, C].
   ValueId sum_over(const std::vector<std::vector<Neighbour>>& neighbours, size_t axis,
                    ValueId index, ValueId inside, ValueId weight) {
     if (axis == neighbours.size()) {
       ValueId values =
           e_.op("GatherND", {rows_, e_.unsqueeze(index, {2})}, {{"batch_dims", int64_t{1}}});
-      // Zeros first: the weight of a position that is NaN or infinite makes NaN of them.
-      if (inside != kNoValue) {
-        values = e_.where(e_.unsqueeze(inside, {2}), values, number(0.0));
-      }
-      return weight == kNoValue ? values : e_.mul(values, e_.unsqueeze(weight, {2}));
+      // In images the weight of a position that is NaN or infinite makes NaN of zeros, in volumes
+      // it counts for nothing.
+      const bool zeros_first = axes_ == 2;
+      if (inside != kNoValue && zeros_first) values = zeros_outside(values, inside);
+      if (weight != kNoValue) values = e_.mul(values, e_.unsqueeze(weight, {2}));
+      if (inside != kNoValue && !zeros_first) values = zeros_outside(values, inside);
+      return values;
     }
     ValueId sum = kNoValue;
     for (const Neighbour& n : neighbours[axis]) {

@@ -35,7 +35,9 @@ def causal_hints_left_out() -> Iterator[None]:
     def detect(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
         stack = sys._getframe(1).f_locals.get("self")
         traced = threading.get_ident() == thread
-        if traced and mask is not None and is_causal is None and _reads_masks(stack):
+        # With the hint a mask that is trained would get no gradient.
+        asks = traced and mask is not None and is_causal is None and not mask.requires_grad
+        if asks and _reads_masks(stack):
             return False
         return original(mask, is_causal, size)
 

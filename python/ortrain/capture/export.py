@@ -259,15 +259,13 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _capturing(
-    module: nn.Module, functions: FunctionCalls, *, cache_by_default: bool
-) -> Iterator[None]:
+def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     tracks = torch.is_grad_enabled()  # leaving inference mode turns it on
     with (
         capturing_alone(),
         warnings.catch_warnings(),
-        without_cache(module, by_default=cache_by_default),
+        without_cache(module),
         internals.autograd_functions_by(functions.apply),
         dead_draws_kept(functions.calls),
         internals.flexible_sizes(),
@@ -469,9 +467,7 @@ def _capture(
         *(read, made, functions, at_each_tensor),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    by_default = signature.leaves_cache_to_module(*signature.unflatten(call.tree, tensors))
-    capturing = _capturing(module, functions, cache_by_default=by_default)
-    with capturing, marked_checkpoints(module), autocast.applied():
+    with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
         start = time.perf_counter()
         with (
             internals.recurrent_layers_whole(as_called=True),

@@ -16,16 +16,21 @@ from torch import fx
 
 from ortrain.capture.captured import CapturedModule, OutputRole
 from ortrain.capture.errors import UnseenStateError
+from ortrain.capture.torch_internals import is_fake
 
 
 def leaves_reached(
-    results: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor]
+    results: Sequence[torch.Tensor],
+    leaves: Mapping[str, torch.Tensor],
 ) -> list[frozenset[str] | None]:
     """Return for each result the names of the leaves that a backward from it reaches, None where it wants no gradient.
 
     Args:
       results: As the forward returns them.
       leaves: Tensors that may require a gradient, by name; each counts as a leaf under its own identity alone.
+
+    Raises:
+      UnseenStateError: A backward reaches a leaf that has contents, so that the trace has not made it, and has no name.
     """
     names = list(leaves)
     bits = {id(leaf): 1 << index for index, leaf in enumerate(leaves.values())}
@@ -36,6 +41,8 @@ def leaves_reached(
             reached.append(None)
             continue
         leaf = result.grad_fn is None
+        if leaf:
+            _refuse_unknown(result, bits)
         mask = bits.get(id(result), 0) if leaf else _reached(result.grad_fn, bits, known)
         reached.append(frozenset(n for i, n in enumerate(names) if mask >> i & 1))
     return reached
@@ -72,11 +79,19 @@ def _reached(root: Any, bits: dict[int, int], known: dict[Any, int]) -> int:
         is_leaf = node.name().endswith("AccumulateGrad")
         variable = node.variable if is_leaf else None
         if variable is not None:
+            _refuse_unknown(variable, bits)
             known[node] = bits.get(id(variable), 0)
             continue
         pending.append((node, True))
         pending.extend((each, False) for each in below if each not in known)
     return known[root]
+
+
+def _refuse_unknown(leaf: torch.Tensor, bits: Mapping[int, int]) -> None:
+    if id(leaf) not in bits and not is_fake(leaf):
+        raise UnseenStateError(
+            "it uses a tensor that lies outside of the module and wants a gradient, which a graph would not give"
+        )
 
 
 def add_zero_gradients(captured: CapturedModule, missing: Mapping[str, Collection[str]]) -> None:

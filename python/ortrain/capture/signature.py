@@ -228,10 +228,6 @@ class CallSignature:
         # A prefix that is trained comes as a cache too.
         return kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
 
-    def leaves_cache_to_module(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Tell whether a call says nothing of ``use_cache``, which is as the module's configuration says then."""
-        return self._by_name(args, kwargs).get("use_cache") is None
-
     def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**kwargs, **dict(zip(self._positional, args, strict=False))}
 

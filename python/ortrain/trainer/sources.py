@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -23,18 +22,17 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import prepare, refuse_hooks
 from ortrain.capture.prepared import PreparedGraph
-from ortrain.capture.signature import CallSignature, FlatCall, flatten_outputs
+from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
+from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction
 from ortrain.trainer.model_description import ModelDescription
 
 _log = logs.get_logger("ortrain")
 
-# The attribute of a joined module that holds the loss function.
-_LOSS = "_loss_function"
 Tensors = dict[str, torch.Tensor]
-LossFunction = Callable[..., torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,14 +44,12 @@ class StepGraph:
       inputs: Its user inputs in order: names of those of a call, and tensors outside of the module as they are.
       fits: Tells whether it holds for a call.
       kept: What must live as long as the graph.
-      ends_others: Whether graphs that were made before hold no longer.
     """
 
     graph: Any
     inputs: list[str | torch.Tensor]
     fits: Callable[[Tensors], bool]
     kept: Any = None
-    ends_others: bool = False
 
     @property
     def stands_alone(self) -> bool:
@@ -86,6 +82,13 @@ class StepSource(Protocol):
     def settle(self) -> None:
         """Take what is there now, also what a capture has added, as what graphs are for."""
 
+    @property
+    def state(self) -> int:
+        """Number of the state that was there when it was last looked: graphs hold for one."""
+
+    def keep_states(self, numbers: Iterable[int]) -> None:
+        """Forget all other states but the present one; none of them comes back under its number."""
+
 
 class ModuleSource:
     """A module, and its loss function if it does not compute the loss itself.
@@ -106,7 +109,7 @@ class ModuleSource:
         precision: MixedPrecision | None,
     ) -> None:
         self.module = module
-        self._joined = _JoinedModule(module, loss_fn, description)
+        self._joined = JoinedModule(module, loss_fn, description)
         by_lists = precision is not None and precision.by_lists
         self._lists = precision if by_lists else None
         self._autocast = None if precision is None or by_lists else precision.dtype
@@ -131,16 +134,19 @@ class ModuleSource:
                 raise CaptureError("another thread captures for long")
             call = signature.flatten((), inputs)
             refuse_hooks(joined)
-            made = False
             try:
                 prepared = prepare(joined, call, (), inputs, {}, outside=outside)
             except (FirstCallError, ChangingAttributeError) as error:
-                _log.info("PyTorch runs the forward once, and it is captured again: %s", error)
-                self._run_for_what_it_makes(inputs, error)
-                made = True
-                prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+                _log.info("PyTorch runs the forward, and it is captured again: %s", error)
+                before = ReachableState(joined, (inputs,))
+                try:
+                    self._run_for_what_it_makes(inputs, error)
+                    prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+                except BaseException:
+                    before.restore()
+                    raise
             names = prepared.names_read
-            names = None if names is None else names | {_LOSS}
+            names = None if names is None else names | {LOSS}
             variables = variables_of(joined, names, prepared.others)
             self._states.reads(names, variables, prepared.outside.values())
         if self._lists is not None:
@@ -156,7 +162,6 @@ class ModuleSource:
             inputs=_user_inputs(prepared, list(inputs)),
             fits=_fits(prepared, signature, call.key, call),
             kept=prepared,
-            ends_others=made,
         )
 
     def _run_for_what_it_makes(self, inputs: Tensors, why: CaptureError) -> None:
@@ -165,28 +170,45 @@ class ModuleSource:
         Buffers and PyTorch's generators are as before afterwards: the step itself is yet to come.
 
         Raises:
-          CaptureError: With them its results are others than those of the call that made them.
+          CaptureError: With them it does something else than the call that made them.
         """
-        first, second = self._forward_alone(inputs), self._forward_alone(inputs)
+
+        def refuse(what: str) -> None:
+            raise CaptureError(
+                f"{what} in a second call, and a step cannot be made in PyTorch: {why}",
+                module=type(self.module).__name__,
+            ) from why
+
+        known = {id(buffer) for buffer in self._joined.buffers()}
+        first, drawn, _ = self._forward_alone(inputs)
+        second, drawn_again, written = self._forward_alone(inputs)
+        if not torch.equal(drawn, drawn_again):
+            refuse("it draws other numbers")
+        if written - known:
+            refuse("it writes to a buffer that it makes")
         for name, result in first.items():
             if not torch.allclose(result, second[name], equal_nan=True):
-                raise CaptureError(
-                    f"its result '{name}' is another one in a second call, and a step cannot be made in PyTorch: "
-                    f"{why}",
-                    module=type(self.module).__name__,
-                ) from why
+                refuse(f"its result '{name}' is another one")
 
-    def _forward_alone(self, inputs: Tensors) -> Tensors:
-        """Run the forward in PyTorch; put back buffers and generators."""
+    def _forward_alone(self, inputs: Tensors) -> tuple[Tensors, torch.Tensor, set[int]]:
+        """Run the forward in PyTorch; put back buffers and generators.
+
+        Returns:
+          The results, where the CPU's generator stood, and the addresses of buffers that were written to.
+        """
         kept = {name: (b, b.clone()) for name, b in self._joined.named_buffers()}
         cuda = [] if self._device_type() == "cpu" else None
         with torch.random.fork_rng(devices=cuda):
             results = self._joined.forward(**{name: t.clone() for name, t in inputs.items()})
+            drawn = torch.get_rng_state()
+        written = set()
         with torch.no_grad():
             for name, buffer in self._joined.named_buffers():
-                if name in kept and kept[name][0] is buffer:
-                    buffer.copy_(kept[name][1])
-        return {name: result.detach() for name, result in results.items()}
+                held, before = kept.get(name, (None, None))
+                if held is buffer and not torch.equal(buffer, before):
+                    written.add(id(buffer))
+                    buffer.copy_(before)
+        return {name: result.detach() for name, result in results.items()}, drawn, written
 
     def run(self, inputs: Tensors) -> list[torch.Tensor]:
         """Run the module in PyTorch, in eval mode and without gradients."""
@@ -213,6 +235,13 @@ class ModuleSource:
     def settle(self) -> None:
         self._seen = self._look()
 
+    @property
+    def state(self) -> int:
+        return self._states.present
+
+    def keep_states(self, numbers: Iterable[int]) -> None:
+        self._states.keep(numbers)
+
     def _device_type(self) -> str:
         first = next(self._joined.parameters(), None)
         return "cpu" if first is None else first.device.type
@@ -221,7 +250,6 @@ class ModuleSource:
         """Return what a step depends on: the state of all layers, and where their tensors lie."""
         self._joined.follow_layers()
         tensors, _ = self._states.look()
-        self._states.keep(())
         places = [None if t is None else (id(t), t.data_ptr()) for t in tensors]
         _refuse_gradient_hooks(self._joined)
         return self._states.present, places
@@ -305,70 +333,6 @@ def _fits(
     return fits
 
 
-class _JoinedModule(nn.Module):
-    """A module and its loss function behind the inputs and outputs that are described.
-
-    Tensors have the names that they have in the module; those of the loss function stand below
-    ``loss_fn``.
-    """
-
-    def __init__(
-        self, module: nn.Module, loss_fn: LossFunction | None, description: ModelDescription
-    ) -> None:
-        super().__init__()
-        state = self.__dict__
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            state[name] = module.__dict__[name]
-        state["_target"] = module
-        state["_loss_layer"] = loss_fn if isinstance(loss_fn, nn.Module) else None
-        state[_LOSS] = loss_fn  # what it leads to is looked at as what layers hold
-        state["_layers"] = None
-        self.follow_layers()
-        state["training"] = module.training
-        names = [entry.name for entry in description.inputs]
-        label = names[-1] if loss_fn is not None else None
-        passed = [name for name in names if name != label]
-        accepted = inspect.signature(module.forward).parameters
-        by_name = all(name in accepted for name in passed)
-        outputs = description.output_names
-
-        def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
-            inputs = {**dict(zip(names, args, strict=False)), **kwargs}
-            if by_name:
-                result = module(**{name: inputs[name] for name in passed})
-            else:
-                result = module(*(inputs[name] for name in passed))
-            if loss_fn is not None:
-                predictions = result if isinstance(result, tuple) else (result,)
-                result = (loss_fn(*predictions, inputs[label]), *predictions)
-            flat, _ = flatten_outputs(result)
-            if len(flat) < len(outputs):
-                raise InvalidModelError(
-                    f"model_desc describes {len(outputs)} outputs, the model has {len(flat)}"
-                )
-            return dict(zip(outputs, flat, strict=False))
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, kind) for name in names]
-        )
-        self.forward = forward
-
-    def follow_layers(self) -> None:
-        """See the layers that the module has now, beside the loss function."""
-        state = self.__dict__
-        if state["_loss_layer"] is None:
-            return
-        layers = list(state["_target"]._modules.items())
-        if layers == state["_layers"]:
-            return
-        name = "loss_fn"
-        while hasattr(state["_target"], name):
-            name += "_"
-        state["_layers"] = layers
-        state["_modules"] = {**dict(layers), name: state["_loss_layer"]}
-
-
 class OnnxSource:
     """An ONNX model; its initializers are the parameters.
 
@@ -422,6 +386,11 @@ class OnnxSource:
 
     def settle(self) -> None:
         """There is nothing that changes."""
+
+    state = 0
+
+    def keep_states(self, numbers: Iterable[int]) -> None:
+        """There is one."""
 
     def parameters(self) -> dict[str, bool]:
         return {

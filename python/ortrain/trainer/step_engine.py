@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
-from ortrain import _core, devices, progress, progress_display
+from ortrain import _core, devices, logs, progress, progress_display
 from ortrain.errors import InvalidModelError
 from ortrain.memory_budget import MemoryBudget
 from ortrain.program import Program
@@ -22,6 +22,10 @@ Result = TypeVar("Result")
 
 # Graphs that are kept for calls of different kinds, the least recently used goes first.
 _MOST_GRAPHS = 16
+# Of one kind of step; more are more than modes and sizes come to.
+_MANY_STATES = 6
+
+_log = logs.get_logger("ortrain")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class MadeStep:
 
     source: StepGraph
     runs: Any  # a TrainingProgram or a Session
+    state: int  # of the model, that it holds for
     buffers: tuple[str, ...] = ()  # those that a training step writes
 
 
@@ -88,6 +93,7 @@ class StepEngine:
         self._requires_grad: dict[str, bool] = {}
         self._trained: list[torch.Tensor] = []
         self._training: list[MadeStep] = []
+        self._told_of_states = False
         self._evaluation: list[MadeStep] = []
         self.share_tensors()
 
@@ -219,14 +225,13 @@ class StepEngine:
         """Take over tensors that were replaced, and flags that were set, since the last step."""
         if not self.source.changed():
             return
+        # Element types, what is trained, and modes of layers stand in the graphs, each of which is for one state.
         self.share_tensors()
-        # Element types, what is trained, and modes of layers stand in the graphs.
-        self._training.clear()
-        self._evaluation.clear()
 
     def _find(self, made: list[MadeStep], inputs: Tensors) -> MadeStep | None:
+        state = self.source.state
         for position in range(len(made) - 1, -1, -1):
-            if made[position].source.fits(inputs):
+            if made[position].state == state and made[position].source.fits(inputs):
                 made.append(made.pop(position))
                 return made[-1]
         return None
@@ -234,6 +239,15 @@ class StepEngine:
     def _keep(self, made: list[MadeStep], new: MadeStep) -> MadeStep:
         made.append(new)
         del made[:-_MOST_GRAPHS]
+        self.source.keep_states({each.state for each in (*self._training, *self._evaluation)})
+        states = {each.state for each in made}
+        if len(states) >= _MANY_STATES and not self._told_of_states:
+            self._told_of_states = True
+            _log.warning(
+                "the model was captured in %d different states: what its forward or the loss reads (attributes, globals, "
+                "modes) changes from step to step, and each new value costs a capture; pass it as an input",
+                len(states),
+            )
         return new
 
     def _make_training(self, inputs: Tensors) -> MadeStep:
@@ -241,7 +255,9 @@ class StepEngine:
         self._adopt_new_tensors(source)
         program = self._training_program(source)
         written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
-        return self._keep(self._training, MadeStep(source, program, tuple(written)))
+        return self._keep(
+            self._training, MadeStep(source, program, self.source.state, tuple(written))
+        )
 
     def _training_program(self, source: StepGraph) -> Any:
         names = {i["target"]: i["name"] for i in source.graph.inputs if i["role"] == "parameter"}
@@ -260,13 +276,10 @@ class StepEngine:
         session = Program(
             source.graph, (), None, self._device, budget if budget.bytes else None
         ).session
-        return self._keep(self._evaluation, MadeStep(source, session))
+        return self._keep(self._evaluation, MadeStep(source, session, self.source.state))
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
         """Take in what a layer made before it was traced, or while."""
-        if source.ends_others:
-            self._training.clear()
-            self._evaluation.clear()
         targets = [i["target"] for i in source.graph.inputs if i["role"] in ("parameter", "buffer")]
         if any(target not in self._tensors for target in targets):
             self.share_tensors()

@@ -223,13 +223,10 @@ class Replay:
         tensors = self.arguments(wide=wide)
         args, kwargs = self.bound(tensors)
         make = _in_float64 if wide else _alias
-        cacheless = without_cache(
-            self.module, by_default=self._signature.leaves_cache_to_module(args, kwargs)
-        )
         kernels = sdpa_kernel(SDPBackend.MATH) if draws.wants_parts else contextlib.nullcontext()
         with _replaced(self.module, make) as leaves, modules_run_themselves():
             try:
-                with self.modes(wide=wide), cacheless, kernels, draws.repeating():
+                with self.modes(wide=wide), without_cache(self.module), kernels, draws.repeating():
                     result = self.module.forward(*args, **kwargs)
                 draws.finish()
             except UnrepeatableError:

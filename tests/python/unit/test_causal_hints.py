@@ -71,6 +71,19 @@ def test_masks_of_all_kinds_in_one_graph(make: type[nn.Module], padded: bool) ->
     assert_same_steps(make(), [(x, mask, padding) for mask in MASKS.values()], native=True)
 
 
+def test_a_mask_that_is_trained_gets_what_it_gets_in_pytorch() -> None:
+    class Trained(Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = nn.Parameter(causal(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x, self.mask)
+
+    torch.manual_seed(0)
+    assert_same_steps(Trained(), [(torch.randn(3, 5, 8),)], native=False)
+
+
 class OwnBlock(nn.TransformerEncoderLayer):
     """Reads the hint alone."""
 

@@ -215,3 +215,53 @@ def test_zeros_without_memory_are_gradients() -> None:
     ours = ORTModule(nn.Linear(3, 3))
     ours(torch.ones(2, 3)).sgn().sum().backward()
     assert ours.weight.grad.abs().sum() == 0
+
+
+SCALE = nn.Parameter(torch.ones(4))
+HELD: dict[str, torch.Tensor] = {}
+
+
+class UsesOutside(nn.Module):
+    """Parameters that belong to nobody's table: of a global, of a list, of another module, computed from one."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.how, self.held = how, [nn.Linear(4, 4)]
+        self.plain = [torch.full((4,), 0.5, requires_grad=True)]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.linear(x)
+        if self.how == "global":
+            return h * SCALE
+        if self.how == "list":
+            return self.held[0](h)
+        if self.how == "tensor":
+            return h * self.plain[0]
+        if self.how == "computed":
+            return h * HELD["computed"]
+        if self.how == "result":
+            return h, SCALE
+        with torch.no_grad():
+            return h * self.held[0](x) * SCALE
+
+    def outside(self) -> list[torch.Tensor]:
+        return [SCALE, *self.plain, *self.held[0].parameters()]
+
+
+@pytest.mark.parametrize("how", ["global", "list", "tensor", "computed", "result", "no_grad"])
+def test_what_lies_outside_of_the_module_gets_its_gradient(how: str) -> None:
+    seen = []
+    for wrap in (lambda module: module, ORTModule):
+        net = UsesOutside(how)
+        HELD["computed"] = SCALE * 3
+        for tensor in net.outside():
+            tensor.grad = None
+        result = wrap(net)(torch.ones(2, 4))
+        loss = sum(r.square().sum() for r in result) if how == "result" else result.square().sum()
+        if how != "no_grad":
+            loss.backward()
+        seen.append([p.grad for p in (*net.parameters(), *net.outside())])
+    torch.testing.assert_close(seen[1], seen[0])
+    assert any(g is not None for g in seen[0][2:]) == (how != "no_grad")

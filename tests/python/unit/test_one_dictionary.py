@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import gc
 import inspect
 import types
 from collections.abc import Callable
@@ -171,3 +172,57 @@ def test_what_accelerate_puts_on_one_is_not_on_another() -> None:
     first.forward = types.MethodType(inspect.unwrap(first.forward), first)
     torch.testing.assert_close(first(x), expected)
     assert first._ortrain_forward is None
+
+
+class Named(nn.Module):
+    """Has names that ORTModules have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.report = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.profile = 3.0
+        self.closed: list[bool] = []
+
+    def __del__(self) -> None:
+        self.closed.append(True)
+
+    def save_graphs(self) -> int:
+        return 7
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x) + self.report(x) * self.profile * self.save_graphs()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x).relu() + 1
+
+
+def test_names_of_the_modules_own_come_first() -> None:
+    net = Named()
+    model, x = ORTModule(net), torch.ones(2, 3)
+    torch.testing.assert_close(model.encode(x), net.encode(x))
+    torch.testing.assert_close(model(x), net(x))
+    assert model.memory_plan() is not None and model._ortrain_module is net
+    del model
+    gc.collect()
+    assert not net.closed, "the module lives"
+    averaged = ORTModule(torch.optim.swa_utils.AveragedModel(Scaled()))
+    averaged.update_parameters(Scaled())
+
+
+def test_a_class_of_ortmodules_has_a_forward_of_its_own() -> None:
+    class Doubled(ORTModule):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    net, x = Scaled(), torch.ones(2, 3)
+    model = Doubled(net)
+    torch.testing.assert_close(model(x), net(x) * 2)
+    assert model.report().native_share == 1.0
+    assert inspect.signature(model.forward) == inspect.signature(net.forward)
+
+
+def test_replicas_are_modules() -> None:
+    net = nn.Linear(3, 2)
+    replica = ORTModule(net)._replicate_for_data_parallel()
+    assert type(replica) is nn.Linear and replica.in_features == 3
+    assert replica._parameters == {} and len(net._parameters) == 2

@@ -204,6 +204,13 @@ def test_the_scale_of_the_loss_as_an_argument() -> None:
     for n, tensor in trainer.state_dict().items():
         assert torch.equal(tensor, before[n]), n
     assert len(trainer.train_step(*batch(1), 0.1, 1.0, fetches=["loss", "scores"])) == 2
+    trainer.train_step(*batch(1), 0.1, 1.0)
+    trainer.train_step(*batch(1), 0.1, 4.0)
+    trainer.train_step(*batch(1), 0.1)  # the rest of that step
+    assert trainer.trainer.engine.state.loss_scale == 4.0
+    trainer.train_step(*batch(1), 0.1)
+    assert trainer.trainer.engine.state.loss_scale == 1.0
+    trainer.train_step(*batch(1), 0.1)
     with pytest.raises(ValueError, match="loss_scale is 0.0"):
         trainer.train_step(*batch(1), 0.1, 0.0)
     with pytest.raises(TypeError, match="needs use_mixed_precision"):

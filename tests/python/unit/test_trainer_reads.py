@@ -214,9 +214,34 @@ class OtherAtFirst(Net):
         return self.linear(x) * 2 * self.made
 
 
+class MakesNorm(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.BatchNorm1d(4)
+        return self.late(self.linear(x))
+
+
+class MakesNoise(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "noise"):
+            self.noise = torch.rand(4)
+        return self.linear(x) + self.noise
+
+
+class MakesAndCounts(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "calls"):
+            self.calls = 0
+        self.calls += 1
+        return self.linear(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
+        (MakesNorm, "writes to a buffer that it makes in a second call"),
+        (MakesNoise, "draws other numbers in a second call"),
+        (MakesAndCounts, "calls"),
         (Writes, "changes, .*table"),
         (Draws, "random"),
         (Counts, "is another one in a second call.*calls"),
@@ -224,9 +249,12 @@ class OtherAtFirst(Net):
     ],
 )
 def test_what_a_step_would_lose_is_refused(kind: type[Net], text: str) -> None:
-    trainer = ORTTrainer(kind(), DESCRIPTION, optim.SGDConfig(lr=0.1), Loss())
+    net = kind()
+    trainer = ORTTrainer(net, DESCRIPTION, optim.SGDConfig(lr=0.1), Loss())
+    before, state = set(vars(net)), torch.get_rng_state()
     with pytest.raises(CaptureError, match=text):
-        trainer.train_step(torch.randn(3, 4), torch.randn(3, 4))
+        trainer.train_step(*(t for t in torch.ones(2, 3, 4)))
+    assert set(vars(net)) == before and torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -240,3 +268,47 @@ def test_hooks_on_gradients_are_refused(hook: str) -> None:
         trainer.train_step(*call)
     handle.remove()
     trainer.train_step(*call)
+
+
+def test_gradients_outside_of_the_module_are_refused() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+
+    def loss(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((result - target).square() * weight.exp() + weight).mean()
+
+    trainer = ORTTrainer(Net(), DESCRIPTION, optim.SGDConfig(lr=0.1), loss)
+    with pytest.raises(CaptureError, match="lies outside of the module and wants a gradient"):
+        trainer.train_step(torch.randn(3, 4), torch.randn(3, 4))
+    teacher = Net()
+
+    def distilled(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            goal = teacher.linear(target)
+        return (result - goal).square().mean()
+
+    trainer = ORTTrainer(Net(), DESCRIPTION, optim.SGDConfig(lr=0.1), distilled)
+    trainer.train_step(torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_graphs_of_a_state_stay(caplog: pytest.LogCaptureFixture) -> None:
+    net, loss = Net(), Loss()
+    trainer = ORTTrainer(net, DESCRIPTION, optim.SGDConfig(lr=0.1), loss)
+    call = torch.randn(3, 4), torch.randn(3, 4)
+    made = []
+    for _ in range(3):
+        net.train()
+        trainer.train_step(*call)
+        net.eval()
+        trainer.eval_step(*call)
+        for factor in (1.0, 2.0):
+            loss.weight = factor
+            net.train()
+            trainer.train_step(*call)
+        loss.weight = 1.0
+        made.append([id(each) for each in trainer.engine._training])
+    assert len(made[2]) == 2 and set(made[0]) == set(made[2])
+    assert not any("different states" in r.getMessage() for r in caplog.records)
+    for step in range(6):
+        loss.weight = 1.0 / (step + 3)
+        trainer.train_step(*call)
+    assert sum("different states" in r.getMessage() for r in caplog.records) == 1

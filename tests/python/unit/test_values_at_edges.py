@@ -258,10 +258,14 @@ def test_bins_and_grids_with_infinities() -> None:
     assert_same(lambda x: F.adaptive_avg_pool1d(x, 3), x)
     assert_same(lambda x: F.adaptive_avg_pool2d(x, (3, 5)), torch.randn(2, 3, 7, 9))
     for right in (False, True):
-        assert_same(
-            lambda x, r=right: torch.bucketize(x, torch.tensor([0.0, 1.0]), right=r) * 1,
-            torch.tensor(GRID),
-        )
+        for edges in ([0.0, 1.0], [0.0, 1.0, NAN], [NAN]):
+            assert_same(
+                lambda x, r=right, e=edges: torch.bucketize(x, torch.tensor(e), right=r) * 1,
+                torch.tensor(GRID),
+            )
+    volume, grid = torch.randn(1, 1, 3, 3, 3), torch.zeros(1, 1, 1, 2, 3)
+    grid[..., 0, 0], grid[..., 1, 0] = NAN, INF
+    assert_same(lambda g: F.grid_sample(volume, g, align_corners=False), grid, gradients=False)
     image = torch.randn(1, 2, 3, 3)
     for mode in ("bilinear", "nearest", "bicubic"):
         for at in (NAN, INF, -INF, 5.0, 0.3):
@@ -273,22 +277,53 @@ def test_bins_and_grids_with_infinities() -> None:
 PACKED = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]] * 2)
 
 
-@pytest.mark.parametrize("use_cache", [None, False])
-def test_positions_of_packed_sequences(use_cache: bool | None) -> None:
+class Without(nn.Module):
+    """Asks for no cache inside of the call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Any, **arguments: Any) -> Any:
+        first = self.model(input_ids=input_ids, use_cache=False, **arguments)
+        second = self.model(input_ids=input_ids, **arguments)
+        first.loss = first.loss + second.loss
+        first.past_key_values = None
+        return first
+
+
+class Body(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Any, position_ids: Any, labels: Any) -> Any:
+        body = self.model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        logits = self.model.lm_head(body.last_hidden_state)
+        return type("Result", (dict,), {})(loss=logits.square().mean(), logits=logits)
+
+
+@pytest.mark.parametrize("kind", ["default", "asked", "inside", "body", "checkpoints", "eager"])
+def test_positions_of_packed_sequences(kind: str) -> None:
     """With a cache by default transformers looks for no packed sequences in positions; without one it does."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    theirs = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    theirs: nn.Module = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    if kind == "checkpoints":
+        theirs.gradient_checkpointing_enable()  # type: ignore[operator]
+        theirs.train()
+    if kind == "eager":
+        theirs.set_attn_implementation("eager")  # type: ignore[operator]
+    theirs = {"inside": Without, "body": Body}.get(kind, lambda model: model)(theirs)
     ours = ORTModule(copy.deepcopy(theirs))
     ids = torch.randint(0, 64, (2, 8))
-    asked = {} if use_cache is None else {"use_cache": use_cache}
+    asked = {"use_cache": False} if kind == "asked" else {}
     seen = []
     for model in (theirs, ours):
         result = model(input_ids=ids, position_ids=PACKED, labels=ids, **asked)
-        result.loss.backward()
-        seen.append([result.loss, result.logits, *(p.grad for p in model.parameters())])
+        result["loss"].backward()
+        seen.append([result["loss"], result["logits"], *(p.grad for p in model.parameters())])
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
-    assert ours.report().native_share == 1.0

@@ -225,23 +225,25 @@ def clamp_tensor(
     max: Tensor | None = None,
 ) -> Value:
     """Bound by tensors; by choice, not by Max and Min, whose gradient is shared at ties."""
-    dtype = e.common_dtype(x, *[b for b in (min, max) if b is not None])
-    result = e.cast(x, dtype)
+    bounds = [b for b in (min, max) if b is not None]
+    dtype = e.common_dtype(x, *bounds)
+    result = value = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)
-        result = e.where(_beyond(e, "Less", result, low), low, result)
+        result = e.where(e.node("Less", result, low), low, result)
     if max is not None:
         high = e.cast(max, dtype)
-        result = e.where(_beyond(e, "Greater", result, high), high, result)
-    return result
-
-
-def _beyond(e: Emitter, comparison: str, value: Value, bound: Value) -> Value:
-    """Tell where a bound is to be taken: where it is NaN, too."""
-    beyond = e.node(comparison, value, bound)
-    if not e.dtype_of(bound).is_floating_point:
-        return beyond
-    return e.node("Or", beyond, e.node("Not", e.node("Equal", bound, bound)))
+        result = e.where(e.node("Greater", result, high), high, result)
+    if not dtype.is_floating_point:
+        return result
+    # What is NaN, or has a bound that is, is NaN and has no gradient.
+    unknown = None
+    total = value
+    for operand in (value, *(e.cast(b, dtype) for b in bounds)):
+        is_nan = e.node("Not", e.node("Equal", operand, operand))
+        unknown = is_nan if unknown is None else e.node("Or", unknown, is_nan)
+        total = total if operand is value else e.node("Add", total, operand)
+    return e.where(unknown, e.node("StopGradient", total, domain="ortrain"), result)
 
 
 @converts("aten.clamp_min.Tensor")

@@ -312,8 +312,7 @@ class _Conversion:
             code = onnx_code(dtype)
         except TypeError as error:
             raise CaptureError(f"{role} '{name}': {error}") from None
-        tracked = placeholder.requires_grad and not (outside and role == Outside.GIVEN.value)
-        return self._builder.input(name, code, dims, role, tracked)
+        return self._builder.input(name, code, dims, role, placeholder.requires_grad)
 
     def _define_sizes(self, value: Value, shape: Sequence[Size]) -> None:
         for axis, size in enumerate(shape):

@@ -557,11 +557,16 @@ def bucketize(e: Emitter, x: Tensor, boundaries: Tensor, **options: Any) -> Valu
         raise e.unsupported("boundaries that are not one sorted vector")
     dtype = e.common_dtype(x, boundaries)
     element, edge = e.unsqueeze(e.cast(x, dtype), [x.rank]), e.cast(boundaries, dtype)
-    # NaN lies behind all boundaries.
     above = e.node("Greater" if options.get("right") else "GreaterOrEqual", edge, element)
-    below = e.node("Not", above)
     target = torch.int32 if options.get("out_int32") else torch.int64
-    return e.reduce("ReduceSum", e.cast(below, target), [x.rank])
+    below = e.node("Not", above)
+    if not dtype.is_floating_point:
+        return e.reduce("ReduceSum", e.cast(below, target), [x.rank])
+    # NaN lies behind all boundaries, those among them that are NaN behind the others.
+    any_above = e.reduce("ReduceSum", e.cast(above, target), [x.rank])
+    known = e.node("And", below, e.node("Equal", edge, edge))
+    counts = (e.reduce("ReduceSum", e.cast(each, target), [x.rank]) for each in (known, below))
+    return e.where(e.cast(any_above, torch.bool), *counts)
 
 
 @converts("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")

@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""A module and its loss function as one module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ortrain.capture.signature import flatten_outputs
+from ortrain.errors import InvalidModelError
+from ortrain.trainer.model_description import ModelDescription
+
+Tensors = dict[str, torch.Tensor]
+LossFunction = Callable[..., torch.Tensor]
+
+# The attribute that holds the loss function.
+LOSS = "_loss_function"
+
+
+class JoinedModule(nn.Module):
+    """A module and its loss function behind the inputs and outputs that are described.
+
+    Tensors have the names that they have in the module; those of the loss function stand below
+    ``loss_fn``.
+    """
+
+    def __init__(
+        self, module: nn.Module, loss_fn: LossFunction | None, description: ModelDescription
+    ) -> None:
+        super().__init__()
+        state = self.__dict__
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            state[name] = module.__dict__[name]
+        state["_target"] = module
+        state["_loss_layer"] = loss_fn if isinstance(loss_fn, nn.Module) else None
+        state[LOSS] = loss_fn  # what it leads to is looked at as what layers hold
+        state["_layers"] = None
+        self.follow_layers()
+        state["training"] = module.training
+        names = [entry.name for entry in description.inputs]
+        label = names[-1] if loss_fn is not None else None
+        passed = [name for name in names if name != label]
+        accepted = inspect.signature(module.forward).parameters
+        by_name = all(name in accepted for name in passed)
+        outputs = description.output_names
+
+        def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
+            inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+            if by_name:
+                result = module(**{name: inputs[name] for name in passed})
+            else:
+                result = module(*(inputs[name] for name in passed))
+            if loss_fn is not None:
+                predictions = result if isinstance(result, tuple) else (result,)
+                result = (loss_fn(*predictions, inputs[label]), *predictions)
+            flat, _ = flatten_outputs(result)
+            if len(flat) < len(outputs):
+                raise InvalidModelError(
+                    f"model_desc describes {len(outputs)} outputs, the model has {len(flat)}"
+                )
+            return dict(zip(outputs, flat, strict=False))
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, kind) for name in names]
+        )
+        self.forward = forward
+
+    def follow_layers(self) -> None:
+        """See the layers that the module has now, beside the loss function."""
+        state = self.__dict__
+        if state["_loss_layer"] is None:
+            return
+        layers = list(state["_target"]._modules.items())
+        if layers == state["_layers"]:
+            return
+        name = "loss_fn"
+        while hasattr(state["_target"], name):
+            name += "_"
+        state["_layers"] = layers
+        state["_modules"] = {**dict(layers), name: state["_loss_layer"]}
