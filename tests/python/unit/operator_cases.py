@@ -157,7 +157,6 @@ case("clamp_min.Tensor clamp_max.Tensor", f(9), f(9))
 case("__lshift__.Scalar bitwise_left_shift.Tensor_Scalar", i(5, low=0), 3)
 case("__rshift__.Scalar bitwise_right_shift.Tensor_Scalar", i(5), 1)
 case("exp2.default", f(5))
-case("log2.default log10.default", p(5))
 
 # Functions of one tensor
 
@@ -166,7 +165,6 @@ for _op in [
     "tanh",
     "sigmoid",
     "erf",
-    "erfc",
     "sin",
     "cos",
     "atan",

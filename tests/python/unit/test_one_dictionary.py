@@ -98,6 +98,7 @@ CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("by_module", [False, True])
 def test_what_is_put_there_counts(name: str, by_module: bool) -> None:

@@ -146,6 +146,7 @@ def losses_of(change: Any, make_loss: Any, *, ours: bool) -> list[float]:
     return losses
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(
     ("name", "make_loss"),
     [(name, Loss) for name in CHANGES]

@@ -189,12 +189,14 @@ def assert_same(function: Callable[..., torch.Tensor], *given: torch.Tensor, **c
     torch.testing.assert_close(seen[1], seen[0], equal_nan=True, **close)
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("name", UNARY)
 def test_of_one(name: str) -> None:
     close = {"rtol": 1e-4, "atol": 1e-30}
     assert_same(UNARY[name], torch.tensor(GRID), gradients=name in WITH_GRADIENT, **close)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BINARY)
 def test_of_two(name: str) -> None:
     pairs = torch.tensor(list(itertools.product(GRID, repeat=2)))
@@ -225,6 +227,7 @@ NORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] =
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_squares_and_counts_of_16_bits_are_computed_in_float(name: str, dtype: torch.dtype) -> None:
