@@ -283,9 +283,14 @@ class Engine(RenewedInChildren):
 
     def save_graphs(self, folder: Path, prefix: str) -> list[Path]:
         """Write the first graph of each kind as ONNX files: as captured, with its backward, as it runs."""
-        written: dict[str, Path] = {}
+        written: list[Path] = []
+        kinds: set[str] = set()
         for entry in self._graphs:
             kind = "training" if entry.preferred else "inference"
+            if kind in kinds:
+                continue
+            kinds.add(kind)
+            folder.mkdir(parents=True, exist_ok=True)
             captured = entry.captured.graph
             graphs = {"torch_exported": captured, "optimized": captured}
             if entry.preferred:
@@ -293,12 +298,9 @@ class Engine(RenewedInChildren):
                 graphs["optimized"].build_backward(list(entry.preferred))
             graphs["execution_model"] = entry.program(entry.preferred).graph
             for stage, graph in graphs.items():
-                name = f"{prefix}_{stage}_{kind}.onnx"
-                if name not in written:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    written[name] = folder / name
-                    graph.save(folder / name)
-        return list(written.values())
+                written.append(folder / f"{prefix}_{stage}_{kind}.onnx")
+                graph.save(written[-1])
+        return written
 
     def _remember_plan(self, run: Any) -> None:
         if run.plan_id != self._last_plan_id:

@@ -27,12 +27,10 @@ from ortrain.capture.signature import CallSignature, FlatCall
 from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
-from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction
+from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction, Tensors
 from ortrain.trainer.model_description import ModelDescription
 
 _log = logs.get_logger("ortrain")
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

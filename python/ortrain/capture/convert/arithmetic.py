@@ -175,16 +175,21 @@ def lerp(e: Emitter, x: Tensor, end: Tensor, weight: Operand) -> Value:
     dtype = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
     start, stop, factor = e.operands(x, end, weight, dtype=dtype)
     way = e.node("Sub", stop, start)
+
+    def from_start() -> Value:
+        return e.node("Add", start, e.node("Mul", factor, way))
+
+    def from_end(rest: Value) -> Value:
+        return e.node("Sub", stop, e.node("Mul", way, rest))
+
     # Counted from the nearer end.
-    by_number = isinstance(weight, (int, float))
-    result = e.node("Add", start, e.node("Mul", factor, way))
-    if not by_number or not abs(weight) < 0.5:
-        rest = (
-            e.scalar(1 - weight, dtype) if by_number else e.node("Sub", e.scalar(1, dtype), factor)
-        )
-        far = e.node("Sub", stop, e.node("Mul", way, rest))
-        near = e.node("Less", e.node("Abs", factor), e.scalar(0.5, dtype))
-        result = far if by_number else e.where(near, result, far)
+    if isinstance(weight, (int, float)):
+        near = abs(weight) < 0.5
+        result = from_start() if near else from_end(e.scalar(1 - weight, dtype))
+    else:
+        is_near = e.node("Less", e.node("Abs", factor), e.scalar(0.5, dtype))
+        rest = e.node("Sub", e.scalar(1, dtype), factor)
+        result = e.where(is_near, from_start(), from_end(rest))
     return e.cast(result, x.dtype)
 
 
