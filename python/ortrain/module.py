@@ -234,7 +234,8 @@ class ORTModule(nn.Module):
         if name == "forward":
             # Who takes back what he has put there may find the wrapped class's by way of `__wrapped__`.
             original = inspect.unwrap(type(self).forward)
-            is_back = getattr(value, "__self__", None) is self and value.__func__ is original
+            is_own = getattr(value, "__self__", None) is self
+            is_back = is_own and getattr(value, "__func__", None) is original
             object.__setattr__(self, "_ortrain_forward", None if is_back else value)
         elif name == _PREPARED:
             object.__setattr__(self, "_ortrain_prepared", value)
@@ -255,7 +256,7 @@ class ORTModule(nn.Module):
         one when they go.
         """
         module, present = self._ortrain_module, type(self)
-        if kind is present.__bases__[0] and "forward" not in vars(type(module)):
+        if kind is _wrapper_of(self) and "forward" not in vars(type(module)):
             module.__class__ = type(module).__bases__[0]
         elif kind.__bases__ == (present,):
             own = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
@@ -266,7 +267,7 @@ class ORTModule(nn.Module):
                 "parameters, and graphs need them whole; use DistributedDataParallel or DeepSpeed "
                 "ZeRO 1 or 2"
             )
-        object.__setattr__(self, "__class__", _joined_class(present.__bases__[0], type(module)))
+        object.__setattr__(self, "__class__", _joined_class(_wrapper_of(self), type(module)))
 
     def __delattr__(self, name: str) -> None:
         if name == "forward":
@@ -286,12 +287,12 @@ class ORTModule(nn.Module):
 
     def __copy__(self) -> ORTModule:
         """Wrap a copy that shares what a copy of the module shares."""
-        return ORTModule(copy.copy(self._ortrain_module), **self._ortrain_options)
+        module = copy.copy(self._ortrain_module)
+        return _wrapped(_wrapper_of(self), module, self._ortrain_options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Captured graphs are made again where the copy runs.
-        again = functools.partial(ORTModule, **self._ortrain_options)
-        return (again, (self._ortrain_module,))
+        return (_wrapped, (_wrapper_of(self), self._ortrain_module, self._ortrain_options))
 
 
 class _Forward:
@@ -337,9 +338,22 @@ def _metaclass(of_wrapped: type) -> type:
     return Joined
 
 
+def _wrapper_of(module: ORTModule) -> type[ORTModule]:
+    """Return ORTModule, or the user's subclass of it, that a module was wrapped by."""
+    return type(module).__bases__[0]
+
+
+def _wrapped(wrapper: type[ORTModule], module: nn.Module, options: dict[str, Any]) -> ORTModule:
+    """Wrap a copy of a wrapped module, which has what the constructor of a subclass would add."""
+    again = wrapper.__new__(wrapper, module)
+    ORTModule.__init__(again, module, **options)
+    return again
+
+
 def _deepcopy(module: Any, memo: dict[int, Any]) -> ORTModule:
     """Copy the wrapped module its own way and wrap the copy."""
-    copied = ORTModule(copy.deepcopy(module._ortrain_module, memo), **module._ortrain_options)
+    inner = copy.deepcopy(module._ortrain_module, memo)
+    copied = _wrapped(_wrapper_of(module), inner, module._ortrain_options)
     memo[id(module)] = copied
     return copied
 

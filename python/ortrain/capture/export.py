@@ -106,6 +106,7 @@ from ortrain.capture.symbolic_budget import (
 from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.tensor_state import settings_kept, tensor_state_kept
 from ortrain.capture.trace_internals import (
+    deepest_lines_told,
     graphs_compiled_when_called,
     let_go_of_samples,
     linear_scales_as_computed,
@@ -273,6 +274,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         internals.quiet_logs(),
         failures_untold(),
         no_traces_kept(),
+        deepest_lines_told(),
         graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),

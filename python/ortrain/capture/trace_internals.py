@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import sys
 import threading
+import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.utils import checkpoint
 
 # Runs before and after the function of a checkpoint that is not reentrant.
@@ -47,6 +50,40 @@ def no_traces_kept() -> Iterator[None]:
         for name in list(itertools.islice(sources, held[1], None)):
             sources.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+class _DeepestForward:
+    """Stands for `CapturedTraceback` where nodes are made: of a traceback they keep what forwards are at alone.
+
+    All frames as text, most of them PyTorch's own, would take a twentieth of a capture.
+    """
+
+    @classmethod
+    def extract(cls) -> _DeepestForward:
+        return cls()
+
+    def summary(self) -> traceback.StackSummary:
+        """Return the deepest frame of a forward outside of what traces."""
+        files = uninteresting_files()
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" and code.co_filename not in files:
+                found = traceback.FrameSummary(code.co_filename, frame.f_lineno, "forward")
+                return traceback.StackSummary.from_list([found])
+            frame = frame.f_back
+        return traceback.StackSummary()
+
+
+@contextlib.contextmanager
+def deepest_lines_told() -> Iterator[None]:
+    """Let nodes of traces tell the deepest line of a forward that made them, and no more."""
+    original = fx.proxy.CapturedTraceback
+    fx.proxy.CapturedTraceback = _DeepestForward  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        fx.proxy.CapturedTraceback = original  # type: ignore[misc]
 
 
 class _Compiled:

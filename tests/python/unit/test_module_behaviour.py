@@ -249,6 +249,29 @@ def test_copies_go_on_alone(how: str, started: bool) -> None:
     follow(copied, theirs)
 
 
+class Named(ORTModule):
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module)
+        self.name = name
+
+
+@pytest.mark.parametrize("how", ["copy", "deepcopy", "pickle"])
+def test_copies_are_of_the_users_subclass(how: str) -> None:
+    ours = Named(nn.Linear(3, 2), "first")
+    if how == "pickle":
+        copied = pickle.loads(pickle.dumps(ours))
+    else:
+        copied = getattr(copy, how)(ours)
+    assert isinstance(copied, Named) and copied.name == "first"
+    torch.testing.assert_close(copied(torch.ones(2, 3)), ours(torch.ones(2, 3)))
+
+
+def test_forward_may_be_a_method_of_a_compiled_type() -> None:
+    ours = ORTModule(nn.Linear(3, 2))
+    ours.forward = ours.__sizeof__  # it has no __func__
+    assert ours() == ours.__sizeof__()
+
+
 class Rows(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 8
