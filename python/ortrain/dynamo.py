@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import logs
+from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.engine import Engine
 
@@ -142,11 +143,11 @@ def _tensors_only(
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor):
             for axis, size in enumerate(value.shape):
-                expression = internals.size_expression(size)
+                expression = size_internals.size_expression(size)
                 axes.setdefault(expression, (node, axis))
                 symbols.setdefault(expression, lambda a, p=position, x=axis: a[p].shape[x])
         elif isinstance(value, torch.SymInt):
-            symbols[internals.size_expression(value)] = lambda a, p=position: a[p]
+            symbols[size_internals.size_expression(value)] = lambda a, p=position: a[p]
 
     graph = fx.Graph()
     copies = {node: graph.node_copy(node) for node in inputs}
@@ -178,7 +179,7 @@ def _tensors_only(
 def _expression(node: fx.Node) -> Any:
     """Return the expression of a node that is a number which varies; None for others."""
     value = node.meta.get("example_value")
-    return internals.size_expression(value) if isinstance(value, torch.SymInt) else None
+    return size_internals.size_expression(value) if isinstance(value, torch.SymInt) else None
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
@@ -196,6 +197,6 @@ def _computed(result: Any, symbols: Mapping[Any, _Number]) -> _Number | None:
     needed = sorted(getattr(expression, "free_symbols", ()), key=str)
     if any(symbol not in symbols for symbol in needed):
         return None
-    function = internals.size_function(expression, needed)
+    function = size_internals.size_function(expression, needed)
     sources = [symbols[symbol] for symbol in needed]
     return lambda args: function(*(source(args) for source in sources))

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 
 _VARIABLE = "ORTRAIN_PIECES"
 
@@ -148,5 +148,5 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
 def _count(tensor: torch.Tensor) -> int:
     count = 1
     for size in tensor.shape:
-        count *= internals.size_hint(size)
+        count *= size_internals.size_hint(size)
     return count

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ortrain.capture import operator_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.autocast_regions import cast_before, parts_under_autocast, recording
 from ortrain.capture.autocast_rules import AutocastRules, Rule, UnknownRuleError
@@ -67,7 +68,7 @@ def casts_in_place(program: torch.export.ExportedProgram, known: Callable[[Any],
 def _has_write_to_cast(program: torch.export.ExportedProgram) -> bool:
     """Tell whether autocast casts what a write becomes; PyTorch does not cast the write."""
     forms = (functional_form(n.target) for n in nodes_of(program) if is_rewritable_write(n))
-    return any(internals.knows_autocast(op, d) for op in forms if op for d in _DEVICES)
+    return any(operator_internals.knows_autocast(op, d) for op in forms if op for d in _DEVICES)
 
 
 def _any(_: Any) -> bool:
@@ -128,7 +129,7 @@ def _visit(
             rule = rules.of(node.target, args, kwargs)
             if rule is not None:
                 plan.rules[node] = rule
-            elif internals.is_composite(node.target):
+            elif operator_internals.is_composite(node.target):
                 rules.check_whole(node.target, args, kwargs, node.meta.get("val"))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ortrain.capture import operator_internals, recurrent_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.composite_operators import run_decompositions
@@ -93,7 +94,7 @@ def _in_float(body: fx.GraphModule, is_on: bool) -> None:
                 inner = getattr(body, str(operand.target), None)
                 if isinstance(inner, fx.GraphModule):
                     _in_float(inner, inside)
-        if not is_on or not internals.hides_float(node.target, _device_of(node)):
+        if not is_on or not operator_internals.hides_float(node.target, _device_of(node)):
             continue
         for operand in node.all_input_nodes:
             value = operand.meta.get("val")
@@ -119,7 +120,7 @@ def recurrent_layers_in_one_dtype(program: torch.export.ExportedProgram) -> None
     Autocast acts on the products inside of their steps, which the graph does not hold.
     """
     for node in list(nodes_of(program)):
-        if internals.is_recurrent(node.target):
+        if recurrent_internals.is_recurrent(node.target):
             _in_one_dtype(node)
 
 
@@ -185,8 +186,8 @@ def parts_under_autocast(
         node.target: _apart(function)
         for node in nodes
         if node.target not in table
-        and internals.loses_autocast(node.target, known, _device_of(node))
-        and (function := internals.decomposition(node.target)) is not None
+        and operator_internals.loses_autocast(node.target, known, _device_of(node))
+        and (function := operator_internals.decomposition(node.target)) is not None
     }
 
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.capture import operator_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.captured import AutocastState
 
@@ -70,7 +71,9 @@ class AutocastRules:
         state = AutocastState.current()
         key = target, state
         if key not in self._is_known:
-            self._is_known[key] = any(internals.knows_autocast(target, d) for d, _ in state.enabled)
+            self._is_known[key] = any(
+                operator_internals.knows_autocast(target, d) for d, _ in state.enabled
+            )
         if not self._is_known[key]:
             return None
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
@@ -183,7 +186,7 @@ class _StopBelowAutocast(TorchDispatchMode):
 @contextlib.contextmanager
 def _stopping_at(target: torch._ops.OpOverload) -> Iterator[None]:
     """Let a composite operator be reached as a whole."""
-    if not internals.is_composite(target):
+    if not operator_internals.is_composite(target):
         yield
         return
 

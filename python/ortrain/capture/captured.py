@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from ortrain import devices
+from ortrain.capture import recurrent_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
@@ -204,7 +205,7 @@ def environment_key() -> Hashable:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
+        recurrent_internals.has_onednn(),  # of which the dtypes of an LSTM under autocast depend
         internals.has_global_module_hooks(),
         collects_layer_outputs(),
         _HAS_COLLECTIVES and torch.distributed.is_initialized(),

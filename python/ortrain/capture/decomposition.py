@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import operator_internals
 from ortrain.capture.composite_operators import run_decompositions
 
 
@@ -35,7 +35,7 @@ def decompose_unknown(
         names = {
             str(op)
             for op in origins
-            if internals.is_escapable(op) and not internals.is_composite(op)
+            if operator_internals.is_escapable(op) and not operator_internals.is_composite(op)
         } - whole
         if not names:
             return result
@@ -64,7 +64,7 @@ def _decomposed(
             target = node.target
             if node.op != "call_function" or target in refused or known(target):
                 continue
-            function = internals.decomposition(target)
+            function = operator_internals.decomposition(target)
             if function is None:
                 refused.add(target)
             else:

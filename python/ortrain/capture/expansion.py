@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ortrain.capture import operator_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.functional import is_harmless
 
@@ -60,7 +61,7 @@ def _is_unknown(node: fx.Node, known: Callable[[Any], bool]) -> bool:
 
 def _parts(node: fx.Node, known: Callable[[Any], bool], depth: int) -> fx.GraphModule:
     """Return the graph of what a node is made of."""
-    function = internals.decomposition(node.target) if depth > 0 else None
+    function = operator_internals.decomposition(node.target) if depth > 0 else None
     if function is None:
         raise CannotExpandError
     traced = trace_of(node, function)
@@ -109,7 +110,7 @@ def _is_question(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return _is_question(node.args[0])
-    return isinstance(target, torch._ops.OpOverload) and not internals.has_kernels(target)
+    return isinstance(target, torch._ops.OpOverload) and not operator_internals.has_kernels(target)
 
 
 def results_of(parts: fx.GraphModule, node: fx.Node) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ortrain import logs
+from ortrain.capture import recurrent_internals, size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.autocast_in_place import casts_in_place
 from ortrain.capture.autocast_regions import (
@@ -269,7 +270,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         without_cache(module),
         internals.autograd_functions_by(functions.apply),
         dead_draws_kept(functions.calls),
-        internals.flexible_sizes(),
+        size_internals.flexible_sizes(),
         slices_have_formulas(),
         internals.quiet_logs(),
         failures_untold(),
@@ -375,7 +376,7 @@ def _freest(
         except Exception as error:
             by_numbers = isinstance(error, (SizeConditionError, SymbolicAttributeError))
             if not budget.is_exceeded and not by_numbers:
-                if isinstance(error, CaptureError) or internals.has_unbacked_symbols(error):
+                if isinstance(error, CaptureError) or size_internals.has_unbacked_symbols(error):
                     raise
                 reason = reason_of(internals.unwrapped(error))
                 _log.info("%s: no capture with dynamic sizes (%s)", name, reason)
@@ -408,7 +409,7 @@ def _functional(
             with autocast.left():
                 expand_unknown(program, known)
                 traced = decompose_unknown(program, known)
-            return traced, [] if traced is program else internals.guards_code(traced)
+            return traced, [] if traced is program else size_internals.guards_code(traced)
     keep_layers_in_regions(program)
     if known is not None and (autocast.enabled or autocast_regions):
         program = decompose_under_autocast(program, known)
@@ -418,7 +419,7 @@ def _functional(
         with autocast.left():
             program = decompose_unknown(program, known)
     # Functionalizing traces once more, which may add conditions.
-    return program, internals.guards_code(program)
+    return program, size_internals.guards_code(program)
 
 
 def _capture_unless_drawing(*args: Any, freedom: Freedom, standalone: bool) -> CapturedModule:
@@ -472,7 +473,7 @@ def _capture(
     with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
         start = time.perf_counter()
         with (
-            internals.recurrent_layers_whole(as_called=True),
+            recurrent_internals.recurrent_layers_whole(as_called=True),
             linear_scales_as_computed(),
             causal_hints_left_out(),
             containers_kept(module),
@@ -484,7 +485,7 @@ def _capture(
         start = time.perf_counter()
         take_for_views(program)
         restore_aliases(program, name)
-        conditions = internals.guards_code(program)
+        conditions = size_internals.guards_code(program)
         dims = dimensions_of(user_values(program))
         needs_numbers, larger = at_one(program, dims, call.names) if dynamic else ("", [])
         conditions += larger
@@ -503,7 +504,7 @@ def _capture(
         inputs = placeholders_of(program, module, call, outside)[0]
         views = None if standalone else take_views_out(program, inputs)
         exported = program
-        with internals.recurrent_layers_whole(), linear_scales_as_computed():
+        with recurrent_internals.recurrent_layers_whole(), linear_scales_as_computed():
             program, added = _functional(program, known, autocast, autocast_regions)
         conditions += added
         if dynamic and not needs_numbers and program is not exported:
@@ -521,7 +522,7 @@ def _capture(
     static = [
         (index, axis, size)
         for index, value in enumerate(values)
-        for axis, size in enumerate(map(internals.size_expression, value.shape))
+        for axis, size in enumerate(map(size_internals.size_expression, value.shape))
         if isinstance(size, int)
     ]
     guards = compile_guards(conditions, call.names, static)

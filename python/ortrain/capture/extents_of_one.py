@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 from ortrain.capture.captured import Dimension
 from ortrain.capture.meta_values import Call, kind_of, number_of
 from ortrain.capture.trace_internals import nodes_of
@@ -67,7 +67,7 @@ def _conditions_on_squeezed(
 ) -> list[str]:
     """Return the conditions under which no extent that is squeezed is 1, as those of an export."""
     places = {str(d.symbol): f"L['{names[d.index]}'].size()[{d.axis}]" for d in dims}
-    expressions = {internals.size_expression(size) for size in _squeezed(program)}
+    expressions = {size_internals.size_expression(size) for size in _squeezed(program)}
     texts = sorted(PythonPrinter().doprint(e) for e in expressions if isinstance(e, sympy.Expr))
     return [re.sub(r"[A-Za-z_]\w*", lambda m: places.get(m[0], m[0]), f"{t} != 1") for t in texts]
 

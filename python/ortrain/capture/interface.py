@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 from ortrain.capture.captured import Dimension, Output, OutputRole, Placeholder, Role
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import Guards
@@ -198,7 +198,7 @@ def held_at_one(
             continue
         sizes = [
             [
-                2 if internals.size_expression(size) == dimension.symbol else given
+                2 if size_internals.size_expression(size) == dimension.symbol else given
                 for size, given in zip(value.shape, tensor.shape, strict=True)
             ]
             for value, tensor in zip(values, tensors, strict=True)
@@ -212,8 +212,8 @@ def dimensions_of(values: Sequence[torch.Tensor]) -> list[Dimension]:
     dims: dict[sympy.Symbol, Dimension] = {}
     for index, value in enumerate(values):
         for axis, size in enumerate(value.shape):
-            expression = internals.size_expression(size)
+            expression = size_internals.size_expression(size)
             if isinstance(expression, sympy.Symbol) and expression not in dims:
-                hint = internals.size_hint(size)
+                hint = size_internals.size_hint(size)
                 dims[expression] = Dimension(expression, f"s{len(dims)}", index, axis, hint)
     return list(dims.values())

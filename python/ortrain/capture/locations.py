@@ -10,7 +10,7 @@ import traceback
 
 import torch
 
-from ortrain.capture.torch_internals import DataDependentError
+from ortrain.capture.size_internals import DataDependentError
 
 # The module's own name inside of the one that is exported.
 PREFIX = "m"

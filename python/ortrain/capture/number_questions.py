@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from ortrain.capture.torch_internals import DataDependentError
+from ortrain.capture.size_internals import DataDependentError
 
 # These ask for the numbers of a trace by their own names.
 _KNOW_TRACES = frozenset({"torch", "sympy", "mpmath", "ortrain"}) | sys.stdlib_module_names

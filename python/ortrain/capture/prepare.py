@@ -20,6 +20,7 @@ from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeErro
 from ortrain.capture.export import capture
 from ortrain.capture.gradient_paths import add_zero_gradients
 from ortrain.capture.names_read import NamesRead, functions_with
+from ortrain.capture.operator_internals import decomposition, is_escapable
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.side_effects import (
     has_hooks,
@@ -32,9 +33,7 @@ from ortrain.capture.source_files import take_for_own
 from ortrain.capture.symbolic_budget import restrict_further
 from ortrain.capture.torch_internals import (
     acts_by_itself,
-    decomposition,
     has_global_module_hooks,
-    is_escapable,
     is_transforming,
     mode_around,
     nothing_saved_for_others,

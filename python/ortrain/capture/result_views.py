@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 
 if TYPE_CHECKING:
     from ortrain.capture.captured import Dimension
@@ -138,7 +138,7 @@ class ResultViews:
                 self._sized.clear()
             known = self._sized[sizes] = [
                 tuple(
-                    step.sized(lambda e: internals.size_function(e, symbols)(*sizes))
+                    step.sized(lambda e: size_internals.size_function(e, symbols)(*sizes))
                     for step in view.steps
                 )
                 for view in self.views

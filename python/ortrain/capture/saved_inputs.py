@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import memories_of
 
@@ -99,8 +100,8 @@ def without_contents(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return hint(value)
     made = torch.empty_strided(
-        [internals.size_hint(size) for size in value.shape],
-        [internals.size_hint(stride) for stride in value.stride()],
+        [size_internals.size_hint(size) for size in value.shape],
+        [size_internals.size_hint(stride) for stride in value.stride()],
         dtype=value.dtype,
         device="meta",
     )

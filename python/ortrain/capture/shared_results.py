@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 from ortrain.capture.aliases import memories_of, origin_of, written_by
 from ortrain.capture.captured import Placeholder, Role
 from ortrain.capture.errors import CaptureError
@@ -136,7 +136,7 @@ class _Taking:
                 return Given()
             value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
             if isinstance(value, torch.SymInt):
-                return Size(internals.size_expression(value))
+                return Size(size_internals.size_expression(value))
             if isinstance(leaf, fx.Node) and not isinstance(value, int):
                 raise CaptureError(f"results share memory, by {target} of several tensors")
             return value
@@ -160,7 +160,7 @@ def _lies_as_a_graph_gives_it(node: fx.Node) -> bool:
 
 def _restored_order(node: fx.Node) -> Step:
     value = node.meta["val"]
-    strides = [internals.size_hint(s) for s in value.stride()]
+    strides = [size_internals.size_hint(s) for s in value.stride()]
     if 0 in strides:
         raise CaptureError(f"results share memory, in elements of {node.target} that are one")
     order = tuple(sorted(range(value.dim()), key=lambda axis: -strides[axis]))
@@ -168,7 +168,7 @@ def _restored_order(node: fx.Node) -> Step:
 
 
 def _is_equal(a: Any, b: Any) -> bool:
-    difference = sympy.sympify(internals.size_expression(a)) - sympy.sympify(
-        internals.size_expression(b)
+    difference = sympy.sympify(size_internals.size_expression(a)) - sympy.sympify(
+        size_internals.size_expression(b)
     )
     return bool(difference == 0 or sympy.expand(difference) == 0)

@@ -30,7 +30,8 @@ from ortrain.capture.locations import node_source
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.shallow_copies import Changes, MadePlain
 from ortrain.capture.signature import flatten_outputs
-from ortrain.capture.torch_internals import is_fake, number_expression
+from ortrain.capture.size_internals import number_expression
+from ortrain.capture.torch_internals import is_fake
 from ortrain.capture.trace_internals import nodes_of
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")

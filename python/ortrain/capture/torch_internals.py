@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Every name of PyTorch that is not public, in one place.
+"""Names of PyTorch that are not public; those of one field stand in the files beside it that end alike.
 
-Each function says what it gives; a release of PyTorch that moves one of these names is met here
-and nowhere else. Checked against 2.11 to 2.13.
+Each function says what it gives; a release of PyTorch that moves one of these names is met in these
+files and nowhere else. Checked against 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -17,32 +17,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.fx.experimental import _config as _symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from ortrain.capture.errors import CaptureError, SymbolicBudgetError
+from ortrain.capture.errors import SymbolicBudgetError
 
 TORCH_VERSION: tuple[int, ...] = tuple(map(int, torch.__version__.split(".")[:2]))
-
-FloorDiv = sympy_functions.FloorDiv
-Mod = sympy_functions.Mod
-
-# Raised where control flow depends on the values of a tensor.
-DataDependentError: type[Exception] = symbolic_shapes.GuardOnDataDependentSymNode
 
 
 # Functions of PyTorch that stand behind operators whose gradient PyTorch knows. Others of its own,
@@ -226,138 +215,6 @@ def fake_results_with_gradients(
         return None
 
 
-def guards_code(program: torch.export.ExportedProgram) -> list[str]:
-    """Return the conditions on input sizes under which an exported program holds, as Python text."""
-    code = getattr(program, "_guards_code", None)
-    if code is None:
-        raise CaptureError(f"PyTorch {torch.__version__} does not tell the guards of an export")
-    return list(code)
-
-
-@contextlib.contextmanager
-def flexible_sizes() -> Iterator[None]:
-    """Let sizes 0 and 1 be dynamic, and record conditions as guards, not as nodes of the graph."""
-    options: dict[str, bool] = {}
-    if hasattr(_symbolic_config, "backed_size_oblivious"):
-        options["backed_size_oblivious"] = True
-    with _symbolic_config.patch(**options) if options else contextlib.nullcontext():
-        yield
-
-
-_RECURRENT = tuple(
-    getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-)
-# Their kernels in PyTorch, while others stand in for them.
-_written_out: dict[Any, Callable[..., Any]] = {}
-
-
-def has_onednn() -> bool:
-    """Tell whether PyTorch may compute by oneDNN; ``torch.backends.mkldnn.enabled`` takes longer."""
-    return torch._C._get_mkldnn_enabled()
-
-
-def is_recurrent(op: Any) -> bool:
-    """Tell whether an operator is all layers of an LSTM, GRU or RNN over padded sequences."""
-    return op in _RECURRENT
-
-
-@contextlib.contextmanager
-def recurrent_layers_whole(as_called: bool = False) -> Iterator[None]:
-    """Keep LSTMs, GRUs and RNNs one node of any length while tracing; PyTorch would write them out.
-
-    Args:
-      as_called: While a module's own code is traced: results have the dtypes that autocast gives
-        them, and gradients may pass but not be taken inside of the trace (CaptureError).
-        Otherwise they have the dtype of x.
-    """
-    from torch._decomp import decomposition_table
-
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    with contextlib.ExitStack() as stack:
-        for op in _RECURRENT:
-            # Calls find their kernel by this cache.
-            op._dispatch_cache.clear()
-            stack.callback(op._dispatch_cache.clear)
-            if composite in op.py_kernels:
-                _written_out[op] = op.py_kernels[composite]
-                stack.callback(_written_out.pop, op)
-            # Fake tensors with symbolic sizes go by the table, others by the kernel.
-            for held, key in ((decomposition_table, op), (op.py_kernels, composite)):
-                original = held.get(key)
-                if callable(original):
-                    held[key] = _without_steps(op, original, as_called)
-                    stack.callback(held.__setitem__, key, original)
-        yield
-
-
-def _without_steps(op: Any, original: Callable[..., Any], as_called: bool) -> Callable[..., Any]:
-    """Return a kernel that gives fake results of recurrent layers and traces none of their steps."""
-    onednn = has_onednn()
-    thread = threading.get_ident()
-
-    def kernel(x: Any, hx: Any, params: Any, *flags: Any) -> Any:
-        operands = pytree.tree_leaves((x, hx, params))
-        if threading.get_ident() != thread or detect_fake_mode(operands) is None:
-            return original(x, hx, params, *flags)
-        *_, bidirectional, batch_first = flags
-        by_batch = batch_first and x.dim() == 3
-        if as_called and size_hint(x.shape[1 if by_batch else 0]) == 0:
-            raise CaptureError("a recurrent layer over a sequence of length 0")
-        states = [hx] if isinstance(hx, torch.Tensor) else hx
-        dtypes = [x.dtype] * (1 + len(states))
-        if as_called and torch.is_inference_mode_enabled():
-            # No kernel is told there whether autocast is on.
-            raise CaptureError("a recurrent layer under torch.inference_mode")
-        if as_called and torch.is_autocast_enabled(x.device.type):
-            dtypes = [r.dtype for r in _one_step(op, onednn, x, hx, params, *flags)]
-        lead = [x.shape[1], x.shape[0]] if by_batch else x.shape[:-1]
-        width = states[0].shape[-1] * (2 if bidirectional else 1)
-        y = x.new_empty((*lead, width), dtype=dtypes[0])
-        ends = [s.new_empty(s.shape, dtype=d) for s, d in zip(states, dtypes[1:], strict=True)]
-        # In memory a batch stands inside of a step; whether views alias depends on it.
-        results = [y.transpose(0, 1) if by_batch else y, *ends]
-        if as_called and torch.is_grad_enabled():
-            wanting = [o for o in operands if o.requires_grad]
-            results = [_after(r, wanting) for r in results] if wanting else results
-        return tuple(results)
-
-    return kernel
-
-
-def _one_step(op: Any, onednn: bool, x: Any, hx: Any, params: Any, *flags: Any) -> Any:
-    """Run recurrent layers of fake tensors over one step of one row of zeros, without dropout.
-
-    Which library computes them, and so what autocast does, is known to PyTorch's dispatch alone.
-    """
-
-    def zeros(like: Any, *rows: int) -> torch.Tensor:
-        sizes = [*rows, *map(size_hint, like.shape[len(rows) :])]
-        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
-
-    has_biases, num_layers, _, *others = flags
-    with (
-        _disable_current_modes(),
-        torch._C._DisablePythonDispatcher(),
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(torch._C._set_mkldnn_enabled, has_onednn())
-        torch._C._set_mkldnn_enabled(onednn)  # an export turns it off
-        states = pytree.tree_map(lambda s: zeros(s, size_hint(s.shape[0]), 1), hx)
-        weights = [zeros(p) for p in params]
-        return op(zeros(x, 1, 1), states, weights, has_biases, num_layers, 0.0, *others)
-
-
-def _after(result: torch.Tensor, operands: list[torch.Tensor]) -> torch.Tensor:
-    """Return a fake result that requires a gradient as one computed from the operands does."""
-
-    def refuse(_: torch.Tensor) -> None:
-        raise CaptureError("its forward takes gradients through a recurrent layer")
-
-    linked = (result + sum(o.sum() for o in operands)).to(result.dtype)
-    linked.register_hook(refuse)
-    return linked
-
-
 def no_grad_region() -> Any:
     """Return the higher order operator in which export keeps a region of other grad mode."""
     return torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -441,49 +298,6 @@ def at_grad_mode_switches(action: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def size_expression(size: Any) -> int | sympy.Expr:
-    """Return a size as an int, or as a sympy expression of the symbols of the graph."""
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr
-    return int(expression) if expression.is_Integer else expression
-
-
-def size_function(expression: int | sympy.Expr, symbols: list[sympy.Symbol]) -> Callable[..., int]:
-    """Return a function of the values of the symbols, as Python ints, that gives the expression's."""
-    formula = sympy.sympify(expression)
-
-    def value(*values: int) -> int:
-        known = dict(zip(symbols, values, strict=True))
-        return int(sympy_interp(PythonReferenceAnalysis, known, formula))
-
-    return value
-
-
-def number_expression(number: Any) -> int | float | bool | sympy.Basic:
-    """Return a SymInt, SymFloat or SymBool as a Python number or a sympy expression."""
-    if isinstance(number, (bool, int, float)):
-        return number
-    expression = number.node.expr
-    if expression in (sympy.true, sympy.false):
-        return bool(expression)
-    if expression.is_Integer:
-        return int(expression)
-    if expression.is_Float or expression.is_Rational:
-        return float(expression)
-    return expression
-
-
-def size_hint(size: Any) -> int:
-    """Return the size seen in the sample for an int or SymInt that comes from an input."""
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    if hint is None:
-        raise CaptureError(f"size {size} depends on values, not on sizes of the inputs")
-    return int(hint)
-
-
 class QuietError(Exception):
     """Carries an error out of a module's forward, past an export that would print its graph."""
 
@@ -518,172 +332,6 @@ def quiet_logs() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def has_unbacked_symbols(error: BaseException) -> bool:
-    """Tell whether an export failed because control flow depends on a tensor's values."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, DataDependentError):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
-@functools.cache
-def _decomposition_table() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import decomposition_table
-
-    return dict(decomposition_table)
-
-
-def has_kernels(op: torch._ops.OpOverload) -> bool:
-    """Tell whether an operator is one of the dispatcher's, and not a question that tracing puts to tensors."""
-    return bool(torch._C._dispatch_has_kernel(op.name()))
-
-
-def is_composite(op: torch._ops.OpOverload) -> bool:
-    """Tell whether eager PyTorch itself differentiates ``op`` through the operators inside it."""
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    )
-
-
-# Composite, with parts that autocast casts, while it does not know them. Convolutions with a padding
-# in words are known to autocast on the CPU alone.
-_HIDE_AUTOCAST = frozenset(
-    f"aten::{name}" for name in ("inner", "nll_loss_nd", "pad", "conv1d", "conv2d", "conv3d")
-)
-# Composite, with parts that CUDA's autocast runs in float32, while it does not know them.
-_HIDE_FLOAT_ON_CUDA = frozenset(
-    f"aten::{name}"
-    for name in (
-        "cross_entropy_loss",
-        "square",
-        "upsample_nearest1d",
-        "upsample_nearest2d",
-        "upsample_nearest3d",
-    )
-)
-
-
-def knows_autocast(op: torch._ops.OpOverload, device: str) -> bool:
-    """Tell whether the autocast of a type of devices ("cpu", "cuda") has a rule for ``op``."""
-    key = "AutocastCUDA" if device == "cuda" else "AutocastCPU"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
-
-
-def hides_float(op: Any, device: str) -> bool:
-    """Tell whether autocast runs all parts of ``op`` in float32 that it knows, and not ``op``."""
-    return (
-        device == "cuda"
-        and isinstance(op, torch._ops.OpOverload)
-        and op.name().partition(".")[0] in _HIDE_FLOAT_ON_CUDA
-        and not knows_autocast(op, device)
-    )
-
-
-def loses_autocast(op: Any, known: Callable[[Any], bool], device: str) -> bool:
-    """Tell whether autocast acts on the parts of ``op`` alone, and it has to come apart for that."""
-    if not isinstance(op, torch._ops.OpOverload) or not is_composite(op):
-        return False
-    if knows_autocast(op, device):
-        return False
-    return op.name().partition(".")[0] in _HIDE_AUTOCAST or not known(op)
-
-
-# Whole, their gradient is right where their parts' is NaN, or they check what they computed, which
-# an export could only order by tokens.
-_KEPT_WHOLE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "special_log_ndtr",
-        "special_entr",
-        *(f"special_xlog1py{kind}" for kind in ("", ".other_scalar", ".self_scalar")),
-        *(f"xlogy.{kind}" for kind in ("Tensor", "Scalar_Other", "Scalar_Self")),
-        # Exact at powers, and where 1 - erf(x) has no digits left.
-        *("erfc", "log10", "log2"),
-        "linalg_cholesky",
-        "linalg_inv",
-        "linalg_ldl_factor",
-        "linalg_lu_factor",
-        "linalg_solve",
-        # What PyTorch writes it out as counts padding as a target.
-        "multilabel_margin_loss",
-        "multilabel_margin_loss_forward",
-        # There a negative index counts from the end.
-        "max_unpool2d",
-        "max_unpool3d",
-    )
-)
-
-
-def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
-    return torch.ops.aten._embedding_bag.default(*args, **kwargs)
-
-
-# What eager PyTorch calls in the place of an operator when nothing wants a gradient has none.
-_WITH_GRADIENT = {"aten::_embedding_bag_forward_only": _embedding_bag}
-
-
-def decomposition(op: Any) -> Callable[..., Any] | None:
-    """Return a function that computes ``op`` by simpler operators, or None."""
-    if not isinstance(op, torch._ops.OpOverload) or op.name() in _KEPT_WHOLE:
-        return None
-    if moves_generator(op) and not is_composite(op):
-        return None  # what it is made of draws other numbers
-    if is_composite(op):
-        key = torch._C.DispatchKey.CompositeImplicitAutograd
-        kernel = op.py_kernels.get(key)
-        if kernel is not None and not isinstance(kernel, torch._C.DispatchKey):
-            return _written_out.get(op, kernel)
-        # Not op.decompose: the export registers this function as the operator's kernel, so that
-        # would call itself.
-        return functools.partial(op._op_dk, key)
-    return _WITH_GRADIENT.get(op.name()) or _decomposition_table().get(op)
-
-
-def higher_order_name(target: Any) -> str:
-    """Return the name of an operator that takes graphs (cond, while_loop); empty for others."""
-    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else ""
-
-
-_OF_STRIDES = frozenset(
-    f"aten::{name}"
-    for name in ("as_strided_copy", "as_strided_scatter", "resize", "resize_as", "set")
-)
-
-
-def is_escapable(op: Any) -> bool:
-    """Tell whether ``op`` can run in PyTorch as one node: from tensors to tensors, no writes."""
-    return (
-        isinstance(op, torch._ops.OpOverload)
-        and op.namespace != "prims"  # those have no gradient
-        and op.name() not in _WITH_GRADIENT
-        and not op._schema.is_mutable
-        # Views depend on strides, which tensors of a graph do not have.
-        and all(r.alias_info is None for r in op._schema.returns)
-        and op.name().partition(".")[0] not in _OF_STRIDES
-        and bool(op._schema.returns)
-        and all("Tensor" in str(r.type) for r in op._schema.returns)
-    )
-
-
-def has_dense_gradients(node: torch.fx.Node) -> bool:
-    """Tell whether the gradients of an operator have the layout of its arguments."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return not given.get("sparse", False)
-
-
-def draws_random_numbers(op: Any) -> bool:
-    """Tell whether an operator may read PyTorch's generator; of others than its own nobody knows."""
-    return op.namespace != "aten" or moves_generator(op)
-
-
-def moves_generator(op: Any) -> bool:
-    """Tell whether an operator is known to draw from PyTorch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 
+from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.aliases import memories_of
 
@@ -340,7 +341,7 @@ def _same_kind(old: torch.Tensor, made: torch.Tensor) -> bool:
         and made.layout == old.layout
         and made.dim() == old.dim()
         and all(
-            internals.size_expression(a) == internals.size_expression(b)
+            size_internals.size_expression(a) == size_internals.size_expression(b)
             for a, b in zip(made.shape, old.shape, strict=True)
         )
         and internals.storage_identity(made) != internals.storage_identity(old)

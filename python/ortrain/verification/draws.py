@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import _core, devices
 from ortrain.capture.convert.control_flow import CONTROL_FLOW
-from ortrain.capture.torch_internals import draws_random_numbers
+from ortrain.capture.operator_internals import draws_random_numbers
 from ortrain.random_numbers import DropoutSource
 from ortrain.verification.watching import GraphRun
 

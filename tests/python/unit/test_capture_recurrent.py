@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import recurrent_internals
 from ortrain.capture.export import capture
 from tests.python.processor import runs_lstm_in_16_bits
 
@@ -168,7 +168,7 @@ def test_other_threads_trace_the_steps() -> None:
         program = torch.export.export(nn.GRU(5, 7), (torch.randn(4, 3, 5),), strict=False)
         targets.extend(str(n.target) for n in program.run_decompositions().graph.nodes)
 
-    with internals.recurrent_layers_whole():
+    with recurrent_internals.recurrent_layers_whole():
         thread = threading.Thread(target=export)
         thread.start()
         thread.join()

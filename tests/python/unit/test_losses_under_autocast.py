@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
-from ortrain.capture import autocast_regions
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import autocast_regions, operator_internals
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.trace_internals import nodes_of
 
@@ -113,7 +112,7 @@ def test_cudas_autocast_runs_parts_of_operators_in_float(monkeypatch: pytest.Mon
     autocast_regions.composites_in_float(program, state)
     found: dict[str, list[torch.dtype]] = {}
     for node in nodes_of(program):
-        if internals.hides_float(node.target, "cuda"):
+        if operator_internals.hides_float(node.target, "cuda"):
             operand = node.all_input_nodes[0]
             found.setdefault(node.target.overloadpacket.__name__, []).append(
                 operand.meta["val"].dtype

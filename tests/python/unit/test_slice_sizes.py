@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from ortrain import ORTModule
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 from ortrain.capture.slice_sizes import by_our_rule, slices_have_formulas
 
 _SIZES = range(2, 12)
@@ -25,7 +25,7 @@ _RULES = pytest.mark.parametrize("rule", [slices_have_formulas, by_our_rule])
 def _length(rule: Any, start: int | None, end: int | None, step: int) -> tuple[Any, int]:
     """Return what a traced slice along an axis is long, and the guards that it has made."""
     shapes = ShapeEnv()
-    with internals.flexible_sizes(), rule():
+    with size_internals.flexible_sizes(), rule():
         mode = FakeTensorMode(shape_env=shapes)
         x = mode.from_tensor(torch.empty(3, 7))
         with mode:
@@ -41,11 +41,11 @@ def _length(rule: Any, start: int | None, end: int | None, step: int) -> tuple[A
 def test_a_length_is_that_of_python_at_every_size(rule: Any, start: int | None, step: int) -> None:
     for end in _BOUNDS:
         length, guards = _length(rule, start, end, step)
-        formula = internals.size_expression(length)
+        formula = size_internals.size_expression(length)
         assert not free_unbacked_symbols(length)
         assert guards == 0
         symbols = [] if isinstance(formula, int) else sorted(formula.free_symbols, key=str)
-        value = internals.size_function(formula, symbols)
+        value = size_internals.size_function(formula, symbols)
         for size in _SIZES:
             expected = len(range(*slice(start, end, step).indices(size)))
             assert value(*[size] * len(symbols)) == expected, (start, end, size)

@@ -11,6 +11,7 @@ from torch import nn
 from torch._export import utils as export_utils
 from torch._subclasses import fake_impls
 
+from ortrain.capture import operator_internals, recurrent_internals, size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.guards import compile_guards
@@ -29,7 +30,7 @@ def _export(module: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
 
 def test_guards_code_is_python_over_sizes() -> None:
     program = _export(Halves(), torch.randn(4, 6))
-    conditions = internals.guards_code(program)
+    conditions = size_internals.guards_code(program)
     assert conditions
     guards = compile_guards(conditions, ["x"], [])
     assert guards.holds([[4, 6]])
@@ -37,14 +38,14 @@ def test_guards_code_is_python_over_sizes() -> None:
 
 
 def test_flexible_sizes_keep_a_batch_of_one_dynamic() -> None:
-    with internals.flexible_sizes():
+    with size_internals.flexible_sizes():
         program = _export(nn.Linear(3, 3), torch.randn(1, 3))
     node = next(n for n in program.graph.nodes if n.name == "input")
-    assert not isinstance(internals.size_expression(node.meta["val"].shape[0]), int)
+    assert not isinstance(size_internals.size_expression(node.meta["val"].shape[0]), int)
 
 
 def test_recurrent_layers_stay_whole_at_any_length() -> None:
-    with internals.recurrent_layers_whole(), internals.flexible_sizes():
+    with recurrent_internals.recurrent_layers_whole(), size_internals.flexible_sizes():
         relu = nn.RNN(3, 4, nonlinearity="relu")
         names = ("lstm", "gru", "rnn_tanh", "rnn_relu")
         layers = (nn.LSTM(3, 4), nn.GRU(3, 4), nn.RNN(3, 4), relu)
@@ -53,7 +54,7 @@ def test_recurrent_layers_stay_whole_at_any_length() -> None:
             targets = {str(n.target) for n in program.graph.nodes}
             assert f"aten.{name}.input" in targets
             sizes = next(n for n in program.graph.nodes if n.name == "input").meta["val"].shape
-            assert isinstance(internals.size_expression(sizes[0]), sympy.Expr)
+            assert isinstance(size_internals.size_expression(sizes[0]), sympy.Expr)
 
 
 @pytest.mark.skipif(not runs_lstm_in_16_bits(), reason="PyTorch refuses it on this processor")
@@ -62,7 +63,10 @@ def test_recurrent_layers_have_the_dtypes_of_a_call_where_asked() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = layer(x)[0].dtype
         for as_called in (False, True):
-            with internals.recurrent_layers_whole(as_called), internals.flexible_sizes():
+            with (
+                recurrent_internals.recurrent_layers_whole(as_called),
+                size_internals.flexible_sizes(),
+            ):
                 program = _export(layer, x)
             node = next(n for n in program.graph.nodes if str(n.target) == "aten.lstm.input")
             assert node.meta["val"][0].dtype == (expected if as_called else torch.float32)
@@ -95,13 +99,13 @@ def test_autocast_region_is_an_operator_of_the_export() -> None:
 def test_size_expressions_and_hints() -> None:
     program = _export(nn.Flatten(0), torch.randn(4, 6))
     x = next(n for n in program.graph.nodes if n.name == "input").meta["val"]
-    rows = internals.size_expression(x.shape[0])
+    rows = size_internals.size_expression(x.shape[0])
     assert isinstance(rows, sympy.Symbol)
-    assert internals.size_hint(x.shape[0]) == 4
-    assert internals.size_expression(7) == 7
-    assert internals.size_hint(7) == 7
-    assert internals.number_expression(x.shape[0] * 2) == 2 * rows
-    assert internals.number_expression(True) is True
+    assert size_internals.size_hint(x.shape[0]) == 4
+    assert size_internals.size_expression(7) == 7
+    assert size_internals.size_hint(7) == 7
+    assert size_internals.number_expression(x.shape[0] * 2) == 2 * rows
+    assert size_internals.number_expression(True) is True
 
 
 def test_unbacked_symbols_are_seen_in_an_error() -> None:
@@ -111,18 +115,18 @@ def test_unbacked_symbols_are_seen_in_an_error() -> None:
 
     with pytest.raises(Exception) as caught:
         _export(Module(), torch.randn(3))
-    assert internals.has_unbacked_symbols(caught.value)
-    assert not internals.has_unbacked_symbols(ValueError())
+    assert size_internals.has_unbacked_symbols(caught.value)
+    assert not size_internals.has_unbacked_symbols(ValueError())
 
 
 def test_composite_and_table_decompositions() -> None:
     einsum = torch.ops.aten.einsum.default
-    assert internals.is_composite(einsum)
+    assert operator_internals.is_composite(einsum)
     a, b = torch.randn(2, 3), torch.randn(3, 4)
-    torch.testing.assert_close(internals.decomposition(einsum)("ij,jk->ik", [a, b]), a @ b)
-    assert not internals.is_composite(torch.ops.aten.mm.default)
-    assert internals.decomposition(torch.ops.aten.native_group_norm.default) is not None
-    assert internals.decomposition(torch.sym_min) is None
+    torch.testing.assert_close(operator_internals.decomposition(einsum)("ij,jk->ik", [a, b]), a @ b)
+    assert not operator_internals.is_composite(torch.ops.aten.mm.default)
+    assert operator_internals.decomposition(torch.ops.aten.native_group_norm.default) is not None
+    assert operator_internals.decomposition(torch.sym_min) is None
 
 
 def test_autograd_functions_are_taken_over_only_inside() -> None:
@@ -150,8 +154,8 @@ def test_autograd_functions_are_taken_over_only_inside() -> None:
 
 def test_sympy_functions_of_sizes() -> None:
     s = sympy.Symbol("s", integer=True, positive=True)
-    assert internals.FloorDiv(s * 4, 2) == 2 * s
-    assert internals.FloorDiv(sympy.Integer(7), 2) == 3
+    assert size_internals.FloorDiv(s * 4, 2) == 2 * s
+    assert size_internals.FloorDiv(sympy.Integer(7), 2) == 3
 
 
 def test_a_capture_leaves_nothing_of_its_trace_behind() -> None:
@@ -207,7 +211,7 @@ def test_decompositions_are_those_of_pytorch(taken_apart: list[str]) -> None:
         getattr(getattr(torch.ops.aten, n), o or "default")
         for n, _, o in (name.partition(".") for name in taken_apart)
     ]
-    table = {op: internals.decomposition(op) for op in ops}
+    table = {op: operator_internals.decomposition(op) for op in ops}
     assert all(table.values())
     expected = _export(Composite(), torch.randn(5, 3)).run_decompositions(dict(table))
     before = _kernels()

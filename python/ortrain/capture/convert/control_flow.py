@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import operator_internals
 
 
 def _cond(
@@ -41,4 +41,4 @@ CONTROL_FLOW: dict[str, Callable[..., tuple[Any, ...]]] = {
 
 def control_flow(target: Any) -> Callable[..., tuple[Any, ...]] | None:
     """Return what runs a higher-order operator on graphs in eager PyTorch, or None."""
-    return CONTROL_FLOW.get(internals.higher_order_name(target))
+    return CONTROL_FLOW.get(operator_internals.higher_order_name(target))

@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import operator_internals, size_internals
 from ortrain.capture.aliases import is_cloned_alone
 from ortrain.capture.builder import GraphBuilder, Value
 from ortrain.capture.captured import CapturedModule, OutputRole, Placeholder, Role
@@ -200,7 +200,7 @@ class _Conversion:
                 continue
             needed.add(node)
             if _is_size(node):
-                value = internals.number_expression(node.meta["val"])
+                value = size_internals.number_expression(node.meta["val"])
                 symbols = value.free_symbols if isinstance(value, sympy.Basic) else ()
                 pending.extend(origins[s] for s in symbols if s in origins)
                 if node.target is not operator.getitem and _reads_value(node):
@@ -218,7 +218,7 @@ class _Conversion:
         if target in self._captured.functions.calls or control_flow(target) is not None:
             return True
         engine = self._e.dropout is DropoutSource.ENGINE
-        return internals.moves_generator(target) and not (engine and conversion(target))
+        return operator_internals.moves_generator(target) and not (engine and conversion(target))
 
     def _size_origins(self, graph: fx.Graph) -> dict[sympy.Basic, fx.Node]:
         """Map each symbol to the input, or the node that reads a value, which defines it."""
@@ -231,11 +231,11 @@ class _Conversion:
             if node.op == "placeholder":
                 value = node.meta.get("val")
                 for size in value.shape if isinstance(value, torch.Tensor) else ():
-                    root = linear_root(internals.size_expression(size))
+                    root = linear_root(size_internals.size_expression(size))
                     if root is not None:
                         origins.setdefault(root[0], node)
             elif _reads_value(node):
-                value = internals.number_expression(node.meta["val"])
+                value = size_internals.number_expression(node.meta["val"])
                 if isinstance(value, sympy.Symbol):
                     origins.setdefault(value, node)
         return origins
@@ -274,7 +274,7 @@ class _Conversion:
         if placeholder.node != node.name:
             raise ConversionError(f"placeholder {node.name} is not {placeholder.node}")
         value = node.meta["val"]
-        shape = tuple(internals.size_expression(s) for s in value.shape)
+        shape = tuple(size_internals.size_expression(s) for s in value.shape)
         self._e.path = self._e.source = ""
         if placeholder.role is Role.CONSTANT or (
             placeholder.role is Role.OUTSIDE and self._outside_becomes is Outside.KEPT
@@ -393,7 +393,7 @@ class _Conversion:
 
     def _size_node(self, node: fx.Node) -> None:
         """Keep a size as an expression; a number read from a tensor gets its value here."""
-        expression = internals.number_expression(node.meta["val"])
+        expression = size_internals.number_expression(node.meta["val"])
         self._env[node] = expression
         if _reads_value(node) and isinstance(expression, sympy.Symbol):
             tensor = self._resolve(node.args[0])
@@ -406,12 +406,12 @@ class _Conversion:
     def _resolve(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             if argument not in self._env and _is_size(argument):
-                return internals.number_expression(argument.meta["val"])
+                return size_internals.number_expression(argument.meta["val"])
             return self._env[argument]
         if isinstance(argument, (list, tuple)):
             return type(argument)(self._resolve(a) for a in argument)
         if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return internals.number_expression(argument)
+            return size_internals.number_expression(argument)
         return argument
 
     def _checked(self, node: fx.Node, result: Any, value: Any) -> Any:
@@ -423,7 +423,7 @@ class _Conversion:
         if value is None or result is None:
             return None
         made = result.value if isinstance(result, Tensor) else result
-        shape = tuple(internals.size_expression(s) for s in value.shape)
+        shape = tuple(size_internals.size_expression(s) for s in value.shape)
         if TORCH_DTYPE[made.dtype] is not value.dtype:
             raise self._disagrees(
                 node, f"dtype {TORCH_DTYPE[made.dtype]}, PyTorch has {value.dtype}"
@@ -487,7 +487,7 @@ def _symbols_of(node: fx.Node) -> set[sympy.Basic]:
     for tensor in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(tensor, torch.Tensor):
             for size in tensor.shape:
-                expression = internals.size_expression(size)
+                expression = size_internals.size_expression(size)
                 if isinstance(expression, sympy.Basic):
                     symbols |= expression.free_symbols
     return symbols

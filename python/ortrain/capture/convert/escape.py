@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ortrain.capture import operator_internals, size_internals
 from ortrain.capture import torch_internals as internals
 from ortrain.capture.convert.control_flow import control_flow
 from ortrain.capture.convert.emitter import Emitter
@@ -55,7 +56,10 @@ def add_escape(
     if (
         function is None
         and flow is None
-        and not (internals.is_escapable(node.target) and internals.has_dense_gradients(node))
+        and not (
+            operator_internals.is_escapable(node.target)
+            and operator_internals.has_dense_gradients(node)
+        )
     ):
         raise why
     value = node.meta["val"]
@@ -73,10 +77,10 @@ def add_escape(
             function or flow or writing_form(node.target) or node.target,
             args,
             kwargs,
-            [(v.dtype, tuple(map(internals.size_expression, v.shape))) for v in made],
+            [(v.dtype, tuple(map(size_internals.size_expression, v.shape))) for v in made],
             draws=flow is not None
             or function is not None
-            or internals.draws_random_numbers(node.target),
+            or operator_internals.draws_random_numbers(node.target),
         )
     except TypeError:  # a dtype that no graph has
         raise why from None

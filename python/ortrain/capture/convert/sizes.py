@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from ortrain.capture import torch_internals as internals
+from ortrain.capture import size_internals
 from ortrain.capture.builder import Value
 from ortrain.capture.errors import CaptureError
 
@@ -46,7 +46,7 @@ def floor_div(a: Size, b: Size) -> Size:
     """Return a // b."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    return as_size(internals.FloorDiv(a, b))
+    return as_size(size_internals.FloorDiv(a, b))
 
 
 def modulo(a: Size, b: Size) -> Size:
