@@ -8,6 +8,7 @@ Examples:
   ortrain explain train.py --epochs 1
   ortrain report train.py -o report.html --epochs 1
   ortrain bench train.py --timed 20
+  ortrain migrate train.py
 """
 
 from __future__ import annotations
@@ -118,6 +119,31 @@ def artifacts(
         console.print(str(error), style="red", highlight=False)
         raise typer.Exit(1) from error
     console.print(f"wrote training, eval and optimizer models and a checkpoint to {output}")
+
+
+@app.command()
+def migrate(
+    programs: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Python files.")
+    ],
+) -> None:
+    """Print what a program of onnxruntime.training, or of Optimum's trainer, has to change.
+
+    Nothing is run and nothing written. The status is 1 where something has no counterpart here.
+    """
+    from ortrain.tools.migrate import changes
+
+    missing = False
+    for program in programs:
+        try:
+            found = changes(program.read_text(encoding="utf-8"), str(program))
+        except (SyntaxError, UnicodeDecodeError, ValueError, OSError) as error:
+            typer.echo(f"{program}: {error}", err=True)
+            raise typer.Exit(2) from error
+        for change in found:
+            missing |= not change.ours
+            typer.echo(f"{program}:{change.line}: {change}")
+    raise typer.Exit(int(missing))
 
 
 def main() -> None:
