@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ortrain import logs
 from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.errors import UnseenStateError
 from ortrain.engine import Engine
 
 _log = logs.get_logger("ortrain")
@@ -88,6 +89,11 @@ def restore_checkpoints(graph_module: fx.GraphModule) -> None:
 
 def _checkpoint(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     options, given = tag_activation_checkpoint.divide_kwargs(kwargs)
+    # Parameters stand behind the arguments.
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and not isinstance(a, nn.Parameter)]
+    is_lost = options.get("use_reentrant") and not any(a.requires_grad for a in leaves)
+    if is_lost and torch.is_grad_enabled():
+        raise UnseenStateError("a reentrant checkpoint, none of whose arguments wants a gradient")
     options["use_reentrant"] = False
     if (contexts := body.meta.get("_checkpoint_context_fn")) is not None:
         options["context_fn"] = contexts

@@ -56,7 +56,7 @@ from ortrain.fallback import (
     tell_escapes,
 )
 from ortrain.forward_again import ForwardAgain
-from ortrain.input_errors import check_devices, input_error
+from ortrain.input_errors import input_error, unsupported_device
 from ortrain.kept_graphs import KeptGraphs, Key
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
@@ -136,7 +136,8 @@ class Engine(RenewedInChildren):
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the module's forward on the engine; the result is what the module would return."""
         module = self.module
-        if is_capturing():  # a module around this one is
+        # A module around this one is captured, or TorchScript records PyTorch's operators.
+        if is_capturing() or torch.jit.is_tracing():
             return module.forward(*args, **kwargs)
         if self._attempts.left_to is not None and not is_strict():
             run_it = self._attempts.run_of(self._kind(args, kwargs))
@@ -177,7 +178,8 @@ class Engine(RenewedInChildren):
             return result
         if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
             return module.forward(*args, **kwargs)
-        check_devices(call)
+        if device := unsupported_device(call):
+            return self._run_for_once(device, "device", args, kwargs)
         with self._lock:  # while a thread traces, the module holds other tensors
             tensors = self._look_at_module()
             entry = self._graphs.find(self._key(call), call)

@@ -147,7 +147,7 @@ class Entry:
         graph.set_requires_grad(requires_grad)
         # What no output's gradient reaches is no part of PyTorch's graph: it may belong to an earlier step.
         writes = any(output["role"] == "input_update" for output in graph.outputs)
-        unreached = [] if writes else _unreached(graph, requires_grad, set(index_of_user))
+        unreached = [] if writes else _unreached(graph, requires_grad)
         requires_grad.update(dict.fromkeys(unreached, False))
         graph.set_requires_grad(requires_grad)
         if prepared.grad_enabled and (written := graph.differentiable_input_updates()):
@@ -404,10 +404,10 @@ def _operators_without_gradients() -> frozenset[tuple[str, str]]:
     )
 
 
-def _unreached(graph: Any, requires_grad: dict[str, bool], users: set[str]) -> list[str]:
-    """Return the arguments with a gradient that no output depends on."""
+def _unreached(graph: Any, requires_grad: dict[str, bool]) -> list[str]:
+    """Return the inputs with a gradient that no output depends on; hooks of theirs are not called."""
     reached = {name for paths in graph.gradient_paths() for name in paths}
-    return [n for n, wanted in requires_grad.items() if wanted and n in users - reached]
+    return [n for n, wanted in requires_grad.items() if wanted and n not in reached]
 
 
 def _likely_roots(outputs: list[Any], differentiable: list[bool]) -> tuple[int, ...]:

@@ -15,17 +15,27 @@ from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device, is_supported
 from ortrain.entry import Entry
+from ortrain.fallback import is_strict
 
 _is_on_cpu = operator.attrgetter("is_cpu")
 
 
-def check_devices(call: FlatCall) -> None:
-    """Raise DeviceError for an argument on a device that nothing here runs."""
+def unsupported_device(call: FlatCall) -> str:
+    """Say which argument is on a device that nothing here runs; empty for none.
+
+    Raises:
+      DeviceError: One is, and the user wants no call to run in PyTorch.
+    """
     if all(map(_is_on_cpu, call.tensors)):
-        return
+        return ""
     for name, tensor in zip(call.names, call.tensors, strict=True):
         if not tensor.is_cpu and not is_supported(tensor.device):
-            common_device([(f"argument '{name}'", tensor)])
+            if is_strict():
+                common_device([(f"argument '{name}'", tensor)])
+            return (
+                f"argument '{name}' is on device '{tensor.device}', which this build does not run"
+            )
+    return ""
 
 
 def input_error(

@@ -47,6 +47,7 @@ from ortrain.capture.extents_of_one import at_one
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.functional import inline_regions, keep_layers_in_regions, make_functional
 from ortrain.capture.generator_watch import GeneratorWatch
+from ortrain.capture.gradient_flow import follow_gradients
 from ortrain.capture.gradient_paths import leaves_reached, refuse_writes_with_history
 from ortrain.capture.guards import compile_guards, sizes_of
 from ortrain.capture.interface import (
@@ -112,6 +113,7 @@ from ortrain.capture.trace_internals import (
     let_go_of_samples,
     linear_scales_as_computed,
     no_traces_kept,
+    tracked_tensors_told,
 )
 from ortrain.capture.tracing import capturing_alone
 from ortrain.capture.use_cache import without_cache
@@ -276,6 +278,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         failures_untold(),
         no_traces_kept(),
         deepest_lines_told(),
+        tracked_tensors_told(),
         graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),
@@ -394,6 +397,8 @@ def _functional(
     autocast_regions: bool,
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Return the program without writes, of known operators, and the conditions that this added."""
+    if torch.is_grad_enabled():
+        follow_gradients(program)
     detach_no_grad_regions(program)
     if known is not None and not autocast.enabled and not autocast_regions:
         expand_unknown(program, known)

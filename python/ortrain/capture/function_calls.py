@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
@@ -196,6 +197,12 @@ class FunctionCalls:
         if internals.is_transforming():  # where Dynamo forgets its backward too
             raise UnseenStateError(
                 f"autograd function '{name}' is called inside of a transform of torch.func"
+            )
+        wanting = (leaf for leaf in args if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+        if issubclass(cls, checkpoint.CheckpointFunction) and not any(True for _ in wanting):
+            raise UnseenStateError(
+                "its forward calls a reentrant checkpoint none of whose arguments wants a gradient: "
+                "its layers get none in PyTorch"
             )
         if name.startswith(_NOT_THE_USERS) or torch.is_autocast_enabled("cpu"):
             raise AutogradFunctionError(

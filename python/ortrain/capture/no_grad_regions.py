@@ -22,24 +22,7 @@ def detach_no_grad_regions(program: torch.export.ExportedProgram) -> None:
             if node.op != "call_function" or node.target is not region or node.args[0] is not False:
                 continue
             body = getattr(graph_module, node.args[1].target)
-            _refuse_writes_to_tracked(body, node)
             _detach_outputs(body)
-
-
-def _refuse_writes_to_tracked(body: torch.fx.GraphModule, call: torch.fx.Node) -> None:
-    outer = dict(
-        zip((n for n in body.graph.nodes if n.op == "placeholder"), call.args[2:], strict=True)
-    )
-    for node in body.graph.nodes:
-        for written in filter(is_floating, written_by(node)):
-            source = outer.get(origin_of(written)[0])
-            if isinstance(source, torch.fx.Node) and origin_of(source)[0].op != "placeholder":
-                raise CaptureError(
-                    f"{node.target} writes, under no_grad, into a tensor that gradients flow "
-                    "through",
-                    module=module_path(node),
-                    source=node_source(node),
-                )
 
 
 def detach_anew(program: torch.export.ExportedProgram) -> None:

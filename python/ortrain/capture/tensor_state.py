@@ -179,6 +179,7 @@ def settings_kept() -> Iterator[None]:
 
 _REQUIRES_GRAD = torch._C.TensorBase.requires_grad
 _GRAD = torch._C.TensorBase.grad
+_DATA = torch._C.TensorBase.data
 
 
 @contextlib.contextmanager
@@ -253,6 +254,11 @@ def tensor_state_kept(
             )
         return own_dispatch(mode)
 
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if _is_the_forwards():
+            raise UnseenStateError("its forward puts other memory behind a tensor ('data')")
+        _DATA.__set__(tensor, value)
+
     own_convert = nn.Module._apply
     set_plainly = object.__setattr__
     own_inference = torch._C._InferenceMode
@@ -270,6 +276,7 @@ def tensor_state_kept(
                 ours(_get_grad, _GRAD.__get__), ours(_set_grad, _GRAD.__set__), _GRAD.__delete__
             ),
         ),
+        (torch.Tensor, "data", property(_DATA.__get__, ours(set_data, _DATA.__set__))),
         (torch.Tensor, "requires_grad_", requires_grad_),
         (torch.Tensor, "__getattr__", get_missing),
         (torch.Tensor, "__setattr__", set_attribute),

@@ -16,15 +16,17 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 # Runs before and after the function of a checkpoint that is not reentrant.
@@ -50,6 +52,53 @@ def no_traces_kept() -> Iterator[None]:
         for name in list(itertools.islice(sources, held[1], None)):
             sources.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+class Tracked(NamedTuple):
+    """Which tensors of a call wanted a gradient while it was traced, in the order of the leaves of arguments and results."""
+
+    arguments: tuple[bool, ...]
+    results: tuple[bool, ...]
+
+
+_TRACKED = "ortrain_tracked"
+
+
+def tracked_by(node: fx.Node) -> Tracked | None:
+    """Return what wanted a gradient around a node; None of nodes that are no calls of operators in a trace."""
+    return node.meta.get(_TRACKED)
+
+
+@contextlib.contextmanager
+def tracked_tensors_told() -> Iterator[None]:
+    """Let nodes of traces that run above autograd tell which of their tensors wanted a gradient."""
+    original = proxy_tensor.proxy_call
+
+    def call(mode: Any, operator: Any, is_above: bool, args: Any, kwargs: Any) -> Any:
+        graph = mode.tracer.graph
+        last = graph._root._prev
+        arguments = _tracked((args, kwargs))
+        result = original(mode, operator, is_above, args, kwargs)
+        if is_above and result is not NotImplemented:
+            node = last._next
+            while node is not graph._root:
+                if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                    node.meta.setdefault(_TRACKED, Tracked(arguments, _tracked(result)))
+                    break
+                node = node._next
+        return result
+
+    proxy_tensor.proxy_call = call
+    try:
+        yield
+    finally:
+        proxy_tensor.proxy_call = original
+
+
+def _tracked(values: Any) -> tuple[bool, ...]:
+    return tuple(
+        leaf.requires_grad for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)
+    )
 
 
 class _DeepestForward:

@@ -93,7 +93,8 @@ def div_mode(e: Emitter, x: Operand, y: Operand, rounding_mode: str | None = Non
     dtype = e.common_dtype(x, y)
     if category(dtype) == 1:
         return e.node("Div", *e.operands(x, y, dtype=dtype))
-    return e.node("TruncDiv", *e.operands(x, y, dtype=dtype), domain="ortrain")
+    operands = e.operands(x, y, dtype=_quotient_dtype(dtype, y))
+    return e.cast(e.node("TruncDiv", *operands, domain="ortrain"), dtype)
 
 
 def truncate(e: Emitter, value: Value) -> Value:
@@ -106,11 +107,15 @@ def floor_divide(e: Emitter, x: Operand, y: Operand) -> Value:
     return _floor_div(e, x, y, differentiable=0)
 
 
+def _quotient_dtype(dtype: torch.dtype, divisor: Operand) -> torch.dtype:
+    """Return what a quotient is computed in: a number is not rounded first, which one near a whole number would show."""
+    is_number = dtype in LOW_PRECISION and isinstance(divisor, NUMBERS)
+    return torch.float32 if is_number else dtype
+
+
 def _floor_div(e: Emitter, x: Operand, y: Operand, **attributes: int) -> Value:
     dtype = e.common_dtype(x, y)
-    # A number is not rounded first; a quotient near a whole one would show it.
-    is_number = dtype in LOW_PRECISION and isinstance(y, NUMBERS)
-    operands = e.operands(x, y, dtype=torch.float32 if is_number else dtype)
+    operands = e.operands(x, y, dtype=_quotient_dtype(dtype, y))
     return e.cast(e.node("FloorDiv", *operands, domain="ortrain", **attributes), dtype)
 
 
@@ -235,6 +240,11 @@ def clamp_tensor(
     result = value = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)
+        if (
+            max is not None and dtype.is_floating_point
+        ):  # neither bound has a gradient where they are equal
+            stopped = e.node("StopGradient", low, domain="ortrain")
+            low = e.where(e.node("Equal", low, e.cast(max, dtype)), stopped, low)
         result = e.where(e.node("Less", result, low), low, result)
     if max is not None:
         high = e.cast(max, dtype)

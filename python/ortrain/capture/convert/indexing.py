@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from ortrain.capture.builder import Value
@@ -229,9 +230,7 @@ def slice_scatter(
     value = e.cast(src, x.dtype)
     if _is_whole(start, end, step, whole):
         return value
-    first = 0 if start is None else start
-    if isinstance(first, int) and first < 0:
-        first = as_size(first + whole)
+    first = _from_the_front(e, 0 if start is None else start, whole)
     if not same(step, 1):
         return _strided_scatter(e, x, value, src.shape[axis], axis, first, step)
     parts = []
@@ -242,6 +241,15 @@ def slice_scatter(
     if not same(last, whole):
         parts.append(e.slice(x, axis, last, INT64_MAX))
     return parts[0] if len(parts) == 1 else e.node("Concat", *parts, axis=axis)
+
+
+def _from_the_front(e: Emitter, start: Size, whole: Size) -> Size:
+    """Return where a slice begins, counted from the front."""
+    if sympy.sympify(start).is_nonnegative:
+        return start
+    if not sympy.sympify(start).is_negative:
+        raise e.unsupported(f"a start {start} that may be negative")
+    return as_size(sympy.Max(0, start + whole))
 
 
 def _strided_scatter(

@@ -160,12 +160,15 @@ def _near_square(e: Emitter, value: Value, is_far: Value) -> Value:
 def huber_loss(
     e: Emitter, x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
 ) -> Value:
-    e.require_finite(delta)
+    if isinstance(delta, (int, float)):
+        e.require_finite(delta)
     dtype = e.common_dtype(x, target)
     difference = e.node("Sub", *e.operands(x, target))
     size, edge = e.node("Abs", difference), e.scalar(delta, dtype)
     half, is_far = e.scalar(0.5, dtype), e.node("Greater", size, edge)
     near = e.node("Mul", half, _near_square(e, difference, is_far))
+    # An edge beyond the dtype's range is infinite, and would make NaN of a gradient of 0.
+    edge = e.where(is_far, edge, e.scalar(0, dtype))
     far = e.node("Mul", edge, e.node("Sub", size, e.node("Mul", half, edge)))
     return _reduced(e, e.where(is_far, far, near), reduction)
 

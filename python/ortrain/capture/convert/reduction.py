@@ -141,8 +141,10 @@ def argmin(e: Emitter, x: Tensor, dim: int | None = None, keepdim: bool = False)
 
 def _truth(e: Emitter, op: str, x: Tensor, dim: Dims, keepdim: bool) -> Value:
     reduced = e.reduce(op, e.cast(e.cast(x, torch.bool), torch.int32), x.axes(dim), keepdim)
+    # Over nothing the largest is below 0, the smallest above 1.
+    truth = e.node("Greater", reduced, e.scalar(0, torch.int32))
     # torch.any of uint8 gives uint8.
-    return e.cast(reduced, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+    return e.cast(truth, torch.uint8) if x.dtype is torch.uint8 else truth
 
 
 @converts("aten.any.default", "aten.any.dim", "aten.any.dims")

@@ -298,8 +298,30 @@ def pad(
     # PyTorch lists (before, after) from the last axis on; the graph all before, then all after.
     before = [0] * (x.rank - count) + [pads[2 * i] for i in reversed(range(count))]
     after = [0] * (x.rank - count) + [pads[2 * i + 1] for i in reversed(range(count))]
+    if mode == "circular":
+        x, before, after = _cropped(e, x, before, after)
     fill = e.scalar(value or 0, x.dtype) if mode == "constant" else None
     return e.node("Pad", x, e.vector(before + after), fill, mode=_PAD_MODES[mode])
+
+
+def _cropped(
+    e: Emitter, x: Tensor, before: list[Size], after: list[Size]
+) -> tuple[Tensor, list[Size], list[Size]]:
+    """Take away what negative pads name; what is left is wrapped."""
+    value, shape = x.value, list(x.shape)
+    for axis, (first, last) in enumerate(zip(before, after, strict=True)):
+        for pad in (first, last):
+            if not (sympy.sympify(pad).is_nonnegative or sympy.sympify(pad).is_negative):
+                raise e.unsupported(f"a pad {pad} that may be negative")
+        less = [as_size(sympy.Max(0, -pad)) for pad in (first, last)]
+        if less != [0, 0]:
+            value = e.slice(value, axis, less[0], as_size(shape[axis] - less[1]))
+            shape[axis] = as_size(shape[axis] - less[0] - less[1])
+    return (
+        Tensor(value, x.dtype, tuple(shape)),
+        [as_size(sympy.Max(0, pad)) for pad in before],
+        [as_size(sympy.Max(0, pad)) for pad in after],
+    )
 
 
 @converts("aten.constant_pad_nd.default")

@@ -28,6 +28,8 @@ _UNARY = {
     "OpaqueUnaryFn_cos": "Cos",
     "OpaqueUnaryFn_tanh": "Tanh",
 }
+# Of floats to ints.
+_ROUNDING = {"FloorToInt": "Floor", "CeilToInt": "Ceil", "RoundToInt": "Round"}
 
 
 def as_size(expression: Any) -> Size:
@@ -111,6 +113,13 @@ class SizeValues:
         return result
 
     def _real(self, expression: Any) -> Value:
+        # Rounded, it is beyond the range of int64 at times, or NaN.
+        rounding = _ROUNDING.get(type(expression).__name__)
+        if rounding is not None:
+            real = self._real(expression.args[0])
+            rounded = self._e.node(rounding, real)
+            # Python's // of what is infinite is NaN.
+            return self._e.node("Add", rounded, self._e.node("Sub", real, real))
         return self._e.cast(self.value(expression), torch.float64)
 
     def _integer(self, value: Value) -> Value:
@@ -168,13 +177,8 @@ class SizeValues:
             return e.node("Pow", self._real(args[0]), self._real(args[1]))
         if name == "TruncToInt":
             return self._integer(self._real(args[0]))
-        rounding: dict[str, str] = {
-            "FloorToInt": "Floor",
-            "CeilToInt": "Ceil",
-            "RoundToInt": "Round",
-        }
-        if name in rounding:
-            return self._integer(e.node(rounding[name], self._real(args[0])))
+        if name in _ROUNDING:
+            return self._integer(e.node(_ROUNDING[name], self._real(args[0])))
         if name in _UNARY:
             return e.node(_UNARY[name], self._real(args[0]))
         raise CaptureError(f"sizes are computed by {name}, which has no form in a graph")
