@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.exc import SkipFrame
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from ortrain import logs
 from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.errors import UnseenStateError
 from ortrain.engine import Engine
 
 _log = logs.get_logger("ortrain")
@@ -76,24 +76,38 @@ def restore_checkpoints(graph_module: fx.GraphModule) -> None:
     """Let checkpoints of a piece be PyTorch's own again, which draw the same numbers when they run again.
 
     Those that Dynamo leaves in their place count on a compiler for that.
+
+    Raises:
+      SkipFrame: (for Dynamo) Python has to run the code that the piece was made of.
     """
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
         nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
         for node in nodes:
+            if _may_give_no_gradient(node):
+                raise SkipFrame("a reentrant checkpoint whose arguments may want no gradient")
             node.target = _checkpoint
         if nodes:
             part.recompile()
 
 
+def _may_give_no_gradient(node: fx.Node) -> bool:
+    """Tell whether none of a reentrant checkpoint's arguments may want a gradient: its layers get none then.
+
+    What its function reaches by itself stands behind the arguments; parameters may be that.
+    """
+    if not node.kwargs.get("use_reentrant") or not torch.is_grad_enabled():
+        return False
+    values = [each.meta.get("example_value") for each in node.all_input_nodes]
+    return not any(
+        isinstance(v, torch.Tensor) and v.requires_grad and not isinstance(v, nn.Parameter)
+        for v in values
+    )
+
+
 def _checkpoint(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     options, given = tag_activation_checkpoint.divide_kwargs(kwargs)
-    # Parameters stand behind the arguments.
-    leaves = [a for a in args if isinstance(a, torch.Tensor) and not isinstance(a, nn.Parameter)]
-    is_lost = options.get("use_reentrant") and not any(a.requires_grad for a in leaves)
-    if is_lost and torch.is_grad_enabled():
-        raise UnseenStateError("a reentrant checkpoint, none of whose arguments wants a gradient")
     options["use_reentrant"] = False
     if (contexts := body.meta.get("_checkpoint_context_fn")) is not None:
         options["context_fn"] = contexts

@@ -178,7 +178,7 @@ class Engine(RenewedInChildren):
             return result
         if any(map(is_fake, call.tensors)):  # another thread's capture has handed them to this one
             return module.forward(*args, **kwargs)
-        if device := unsupported_device(call):
+        if device := unsupported_device(call, module):
             return self._run_for_once(device, "device", args, kwargs)
         with self._lock:  # while a thread traces, the module holds other tensors
             tensors = self._look_at_module()

@@ -146,8 +146,8 @@ class Entry:
                 raise CaptureError(f"'{target}' is no tensor of the module")
         graph.set_requires_grad(requires_grad)
         # What no output's gradient reaches is no part of PyTorch's graph: it may belong to an earlier step.
-        writes = any(output["role"] == "input_update" for output in graph.outputs)
-        unreached = [] if writes else _unreached(graph, requires_grad)
+        writes = {o["target"] for o in graph.outputs if o["role"] == "input_update"}
+        unreached = [name for name in _unreached(graph, requires_grad) if name not in writes]
         requires_grad.update(dict.fromkeys(unreached, False))
         graph.set_requires_grad(requires_grad)
         if prepared.grad_enabled and (written := graph.differentiable_input_updates()):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from ortrain import _core
 from ortrain.capture.dtypes import TORCH_DTYPE
@@ -20,17 +21,17 @@ from ortrain.fallback import is_strict
 _is_on_cpu = operator.attrgetter("is_cpu")
 
 
-def unsupported_device(call: FlatCall) -> str:
+def unsupported_device(call: FlatCall, module: nn.Module) -> str:
     """Say which argument is on a device that nothing here runs; empty for none.
 
     Raises:
-      DeviceError: One is, and the user wants no call to run in PyTorch.
+      DeviceError: One is, and parameters of the module are on another, or the user wants no call to run in PyTorch.
     """
     if all(map(_is_on_cpu, call.tensors)):
         return ""
     for name, tensor in zip(call.names, call.tensors, strict=True):
         if not tensor.is_cpu and not is_supported(tensor.device):
-            if is_strict():
+            if is_strict() or any(p.device != tensor.device for p in module.parameters()):
                 common_device([(f"argument '{name}'", tensor)])
             return (
                 f"argument '{name}' is on device '{tensor.device}', which this build does not run"

@@ -397,9 +397,7 @@ def _functional(
     autocast_regions: bool,
 ) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Return the program without writes, of known operators, and the conditions that this added."""
-    if torch.is_grad_enabled():
-        follow_gradients(program)
-    detach_no_grad_regions(program)
+    detach_no_grad_regions(program, follow_gradients(program) if torch.is_grad_enabled() else ())
     if known is not None and not autocast.enabled and not autocast_regions:
         expand_unknown(program, known)
     # Tracing again is what puts the casts of autocast into the graph.

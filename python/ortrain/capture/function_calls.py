@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import logs
 from ortrain.capture import torch_internals as internals
@@ -114,16 +115,17 @@ class FunctionCall:
           AutogradFunctionError: The function writes to its arguments, or its result holds something
             that no graph can give.
         """
-        versions = [t._version for t in tensors]
-        with torch.no_grad(), self._without_effects():
+        memories = [internals.storage_identity(t) for t in tensors]
+        # Versions do not count here, below autograd.
+        writes = _WriteWatch(memories)
+        with torch.no_grad(), self._without_effects(), writes:
             flat, self.result_tree = pytree.tree_flatten(self._apply(tensors, sizes))
         if self.has_effects:
             self._refuse_effects_on_the_module(tensors, sizes)
-        if versions != [t._version for t in tensors]:
+        if writes.are_any:
             raise AutogradFunctionError(f"autograd function '{self.name}' writes to its arguments")
         results = []
         self.constants = {}
-        memories = [internals.storage_identity(t) for t in tensors]
         for index, part in enumerate(flat):
             if isinstance(part, torch.Tensor):
                 if part.layout is not torch.strided:
@@ -170,6 +172,27 @@ class FunctionCall:
         count = self.result_tree.num_leaves
         flat = [self.constants[i] if i in self.constants else next(tensors) for i in range(count)]
         return pytree.tree_unflatten(flat, self.result_tree)
+
+
+class _WriteWatch(TorchDispatchMode):
+    """Tells whether operators write to some memory."""
+
+    def __init__(self, memories: Sequence[int]) -> None:
+        super().__init__()
+        self._memories = frozenset(memories)
+        self.are_any = False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        for position, argument in enumerate(op._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else given.get(argument.name)
+                self.are_any |= any(
+                    internals.storage_identity(leaf) in self._memories
+                    for leaf in pytree.tree_leaves(value)
+                    if isinstance(leaf, torch.Tensor)
+                )
+        return op(*args, **given)
 
 
 class FunctionCalls:

@@ -22,22 +22,28 @@ from ortrain.capture.trace_internals import tracked_by
 _detach = torch.ops.aten.detach.default
 
 
-def follow_gradients(program: torch.export.ExportedProgram) -> None:
+def follow_gradients(program: torch.export.ExportedProgram) -> frozenset[int]:
     """Detach operands to which gradients would flow in the graph and did not in the trace.
+
+    Returns:
+      Memory that regions under no_grad have made and to which something that wants a gradient is written later.
 
     Args:
       program: As exported, with regions and writes; nodes of detached operands are added.
 
     Raises:
-      CaptureError: What gradients flow through is written to under no_grad: PyTorch changes numbers, and keeps gradients.
+      CaptureError: What gradients flow through is written to under no_grad, or past a detached alias: PyTorch changes
+        numbers, and keeps gradients.
       UnseenStateError: What wants a gradient is written through a detached alias, whose later readers alone get it;
         or a gradient flowed in the trace and would not in the graph.
     """
     flow = _Flow()
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and getattr(node.meta.get("val"), "requires_grad", False):
+    for node in program.graph.find_nodes(op="placeholder"):
+        if getattr(node.meta.get("val"), "requires_grad", False):
             flow.carrying.add(node)
+            flow.held.update(memories_of(node))
     flow.follow(program.graph_module, without_gradients=False)
+    return frozenset(flow.copied)
 
 
 class _Flow:
@@ -46,14 +52,18 @@ class _Flow:
     Attributes:
       carrying: Nodes from which gradients flow to what wants some.
       written: Memory to which such values were written.
-      cut: Memory that regions under no_grad have made; their results are detached views of it.
-      held: Memory of what has been computed and wants a gradient.
+      elsewhere: Nodes whose gradients go to what the forward has made a leaf, or to what lies outside of the module.
+      cut: Memory that regions under no_grad have made; their results are detached views of it,
+      copied: unless something that wants a gradient is written to it later: then they are copies.
+      held: Memory of what wants a gradient.
     """
 
     def __init__(self) -> None:
         self.carrying: set[fx.Node] = set()
         self.written: set[int] = set()
+        self.elsewhere: set[fx.Node] = set()
         self.cut: set[int] = set()
+        self.copied: set[int] = set()
         self.held: set[int] = set()
 
     def follow(self, owner: fx.GraphModule, without_gradients: bool) -> bool:
@@ -87,45 +97,72 @@ class _Flow:
         written = set(written_by(node))
         tracked = tracked_by(node)
         operands = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(n)]
+        if tracked is not None and len(tracked.arguments) != len(operands):
+            tracked = None
         flowing = [n for n in node.all_input_nodes if self._carries(n)]
-        if tracked is not None and len(tracked.arguments) == len(operands):
-            for operand, wanted in zip(operands, tracked.arguments, strict=True):
-                if wanted and not self._carries(operand):
-                    raise _unseen(node, f"gradients flow through '{operand.name}', not in a graph")
-        if without_gradients:
-            self._refuse_held(node, written)
+        if tracked is not None:
+            wanted = dict(zip(operands, tracked.arguments, strict=True))
+            self._refuse_lost(node, wanted, without_gradients)
+            self._refuse_past_autograd(node, written, wanted, without_gradients)
+            if written and not (tracked.results or without_gradients) and any(tracked.arguments):
+                raise _unseen(
+                    node, f"{node.target} writes to a list, whose gradients a graph would lose"
+                )
         if not flowing or node.target is _detach:
             return
-        if tracked is not None and len(tracked.arguments) == len(operands):
+        if tracked is not None:
             wants = any(tracked.results)
             untracked = [
                 n
-                for n, wanted in zip(operands, tracked.arguments, strict=True)
-                if n not in written and not (wanted and (wants or not written))
+                for n, is_wanted in wanted.items()
+                if n not in written and not (is_wanted and (wants or not written))
             ]
             # What a region computes under no_grad is detached as it leaves it.
             if written or not without_gradients:
-                for operand in dict.fromkeys(n for n in untracked if self._carries(n)):
+                for operand in filter(self._carries, untracked):
                     self._detach(node, operand)
                 flowing = [n for n in flowing if n not in untracked]
         if not flowing:
             return
         self.carrying.add(node)
-        if not without_gradients:
+        if not without_gradients and (tracked is None or any(tracked.results)):
             self.held.update(memories_of(node))
-        if written and any(n not in written for n in flowing):
+        if not without_gradients and written and any(n not in written for n in flowing):
             for target in written:
-                is_cut = not self.cut.isdisjoint(memories_of(target))
-                if not without_gradients and (is_cut or origin_of(target)[1]):
+                if memories := self.cut.intersection(memories_of(target)):
+                    self.copied.update(memories)
+                elif origin_of(target)[1]:
                     what = f"{node.target} writes what wants a gradient through a detached tensor"
                     raise _unseen(node, what)
+                self.held.update(memories_of(target))
                 self.written.update(memories_of(target))
 
-    def _refuse_held(self, node: fx.Node, written: set[fx.Node]) -> None:
+    def _refuse_lost(
+        self, node: fx.Node, wanted: dict[fx.Node, bool], without_gradients: bool
+    ) -> None:
+        """Refuse a node through which gradients flowed in the trace alone."""
+        if without_gradients:
+            return
+        for operand, is_wanted in wanted.items():
+            if is_wanted and not self._carries(operand):
+                if operand not in self.elsewhere and _computed_with_gradients(operand):
+                    raise _unseen(node, f"gradients flow through '{operand.name}', not in a graph")
+                self.elsewhere.add(node)
+
+    def _refuse_past_autograd(
+        self,
+        node: fx.Node,
+        written: set[fx.Node],
+        wanted: dict[fx.Node, bool],
+        without_gradients: bool,
+    ) -> None:
+        """Refuse a write to what gradients flow through that autograd does not see: it changes numbers alone."""
         for target in filter(_may_want_gradients, written):
-            if not self.held.isdisjoint(memories_of(target)):
+            seen = wanted.get(target, True) and not without_gradients
+            if not seen and not self.held.isdisjoint(memories_of(target)):
+                mode = "under no_grad" if without_gradients else "detached"
                 raise CaptureError(
-                    f"{node.target} writes, under no_grad, into a tensor that gradients flow through",
+                    f"{node.target} writes, {mode}, into a tensor that gradients flow through",
                     module=module_path(node),
                     source=node_source(node),
                 )
@@ -148,6 +185,11 @@ class _Flow:
 
 def _unseen(node: fx.Node, what: str) -> UnseenStateError:
     return UnseenStateError(what, module=module_path(node), source=node_source(node))
+
+
+def _computed_with_gradients(node: fx.Node) -> bool:
+    tracked = tracked_by(node)
+    return tracked is not None and any(tracked.results) and any(tracked.arguments)
 
 
 def _may_want_gradients(node: fx.Node) -> bool:

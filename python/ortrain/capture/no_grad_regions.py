@@ -4,25 +4,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch.export.graph_signature import InputKind
 
 from ortrain.capture import torch_internals as internals
-from ortrain.capture.aliases import is_floating, origin_of, written_by
+from ortrain.capture.aliases import is_floating, memories_of, origin_of, written_by
 from ortrain.capture.errors import CaptureError, UnseenStateError
 from ortrain.capture.locations import module_path, node_source
 from ortrain.capture.trace_internals import bodies_of, nodes_of
 
 
-def detach_no_grad_regions(program: torch.export.ExportedProgram) -> None:
-    """Detach what leaves each no_grad region: functionalizing forgets the region itself."""
+def detach_no_grad_regions(
+    program: torch.export.ExportedProgram, copied: Collection[int] = ()
+) -> None:
+    """Detach what leaves each no_grad region: functionalizing forgets the region itself.
+
+    Args:
+      program: As exported.
+      copied: Memory of which copies leave.
+
+    Raises:
+      UnseenStateError: Several results of a region lie in it.
+    """
     region = internals.no_grad_region()
     for graph_module in bodies_of(program):
         for node in list(graph_module.graph.nodes):
             if node.op != "call_function" or node.target is not region or node.args[0] is not False:
                 continue
             body = getattr(graph_module, node.args[1].target)
-            _detach_outputs(body)
+            _detach_outputs(body, copied)
 
 
 def detach_anew(program: torch.export.ExportedProgram) -> None:
@@ -77,9 +89,12 @@ def refuse_regions_with_gradients(program: torch.export.ExportedProgram) -> None
             )
 
 
-def _detach_outputs(body: torch.fx.GraphModule) -> None:
+def _detach_outputs(body: torch.fx.GraphModule, copied: Collection[int]) -> None:
     graph = body.graph
     output = next(n for n in graph.nodes if n.op == "output")
+    memories = [m for n in output.all_input_nodes for m in memories_of(n) if m in copied]
+    if len(set(memories)) < len(memories):
+        raise UnseenStateError("what shares memory leaves no_grad and is written to afterwards")
 
     def detached(node: torch.fx.Node) -> torch.fx.Node:
         value = node.meta.get("val")
@@ -90,6 +105,12 @@ def _detach_outputs(body: torch.fx.GraphModule) -> None:
         result.meta.update(
             {k: node.meta[k] for k in ("val", "nn_module_stack", "stack_trace") if k in node.meta}
         )
+        if not set(memories_of(node)).isdisjoint(copied):
+            with graph.inserting_before(output):
+                copy = graph.call_function(torch.ops.aten.clone.default, (result,))
+            made = internals.fake_result(torch.ops.aten.clone.default, (value,), {})
+            copy.meta.update(result.meta | {"val": made})
+            return copy
         return result
 
     output.args = tuple(torch.fx.map_arg(a, detached) for a in output.args)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,6 +90,25 @@ def _division(original: Callable[..., Any], reflected: bool) -> Callable[..., An
     return divide
 
 
+def _floor_division(
+    original: Callable[..., Any], reflected: bool, value: type
+) -> Callable[..., Any]:
+    """Return ``//`` of floats, for the number itself: Python rounds the exact quotient, a graph the rounded one.
+
+    They are the same where the divisor is a power of two.
+    """
+
+    def divide(number: Any, other: Any) -> Any:
+        has_floats = value is float or isinstance(other, (float, torch.SymFloat))
+        by = None if reflected else other
+        is_exact = type(by) in (int, float) and by and math.frexp(by)[0] in (0.5, -0.5)
+        if not has_floats or is_exact or not _is_users(sys._getframe(1)):
+            return original(number, other)
+        return other // value(number) if reflected else value(number) // other
+
+    return divide
+
+
 def _rounding(original: Callable[..., Any]) -> Callable[..., Any]:
     def rounded(number: Any, digits: int | None = None) -> Any:
         if digits is not None and digits < 0:
@@ -135,6 +155,8 @@ def numbers_answer() -> Iterator[list[Exception]]:
             for name in ("truediv", "floordiv", "mod"):
                 for place, reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
                     put(kind, place, _division(getattr(kind, place), reflected))
+            for place, reflected in (("__floordiv__", False), ("__rfloordiv__", True)):
+                put(kind, place, _floor_division(getattr(kind, place), reflected, value))
             # isinstance and match ask for it as well.
             put(kind, "__getattribute__", _class_told(kind, value))
         ints: Any = torch.SymInt

@@ -248,7 +248,9 @@ def tensor_state_kept(
         return own_convert(layer, *args, **kwargs)
 
     def enter_dispatch(mode: TorchDispatchMode) -> Any:
-        if threading.get_ident() == thread and not type(mode).__module__.startswith("torch."):
+        if threading.get_ident() == thread and not type(mode).__module__.startswith(
+            ("torch.", "ortrain.")
+        ):
             raise UnseenStateError(
                 f"its forward enters {type(mode).__qualname__}, a mode that decides what operators do"
             )

@@ -13,6 +13,7 @@ from ortrain.capture.errors import (
     AutogradFunctionError,
     CaptureError,
     ConversionError,
+    UnseenStateError,
     UnsupportedInputError,
     UnsupportedOperatorError,
 )
@@ -98,6 +99,8 @@ def test_reentrant_checkpoint_is_refused() -> None:
             return torch.utils.checkpoint.checkpoint(self.fc, x, use_reentrant=True)
 
     with pytest.raises(AutogradFunctionError, match="CheckpointFunction"):
+        capture_known(Module(), {"x": torch.randn(2, 3, requires_grad=True)})
+    with pytest.raises(UnseenStateError, match="reentrant checkpoint"):
         capture_known(Module(), {"x": torch.randn(2, 3)})
 
 

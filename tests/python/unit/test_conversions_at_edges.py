@@ -108,3 +108,12 @@ def test_quotients_of_numbers(value: float) -> None:
 
     agree(of_item, (x, torch.tensor(3.0)), (x, torch.tensor(value, dtype=torch.float64)))
     agree(lambda w, x, n: x * w * (n // 2), (x, 3.5), (x, 4.5), (x, value))
+
+
+def test_quotients_are_floors_of_exact_ones() -> None:
+    """3 / 0.1 is 30 when rounded, and Python's 3 // 0.1 is 29."""
+    calls = [(torch.ones(n, 3),) for n in (2, 3, 5)]
+    agree(lambda w, x: F.pad(x * w, (0, int(x.shape[0] // 0.1))), *calls)
+    agree(lambda w, x: x * w * (x.shape[0] // 0.25), *calls)
+    agree(lambda w, x, k: x * w * (k // 0.1), *((torch.ones(2, 3), k) for k in (0.5, 0.75, 1.0)))
+    agree(lambda w, x, k: x * w * (1 // k), *((torch.ones(2, 3), k) for k in (0.5, 0.1, 0.2)))

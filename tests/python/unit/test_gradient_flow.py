@@ -99,8 +99,25 @@ def _lists(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return m.rows
 
 
+def _leaf(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    start = torch.zeros(5, 3).requires_grad_()
+    return torch.tanh(start * 2) + y.sum(0)
+
+
+def _added_to_afterwards(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        frozen = m.rows + y.sum(0)
+    frozen += y.mean(0)
+    frozen[1] = y[1]
+    return frozen
+
+
 @pytest.mark.parametrize(
-    "action", [_select, _view_before, _swapped, _under_autocast, _enabled_within, _out, _lists]
+    "action",
+    [
+        *(_select, _view_before, _swapped, _under_autocast, _enabled_within, _out, _lists),
+        *(_leaf, _added_to_afterwards),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*run in PyTorch")
 def test_writes_under_no_grad_end_gradients(action: Action) -> None:
@@ -123,10 +140,80 @@ def _other_memory(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return m.rows
 
 
-@pytest.mark.parametrize("action", [_detached_row, _detached_alias, _other_memory])
-@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
-def test_writes_past_autograd_run_in_pytorch(action: Action) -> None:
-    assert "detached" in (fallback := follows(action)) or "other memory" in fallback
+def _detached_under_autocast(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        alias = y.detach()
+    alias.mul_(2.0)
+    return y.sum(0).expand(5, 3) * 3
+
+
+def _detached_for_a_while(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    m.rows.add_(y.sum(0))
+    m.rows.detach().clamp_(-1, 1)
+    result = m.rows * 5
+    m.rows.detach_()
+    return result
+
+
+def _lists_with_gradients(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    parts = [y[0] * 2, y[1] * 3]
+    torch._foreach_mul_(parts, y[2, 0])
+    torch._foreach_add_(parts, [y[2], y[3]])
+    return (parts[0] + parts[1]).expand(5, 3)
+
+
+class WritesItsOperand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        row.add_(x.mean(0))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient * 2, None
+
+
+def _in_a_function(m: Bank, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return m.rows + WritesItsOperand.apply(y, m.rows[0]).sum(0)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        *(_detached_row, _detached_alias, _other_memory, _detached_under_autocast),
+        *(_detached_for_a_while, _lists_with_gradients, _in_a_function),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*runs? in (PyTorch|pieces)")
+def test_writes_past_autograd_are_in_no_graph(action: Action) -> None:
+    assert follows(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs? in (PyTorch|pieces)")
+def test_a_buffer_with_a_gradient_is_written_to_under_no_grad() -> None:
+    plain = Bank(_select)
+    plain.rows.requires_grad_()
+    ours = ORTModule(copy.deepcopy(plain))
+    for model in (ours, plain):
+        model(torch.ones(4, 3), torch.tensor([0, 1, 2, 0])).backward()
+    torch.testing.assert_close(ours.rows.grad, plain.rows.grad)
+
+
+def test_an_argument_of_an_earlier_step_that_nothing_reaches() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+            x.mul_(2.0)
+            return x * self.weight * (z > 0)
+
+    ours = ORTModule(Masked())
+    z = torch.ones(2, 3, requires_grad=True) ** 2
+    z.sum().backward()
+    ours(torch.ones(2, 3), z).sum().backward()
+    torch.testing.assert_close(ours.weight.grad, torch.full((3,), 4.0))
 
 
 def _random_action(seed: int) -> Action:
@@ -190,6 +277,9 @@ def test_a_reentrant_checkpoint_whose_arguments_want_no_gradient_gives_none() ->
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(checkpoint.checkpoint(self.inner, x, use_reentrant=True))
 
+    compiled = torch.compile(model := Checkpointed(), backend="ortrain")
+    compiled(torch.ones(2, 3)).sum().backward()
+    assert model.inner.weight.grad is None and model.head.weight.grad is not None
     ours = ORTModule(Checkpointed())
     for _ in range(3):
         ours(torch.ones(2, 3)).sum().backward()
