@@ -25,11 +25,11 @@ _detach = torch.ops.aten.detach.default
 def follow_gradients(program: torch.export.ExportedProgram) -> frozenset[int]:
     """Detach operands to which gradients would flow in the graph and did not in the trace.
 
-    Returns:
-      Memory that regions under no_grad have made and to which something that wants a gradient is written later.
-
     Args:
       program: As exported, with regions and writes; nodes of detached operands are added.
+
+    Returns:
+      Memory that regions under no_grad have made and to which something that wants a gradient is written later.
 
     Raises:
       CaptureError: What gradients flow through is written to under no_grad, or past a detached alias: PyTorch changes
@@ -53,8 +53,8 @@ class _Flow:
       carrying: Nodes from which gradients flow to what wants some.
       written: Memory to which such values were written.
       elsewhere: Nodes whose gradients go to what the forward has made a leaf, or to what lies outside of the module.
-      cut: Memory that regions under no_grad have made; their results are detached views of it,
-      copied: unless something that wants a gradient is written to it later: then they are copies.
+      cut: Memory that regions under no_grad have made; their results are detached views of it.
+      copied: Of it, what something that wants a gradient is written to later: their results are copies.
       held: Memory of what wants a gradient.
     """
 
