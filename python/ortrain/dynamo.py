@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.exc import SkipFrame
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -86,6 +85,8 @@ def restore_checkpoints(graph_module: fx.GraphModule) -> None:
         nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
         for node in nodes:
             if _may_give_no_gradient(node):
+                from torch._dynamo.exc import SkipFrame  # a second to import
+
                 raise SkipFrame("a reentrant checkpoint whose arguments may want no gradient")
             node.target = _checkpoint
         if nodes:
