@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ortrain import logs
 from ortrain.capture import size_internals
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.dynamo_internals import skipped_frame
 from ortrain.engine import Engine
 
 _log = logs.get_logger("ortrain")
@@ -85,9 +86,7 @@ def restore_checkpoints(graph_module: fx.GraphModule) -> None:
         nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
         for node in nodes:
             if _may_give_no_gradient(node):
-                from torch._dynamo.exc import SkipFrame  # a second to import
-
-                raise SkipFrame("a reentrant checkpoint whose arguments may want no gradient")
+                raise skipped_frame("a reentrant checkpoint whose arguments may want no gradient")
             node.target = _checkpoint
         if nodes:
             part.recompile()

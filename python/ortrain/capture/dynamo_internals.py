@@ -57,6 +57,13 @@ def nothing_compiles() -> Any:
     return getattr(convert_frame, "compile_lock", None) or contextlib.nullcontext()
 
 
+def skipped_frame(reason: str) -> Exception:
+    """Return what a backend raises to have Python run the code that its piece was made of."""
+    from torch._dynamo.exc import SkipFrame
+
+    return SkipFrame(reason)
+
+
 def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]) -> Any:
     """Return ``function`` as Dynamo runs it, its pieces made by ``backend``.
 

@@ -17,9 +17,8 @@ from ortrain.capture.aliases import memories_of, origin_of, written_by
 from ortrain.capture.errors import CaptureError, UnseenStateError
 from ortrain.capture.functional import body_of, is_region
 from ortrain.capture.locations import module_path, node_source
+from ortrain.capture.no_grad_regions import detached_before
 from ortrain.capture.trace_internals import tracked_by
-
-_detach = torch.ops.aten.detach.default
 
 
 def follow_gradients(program: torch.export.ExportedProgram) -> frozenset[int]:
@@ -108,7 +107,7 @@ class _Flow:
                 raise _unseen(
                     node, f"{node.target} writes to a list, whose gradients a graph would lose"
                 )
-        if not flowing or node.target is _detach:
+        if not flowing or node.target is torch.ops.aten.detach.default:
             return
         if tracked is not None:
             wants = any(tracked.results)
@@ -120,7 +119,7 @@ class _Flow:
             # What a region computes under no_grad is detached as it leaves it.
             if written or not without_gradients:
                 for operand in filter(self._carries, untracked):
-                    self._detach(node, operand)
+                    node.replace_input_with(operand, detached_before(node, operand))
                 flowing = [n for n in flowing if n not in untracked]
         if not flowing:
             return
@@ -171,16 +170,6 @@ class _Flow:
         if not _may_want_gradients(node):
             return False
         return node in self.carrying or not self.written.isdisjoint(memories_of(node))
-
-    def _detach(self, node: fx.Node, operand: fx.Node) -> None:
-        with node.graph.inserting_before(node):
-            detached = node.graph.call_function(_detach, (operand,))
-        detached.meta = {
-            k: operand.meta[k]
-            for k in ("val", "nn_module_stack", "stack_trace")
-            if k in operand.meta
-        }
-        node.replace_input_with(operand, detached)
 
 
 def _unseen(node: fx.Node, what: str) -> UnseenStateError:

@@ -89,6 +89,15 @@ def refuse_regions_with_gradients(program: torch.export.ExportedProgram) -> None
             )
 
 
+def detached_before(place: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
+    """Add a node before another one that detaches a value; layer and source are the value's."""
+    with place.graph.inserting_before(place):
+        detached = place.graph.call_function(torch.ops.aten.detach.default, (value,))
+    kept = ("val", "nn_module_stack", "stack_trace")
+    detached.meta.update({key: value.meta[key] for key in kept if key in value.meta})
+    return detached
+
+
 def _detach_outputs(body: torch.fx.GraphModule, copied: Collection[int]) -> None:
     graph = body.graph
     output = next(n for n in graph.nodes if n.op == "output")
@@ -100,11 +109,7 @@ def _detach_outputs(body: torch.fx.GraphModule, copied: Collection[int]) -> None
         value = node.meta.get("val")
         if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
             return node
-        with graph.inserting_before(output):
-            result = graph.call_function(torch.ops.aten.detach.default, (node,))
-        result.meta.update(
-            {k: node.meta[k] for k in ("val", "nn_module_stack", "stack_trace") if k in node.meta}
-        )
+        result = detached_before(output, node)
         if not set(memories_of(node)).isdisjoint(copied):
             with graph.inserting_before(output):
                 copy = graph.call_function(torch.ops.aten.clone.default, (result,))

@@ -29,6 +29,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from ortrain.capture.torch_internals import replaced
+
 # Runs before and after the function of a checkpoint that is not reentrant.
 CheckpointGenerator = Callable[..., Iterator[None]]
 
@@ -69,8 +71,7 @@ def tracked_by(node: fx.Node) -> Tracked | None:
     return node.meta.get(_TRACKED)
 
 
-@contextlib.contextmanager
-def tracked_tensors_told() -> Iterator[None]:
+def tracked_tensors_told() -> contextlib.AbstractContextManager[None]:
     """Let nodes of traces that run above autograd tell which of their tensors wanted a gradient."""
     original = proxy_tensor.proxy_call
 
@@ -88,11 +89,7 @@ def tracked_tensors_told() -> Iterator[None]:
                 node = node._next
         return result
 
-    proxy_tensor.proxy_call = call
-    try:
-        yield
-    finally:
-        proxy_tensor.proxy_call = original
+    return replaced([(proxy_tensor, "proxy_call", call)])
 
 
 def _tracked(values: Any) -> tuple[bool, ...]:
@@ -124,15 +121,9 @@ class _DeepestForward:
         return traceback.StackSummary()
 
 
-@contextlib.contextmanager
-def deepest_lines_told() -> Iterator[None]:
+def deepest_lines_told() -> contextlib.AbstractContextManager[None]:
     """Let nodes of traces tell the deepest line of a forward that made them, and no more."""
-    original = fx.proxy.CapturedTraceback
-    fx.proxy.CapturedTraceback = _DeepestForward  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        fx.proxy.CapturedTraceback = original  # type: ignore[misc]
+    return replaced([(fx.proxy, "CapturedTraceback", _DeepestForward)])
 
 
 class _Compiled:

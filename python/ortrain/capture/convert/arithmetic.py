@@ -240,9 +240,8 @@ def clamp_tensor(
     result = value = e.cast(x, dtype)
     if min is not None:
         low = e.cast(min, dtype)
-        if (
-            max is not None and dtype.is_floating_point
-        ):  # neither bound has a gradient where they are equal
+        if max is not None and dtype.is_floating_point:
+            # Where the bounds are equal, neither has a gradient.
             stopped = e.node("StopGradient", low, domain="ortrain")
             low = e.where(e.node("Equal", low, e.cast(max, dtype)), stopped, low)
         result = e.where(e.node("Less", result, low), low, result)
