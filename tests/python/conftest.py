@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CoverageRecorder(Path(folder)))
 
 
-_frozen: set[Path] = set()
+_begun: set[Path] = set()
 _state: dict[str, Any] = {}
 
 
@@ -60,15 +60,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Refuse tests that change how others run; keep what is loaded by now out of garbage collections.
+    """Refuse tests that change how others run.
 
-    Of these accelerate starts two per training, and among the modules of PyTorch and transformers one takes a
-    third of a second.
+    What is loaded by now is kept out of collections where accelerate trains, which starts two per training: among the
+    modules of PyTorch and transformers one takes a third of a second. Elsewhere captures would look at what is frozen.
     """
-    if item.path not in _frozen:
-        _frozen.add(item.path)
+    if item.path not in _begun:
+        _begun.add(item.path)
         gc.collect()
-        gc.freeze()
+        gc.unfreeze()
+        if item.path.parent.name == "hf":
+            gc.freeze()
     if nextitem is not None and nextitem.path == item.path and _shares_fixtures(nextitem):
         return  # what fixtures of a file have set is set back with them
     before, after = _state.copy(), process_state()

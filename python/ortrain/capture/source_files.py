@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import site
+import stat
 import sys
 import sysconfig
 import time
@@ -111,8 +112,10 @@ def is_standard(file: str) -> bool:
     return real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
 
 
-def _is_keyed_elsewhere(real: str) -> bool:
+@functools.cache
+def _is_keyed_elsewhere(file: str) -> bool:
     """Tell whether versions in the key stand for a file: the standard library and PyTorch."""
+    real = os.path.realpath(file)
     standard = real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
     return standard or real.startswith(TORCH_ROOT)
 
@@ -131,8 +134,10 @@ def process_start() -> float:
 def loaded_files() -> list[FileState]:
     """Return the state of each loaded source or extension file, standard library aside.
 
+    A file is named by the path by which it was imported: where a link on it leads elsewhere later, that is other code.
+
     Raises:
-      ChangingFileError: A file is gone or has changed since the process started.
+      ChangingFileError: A file is gone, or it or a link to it has changed since the process started.
     """
     start = process_start()
     result: dict[str, FileState] = {}
@@ -140,12 +145,12 @@ def loaded_files() -> list[FileState]:
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or file.startswith("<"):
             continue
-        path = os.path.realpath(file)
+        path = os.path.abspath(file)
         if path in result or _is_keyed_elsewhere(path):
             continue
         try:
             status = os.stat(path)
-            if max(status.st_mtime, status.st_ctime) > start:
+            if max(status.st_mtime, status.st_ctime, _age_of_links(path)) > start:
                 raise ChangingFileError(f"{path} has changed since the process started")
             result[path] = _state(path, status)
         except OSError as error:
@@ -153,10 +158,26 @@ def loaded_files() -> list[FileState]:
     return list(result.values())
 
 
+def _age_of_links(path: str) -> float:
+    """Return when the youngest link on a path was made, 0 where there is none."""
+    if real_path(path) == path:
+        return 0.0
+    steps = [os.lstat(step) for step in (Path(path), *Path(path).parents)]
+    return max((step.st_ctime for step in steps if stat.S_ISLNK(step.st_mode)), default=0.0)
+
+
 def _state(path: str, status: os.stat_result) -> FileState:
     if is_installed(path) or not path.endswith(".py"):
         return [path, status.st_size, status.st_mtime_ns]
-    return [path, hashlib.sha256(Path(path).read_bytes()).hexdigest()]
+    return [
+        path,
+        _digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns),
+    ]
+
+
+@functools.cache
+def _digest(path: str, *_state_of_file: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def changed_file(states: Sequence[FileState]) -> str | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,10 +53,14 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
+        handled = sys.exc_info()[1]
         with without_collections():  # a trace makes much and lets go of little
             ages = _Ages()
             try:
                 yield
+            except BaseException as error:
+                _let_go_of_frames(error, handled)
+                raise
             finally:
                 ages.end()
                 found += self._take_back(ages)
@@ -69,6 +75,23 @@ class FakesMade:
         if not alive:
             return []
         return _taken_out(list(alive.values()), ages, {id(alive), id(ages.made)})
+
+
+def _let_go_of_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Clear the variables of functions that an error has ended, which hold most of what a trace has made.
+
+    Args:
+      error: What ended the trace.
+      handled: What somebody was handling when the trace began: its functions are theirs.
+    """
+    seen = {id(handled), id(None)}
+    errors: list[BaseException | None] = [error]
+    while errors:
+        ended = errors.pop()
+        if ended is not None and id(ended) not in seen:
+            seen.add(id(ended))
+            traceback.clear_frames(ended.__traceback__)
+            errors += [ended.__cause__, ended.__context__]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import math
@@ -394,6 +395,30 @@ def test_files_changed_under_a_running_process_are_not_trusted(
         source_files.loaded_files()
 
 
+def test_files_are_those_to_which_links_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for release in ("one", "two"):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "linked_module.py").write_text(f"NAME = {release!r}\n")
+    current = tmp_path / "current"
+    current.symlink_to(tmp_path / "one")
+    monkeypatch.syspath_prepend(current)
+    module = importlib.import_module("linked_module")
+    monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
+    files = source_files.loaded_files()
+    assert source_files.changed_file(files) is None
+    time.sleep(0.05)  # the system's time of a change may lie a little before it
+    started = time.time()
+    current.unlink()
+    current.symlink_to(tmp_path / "two")
+    assert source_files.changed_file(files) == module.__file__
+    # Both releases are older than the process, the link is not.
+    monkeypatch.setattr(source_files, "process_start", lambda: started - 0.02)
+    with pytest.raises(source_files.ChangingFileError, match="linked_module"):
+        source_files.loaded_files()
+
+
 def test_process_start_lies_in_the_past() -> None:
     assert 0 < source_files.process_start() <= source_files._imported_at
 
@@ -556,8 +581,11 @@ def test_a_hundred_damaged_files_are_captured_again(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     net = Net()
-    expected = step(ORTModule(net))
+    step(ORTModule(net))  # loads modules, whose files an entry names
     (path,) = folder.iterdir()
+    path.unlink()
+    net.zero_grad()
+    expected = step(ORTModule(net))
     data = path.read_bytes()
     for i, broken in enumerate(damaged(data, 100)):
         path.write_bytes(broken)
