@@ -17,7 +17,7 @@ from ortrain import _core, devices, logs, progress
 from ortrain.attempts import Attempts
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
-from ortrain.capture.compared_state import Variable, variables_of
+from ortrain.capture.compared_state import variables_of
 from ortrain.capture.errors import (
     CacheWantedError,
     CaptureError,
@@ -28,6 +28,7 @@ from ortrain.capture.errors import (
     UnseenStateError,
 )
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.library_functions import Variable
 from ortrain.capture.live_numbers import (
     EveryPath,
     LiveAttributes,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.library_functions import Variable
 
 # Parameters and buffers, None where a layer has registered none.
 Tensors = tuple[torch.Tensor | None, ...]
@@ -44,7 +45,7 @@ class ModuleStates:
         self._names: frozenset[str] | None = None
         self._all_count = False
         # Outside of the module, by owner and name.
-        self._variables: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._variables: dict[tuple[int, str], Variable] = {}
         # Inputs of graphs that are in no table of a layer, by address.
         self._outside: dict[int, torch.Tensor] = {}
         # Of each state, the most recently seen last.
@@ -93,7 +94,7 @@ class ModuleStates:
     def reads(
         self,
         names: frozenset[str] | None,
-        variables: Iterable[tuple[Any, str]] = (),
+        variables: Iterable[Variable] = (),
         outside: Iterable[torch.Tensor] = (),
     ) -> None:
         """Take note of what a forward has read in the present state, which may get another number.
@@ -105,7 +106,9 @@ class ModuleStates:
         """
         known = len(self._variables) + len(self._outside)
         self._outside.update({id(tensor): tensor for tensor in outside})
-        self._variables.update({(id(owner), name): (owner, name) for owner, name in variables})
+        for variable in variables:  # one that counts as a whole does so wherever it counts at all
+            key = id(variable[0]), variable[1]
+            self._variables[key] = min(variable, self._variables.get(key, variable), key=len)
         self._all_count |= names is None
         self._names = None if self._all_count else (self._names or frozenset()) | names
         looked_at = self._guard.names

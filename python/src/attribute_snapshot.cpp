@@ -192,7 +192,7 @@ bool is_library(PyObject* module_name) {
   const std::string_view whole(text, static_cast<size_t>(size));
   const std::string_view top = whole.substr(0, whole.find('.'));
   // Their code calls methods, but reads no attributes of its own making.
-  for (const char* other : {"builtins", "types", "abc", "typing", "enum", "contextlib"}) {
+  for (const char* other : {"builtins", "abc", "typing", "enum", "contextlib"}) {
     if (top == other) return false;
   }
   if (whole == "collections.abc") return false;

@@ -18,17 +18,25 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-// A variable outside of the module: an item of a dictionary, or an attribute of an object.
+// A variable outside of the module: an item of a dictionary, or an attribute of an object. Of some it counts
+// only that they are the same object.
 class Variable {
  public:
   explicit Variable(nb::handle described)
-      : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {}
+      : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {
+    if (nb::len(described) > 2) same_ = now();
+  }
 
   void take(SnapshotContext& context) {
     context.tell("variable", owner_.ptr());
     context.tell("name", name_.ptr());
-    value_.emplace_back(now().ptr(), context);
-    if (!value_[0].may_change_in_place() && PyDict_CheckExact(owner_.ptr())) {
+    if (same_.is_valid()) {
+      context.tell("same", same_.ptr());
+    } else {
+      value_.emplace_back(now().ptr(), context);
+    }
+    const bool may_change = !value_.empty() && value_[0].may_change_in_place();
+    if (!may_change && PyDict_CheckExact(owner_.ptr())) {
       dictionary_ = WatchedDict(owner_.ptr());
     }
   }
@@ -38,7 +46,8 @@ class Variable {
     const uint64_t version = dictionary_.version();
     if (version != 0 && version == version_) return true;
     version_ = 0;
-    if (!value_[0].holds(now().ptr(), present)) return false;
+    const nb::object value = now();
+    if (same_.is_valid() ? !value.is(same_) : !value_[0].holds(value.ptr(), present)) return false;
     version_ = version;
     return true;
   }
@@ -46,6 +55,7 @@ class Variable {
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(owner_.ptr());
     Py_VISIT(name_.ptr());
+    Py_VISIT(same_.ptr());
     for (const AttributeSnapshot& value : value_) {
       if (const int found = value.traverse(visit, arg)) return found;
     }
@@ -66,7 +76,8 @@ class Variable {
   }
 
   nb::object owner_, name_;
-  std::vector<AttributeSnapshot> value_;  // one
+  nb::object same_;                       // where nothing else counts
+  std::vector<AttributeSnapshot> value_;  // one, where more counts
   WatchedDict dictionary_;                // the owner, if only it can change the value
   uint64_t version_ = 0;                  // of the dictionary when it was last compared
 };

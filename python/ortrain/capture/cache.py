@@ -29,11 +29,12 @@ import ortrain
 from ortrain import logs, progress
 from ortrain.capture import source_files
 from ortrain.capture.captured import environment_key
-from ortrain.capture.compared_state import Variable, digest_of_compared, variables_of
+from ortrain.capture.compared_state import digest_of_compared, variables_of
 from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.fingerprint import Fingerprint
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
+from ortrain.capture.library_functions import Variable
 from ortrain.capture.prepared import NotStorableError, PreparedGraph, read_json
 from ortrain.capture.signature import FlatCall
 from ortrain.capture.value_digest import Unkeyable

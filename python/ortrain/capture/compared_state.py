@@ -9,6 +9,7 @@ that is not told. What is told and has no description raises Unkeyable.
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.class_facts import RegisteredClasses
+from ortrain.capture.library_functions import Variable
 from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, gaps_of, is_array
@@ -23,7 +26,6 @@ from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, gaps_of
 # That cached properties have; nobody can ask whether it is held.
 _LOCK = type(threading.RLock())
 Comparison = tuple[str, Any, int]
-Variable = tuple[Any, str]  # a dictionary, class or cell, and the name of an item or attribute
 
 
 def variables_of(
@@ -36,10 +38,10 @@ def variables_of(
     Args:
       module: The module that it is a graph of.
       names: Of the attributes and variables that its forward may have read; None for all.
-      others: Functions that have run and to which the module does not lead.
+      others: Functions that have run and to which the module does not lead, and those of libraries.
     """
     reached = ReachableState(module, others.functions, keeps_contents=False)
-    return [*reached.variables_named(names), *others.variables]
+    return [*reached.variables_named(names), *others.variables, *others.libraries]
 
 
 def digest_of_compared(
@@ -59,7 +61,7 @@ def digest_of_compared(
     Raises:
       Unkeyable: The guards compare something that has no description.
     """
-    distinct = {(id(owner), name): (owner, name) for owner, name in variables}
+    distinct = {(id(variable[0]), variable[1]): variable for variable in variables}
     inputs = list(outside)
     told = _core.comparisons(list(module.modules()), names, list(distinct.values()), inputs)
     return _ComparisonDigest(module, inputs).of(told)
@@ -150,6 +152,10 @@ class _ComparisonDigest(ValueDigest):
             self.token(owner.get("__name__"))
         elif isinstance(owner, type):
             self._class(owner)
+        elif isinstance(owner, types.FunctionType):
+            self.add(owner, where)
+        elif isinstance(owner, RegisteredClasses):
+            self._class(owner.of)
         self._place(owner)
 
     def _kind(self, tensor: torch.Tensor | None) -> None:

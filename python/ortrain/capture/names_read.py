@@ -24,7 +24,9 @@ import typing_extensions
 
 from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
+from ortrain.capture.class_facts import OF_CLASSES
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
+from ortrain.capture.library_functions import Variable, library_functions
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
@@ -228,6 +230,15 @@ class NamesRead:
             and is_own(sys.modules.get(variables.get("__name__", "")))
         }
 
+    def functions_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
+        """Return where the functions of installed packages are that have run, or that those which have run name.
+
+        Args:
+          layers: Classes of the layers.
+        """
+        ran = {c: table for c, table in self._codes.items() if is_installed(c.co_filename)}
+        return tuple(library_functions(ran, filter(_is_users, ran), layers))
+
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
         return any(compares_classes_of_numbers(code) for code in self._codes if _is_users(code))
@@ -244,8 +255,9 @@ class NamesRead:
             if file.startswith((CAPTURE_ROOT, *_NEVER_READ)) or is_standard(file):
                 continue
             if file.startswith(TORCH_ROOT):
-                if file.startswith(LAYERS_ROOT):  # only these read attributes of layers by name
-                    found.update(code.co_names)
+                # Only these read attributes of layers by name; what classes are called stands in messages.
+                if file.startswith(LAYERS_ROOT):
+                    found.update(name for name in code.co_names if name not in OF_CLASSES)
                 continue
             mentioned = _known.get(code)
             if mentioned is None:
@@ -267,25 +279,29 @@ class OthersFunctions(NamedTuple):
     Attributes:
       functions: Those that were found.
       variables: What the code of the others reads: its globals and the name in them.
+      libraries: Where the functions of installed packages are that have run.
     """
 
     functions: tuple[types.FunctionType, ...] = ()
-    variables: tuple[tuple[Any, str], ...] = ()
+    variables: tuple[Variable, ...] = ()
+    libraries: tuple[Variable, ...] = ()
 
 
-def functions_with(codes: Mapping[types.CodeType, dict[str, Any]]) -> OthersFunctions:
+def functions_with(
+    codes: Mapping[types.CodeType, dict[str, Any]], libraries: tuple[Variable, ...] = ()
+) -> OthersFunctions:
     """Return the functions of code, given with its globals; of those that somebody has frozen, what they read."""
     holders = gc.get_referrers(*codes) if codes else []
     found = [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ in codes]
     functions = {id(function): function for function in found}
     known = {function.__code__ for function in found}
-    variables: list[tuple[Any, str]] = []
+    variables: list[Variable] = []
     for code, table in codes.items():
         if code not in known:
             names = {n for part in codes_in(code) for n in globals_of(part)}
             variables += [(table, name) for name in sorted(names & table.keys())]
             variables += builtins_behind(table, names)
-    return OthersFunctions(tuple(functions.values()), tuple(variables))
+    return OthersFunctions(tuple(functions.values()), tuple(variables), libraries)
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.class_facts import is_made_by_a_statement
 from ortrain.capture.process_facts import fact_of
 
-_HEAP_TYPE = 1 << 9
+# In somebody's hands these read any attribute of anything.
+_READERS = (getattr, hasattr, vars, dir)
 _DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -49,7 +51,7 @@ _KNOWN: tuple[Any, ...] = (
     *(functools.partial, type(functools.lru_cache(len)), functools.cached_property, weakref.ref),
     *(*weakref.ProxyTypes, contextvars.ContextVar, random.Random.__mro__[1], re.Pattern, re.Match),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, threading.local, LOCK),
+    *(operator.itemgetter, operator.methodcaller, threading.local, LOCK),
     *(_FIELD, type(threading.RLock()), torch.Tensor, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, torch.Generator, torch.finfo, torch.iinfo),
 )
@@ -79,7 +81,7 @@ def is_opaque(value: Any) -> bool:
     known = _found.get(cls)
     if known is None:
         known = _found[cls] = _makes_opaque_objects(cls)
-    return known or fact_of(value) != ""
+    return known or any(value is reader for reader in _READERS) or fact_of(value) != ""
 
 
 def _makes_opaque_objects(cls: type) -> bool:
@@ -116,7 +118,7 @@ def _classes_of_numpy(numpy: types.ModuleType) -> tuple[type, ...]:
 
 def _is_compiled(cls: type) -> bool:
     """Tell whether compiled code has made a class, and not a class statement."""
-    if not cls.__flags__ & _HEAP_TYPE:
+    if not is_made_by_a_statement(cls):
         return True
     slots = cls.__dict__.get("__slots__", ())
     names = {slots} if isinstance(slots, str) else set(slots)

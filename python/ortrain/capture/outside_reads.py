@@ -19,9 +19,12 @@ _ENVIRONMENT = "environment variables"
 _MODULES = "modules by their names"
 _COMPILES = "whether PyTorch compiles"
 _WRITTEN = "how often a tensor was written to"
+_CLASSES = "which classes there are"
 _INFERENCE = "whether inference mode is on"
 # Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
-OF_INSTALLED_PACKAGES = frozenset({_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN})
+OF_INSTALLED_PACKAGES = frozenset(
+    {_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN, _CLASSES}
+)
 # Whatever object they are of.
 _ATTRIBUTES = {
     "environ": _ENVIRONMENT,
@@ -41,6 +44,8 @@ _ATTRIBUTES = {
     "isEnabledFor": "logging",
     "getEffectiveLevel": "logging",
     "import_module": _MODULES,
+    "__subclasses__": _CLASSES,
+    "mro": _CLASSES,
     "grad_fn": "the history of a tensor",
     "_base": "the history of a tensor",
     "is_leaf": "the history of a tensor",

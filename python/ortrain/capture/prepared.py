@@ -116,7 +116,7 @@ class PreparedGraph:
             raise NotStorableError("operators that run in PyTorch")
         if self.views is not None:
             raise NotStorableError("results that share memory")
-        if any(self.others):
+        if self.others.functions or self.others.variables:
             raise NotStorableError("functions to which the module does not lead")
         description = {
             "user_inputs": self.user_inputs,

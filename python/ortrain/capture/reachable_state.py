@@ -9,6 +9,7 @@ closures, globals that they name.
 
 from __future__ import annotations
 
+import abc
 import array
 import builtins
 import collections
@@ -29,6 +30,12 @@ import torch
 from torch import nn
 
 from ortrain.capture.cached_functions import CachedFunctions, LruCache
+from ortrain.capture.class_facts import (
+    OF_CLASSES,
+    OF_FUNCTIONS,
+    RegisteredClasses,
+    is_made_by_a_statement,
+)
 from ortrain.capture.opaque_objects import LOCK, is_opaque
 from ortrain.capture.process_facts import fact_of
 from ortrain.capture.replaced_functions import functions_named
@@ -291,6 +298,9 @@ class ReachableState:
             self._opaque.setdefault(where, type(value).__qualname__)
         elif isinstance(value, type):
             self._class(value)
+            if isinstance(value, abc.ABCMeta):
+                registered = RegisteredClasses.with_class(value)
+                self.variables += [(registered, name) for name in ("isinstance", "issubclass")]
         elif isinstance(value, nn.Module):
             self._layer(where, value)
         elif isinstance(value, types.FunctionType):
@@ -378,6 +388,8 @@ class ReachableState:
             self._take(Told(where, lambda: bits.state, write, "unfollowed"))
         elif isinstance(value, numpy.random.RandomState):
             self._take(Told(where, value.get_state, value.set_state, "unfollowed"))
+        elif isinstance(value, numpy.ndarray) and _holds_more_than_bytes(value, numpy):
+            self._opaque.setdefault(where, f"{type(value).__qualname__} of {value.dtype}")
         elif isinstance(value, numpy.ndarray):
             self._arrays.add(value.ctypes.data)
             self._take(Told(where, value.copy, functools.partial(numpy.copyto, value)))
@@ -419,7 +431,7 @@ class ReachableState:
             if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
-            self.variables += [(base, variable) for variable in _state(base)]
+            self.variables += [(base, variable) for variable in (*_state(base), *OF_CLASSES)]
             for name, value in base.__dict__.items():
                 if _functions_of(value):
                     self.variables.append((base, name))
@@ -446,6 +458,7 @@ class ReachableState:
         self._pending.append((name, getattr(function, "__wrapped__", None)))
         if not is_installed(code.co_filename):
             self.functions.append(function)
+            self.variables += [(function, fact) for fact in OF_FUNCTIONS]
             self._local |= {*code.co_freevars, *by_name}
             names = {n for part in codes_in(code) for n in part.co_names}
             texts = {t for part in codes_in(code) for t in part.co_consts if isinstance(t, str)}
@@ -481,6 +494,12 @@ def is_looked_into(value: Any) -> bool:
 
 def _is_known_iterator(value: Any) -> bool:
     return type(value).__module__ in _ITERATORS and hasattr(value, "__next__")
+
+
+def _holds_more_than_bytes(value: Any, numpy: types.ModuleType) -> bool:
+    """Tell whether an array holds objects, a mask or attributes."""
+    plain = type(value) in (numpy.ndarray, numpy.memmap, numpy.recarray)
+    return value.dtype.hasobject or not plain
 
 
 def _set_lock(lock: Any, is_locked: bool) -> None:
@@ -519,9 +538,15 @@ def _is_own_class(cls: type) -> bool:
     """Tell whether a class is the user's own code, of whatever module that need not be known to Python."""
     name = cls.__module__ if isinstance(cls.__module__, str) else ""
     module = sys.modules.get(name)
-    if module is not None:
+    # Classes that the standard library makes for others say that they are its own.
+    made = (
+        _is_standard(name)
+        and is_made_by_a_statement(cls)
+        and cls.__qualname__.partition(".")[0] not in vars(module or cls)
+    )
+    if module is not None and not made:
         return is_own(module)
-    if name.startswith(_CLOSED) or _is_standard(name):
+    if not made and (name.startswith(_CLOSED) or _is_standard(name)):
         return False
     files = [f.__code__.co_filename for v in vars(cls).values() for f in _functions_of(v)]
     return not any(map(is_installed, files))

@@ -28,9 +28,9 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.class_facts import is_made_by_a_statement
 from ortrain.capture.source_files import TORCH_ROOT, real_path
 
-_HEAP_TYPE = 1 << 9
 _MAX_VALUES = 200_000
 _MAX_BYTES = 1 << 20  # of a tensor or an array
 
@@ -352,7 +352,7 @@ def _is_told(cls: type) -> bool:
     """Tell whether objects of a class hold nothing but what Python shows; code in C may keep more."""
     if cls in _TOLD:
         return True
-    if not cls.__flags__ & _HEAP_TYPE:  # no class statement has made it
+    if not is_made_by_a_statement(cls):  # no class statement has made it
         return False
     if type(cls) is not type and not _is_told(type(cls)):
         return False
