@@ -51,10 +51,10 @@ void asinh_gradient(GradContext& g) {
   g.set_input_grad(0, g.div(g.output_grad(0), g.unary("Sqrt", g.add(g.mul(x, x), 1.0))));
 }
 
-// 1 / (sqrt(x - 1) sqrt(x + 1))
+// 1 / sqrt((x - 1) (x + 1)): below -1, where there is no result, a number that a mask may take away
 void acosh_gradient(GradContext& g) {
   const ValueId x = g.input(0);
-  const ValueId root = g.mul(g.unary("Sqrt", g.sub(x, 1.0)), g.unary("Sqrt", g.add(x, 1.0)));
+  const ValueId root = g.unary("Sqrt", g.mul(g.sub(x, 1.0), g.add(x, 1.0)));
   g.set_input_grad(0, g.div(g.output_grad(0), root));
 }
 

@@ -140,6 +140,47 @@ def assert_close_gradients(plain: nn.Module, ours: nn.Module) -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+LIKE = (torch.rand_like, torch.randn_like, lambda x: torch.randint_like(x, 9), torch.bernoulli)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
+def test_what_is_made_like_an_argument_lies_like_it(order: tuple[int, ...]) -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x + sum(draw(x).to(x.dtype) for draw in LIKE)
+
+    class Made(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return made(x)
+
+    back = [order.index(axis) for axis in range(4)]
+    plain, ours = pair(Made())
+    for seed, rows in enumerate((4, 4, 3)):
+        shape = (rows, 5, 2, 3)
+        x = torch.rand([shape[axis] for axis in order]).permute(back)
+        for given in (x, x.contiguous()):
+            expected, state = seeded(seed, plain, given)
+            actual, left = seeded(seed, ours, given)
+            assert torch.equal(state, left)
+            torch.testing.assert_close(actual, expected)
+    assert_one_graph(ours)
+
+
+def test_what_is_made_like_a_weight_lies_like_it() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(40, 3).t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.weight + torch.randn_like(self.weight))
+
+    plain, ours = pair(Noisy())
+    expected, state = seeded(0, plain, torch.ones(2, 3))
+    actual, left = seeded(0, ours, torch.ones(2, 3))
+    assert torch.equal(state, left)
+    torch.testing.assert_close(actual, expected)
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_are_those_of_pytorch(name: str) -> None:
     plain, ours = pair(Scaled(drawing(DRAWS[name])))

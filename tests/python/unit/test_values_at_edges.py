@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -240,6 +241,50 @@ def test_squares_and_counts_of_16_bits_are_computed_in_float(name: str, dtype: t
 def test_norms_with_elements_that_are_zero(order: float) -> None:
     for x in (torch.tensor([0.0, 1.0, 4.0]), torch.tensor([2.0, -1.0, 4.0]), torch.zeros(3)):
         assert_same(lambda x: torch.linalg.vector_norm(x, order), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_that_cancel_near_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 1e-40, -1e-30, 1e-12, 1e-5, 3.1e-3, 3.3e-3, 0.4], dtype=dtype)
+    x.requires_grad_()
+    ORTModule(Called(torch.sinc))(x).sum().backward()
+    exact = x.detach().double()
+    angle = torch.pi * exact
+    slope = torch.where(
+        angle.abs() < 0.02,
+        torch.pi * (-angle / 3 + angle**3 / 30),
+        torch.pi * (angle * angle.cos() - angle.sin()) / angle**2,
+    )
+    torch.testing.assert_close(x.grad.double(), slope, rtol=1e-4, atol=1e-12)
+
+
+def test_a_mask_takes_away_gradients_where_there_is_no_result() -> None:
+    x = torch.tensor([-3.0, -1.5, 1.5, 3.0])
+    assert_same(lambda x: torch.where(x > 1, torch.acosh(x), x), x)
+
+
+@pytest.mark.parametrize("reduce", ["amin", "amax"])
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_gradients_are_shared_among_equal_updates(
+    reduce: str, include_self: bool, rank: int
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randint(-1, 2, sizes[:rank], generator=generator).float()
+
+    infinite = drawn(6, 3)
+    infinite = torch.where(infinite == 1, math.inf, infinite)
+    for updates in (drawn(6, 3), infinite) if include_self else (drawn(6, 3),):
+        index = torch.randint(0, 4 if rank else 1, updates.shape, generator=generator)
+        assert_same(
+            lambda x, updates, index=index: x.scatter_reduce(
+                0, index, updates, reduce, include_self=include_self
+            ),
+            drawn(4, 3),
+            updates,
+        )
 
 
 def test_powers_have_exact_logarithms() -> None:

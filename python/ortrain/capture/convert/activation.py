@@ -123,14 +123,18 @@ def selu(e: Emitter, x: Tensor) -> Value:
 
 @converts("aten.sinc.default")
 def sinc(e: Emitter, x: Tensor) -> Value:
-    """sin(pi x) / (pi x), and 1 with a gradient of 0 at 0."""
+    """sin(a) / a, a = pi x; near 0 by its series, since in the gradient all digits would cancel."""
     result = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
     dtype = torch.float32 if result in LOW_PRECISION else result
-    value = e.cast(x, dtype)
-    one = e.scalar(1, dtype)
-    is_zero = e.node("Equal", value, e.scalar(0, dtype))
-    angle = e.node("Mul", e.where(is_zero, one, value), e.scalar(math.pi, dtype))
-    return e.cast(e.where(is_zero, one, e.node("Div", e.node("Sin", angle), angle)), result)
+    angle = e.node("Mul", e.cast(x, dtype), e.scalar(math.pi, dtype))
+    is_near = e.node("Less", e.node("Abs", angle), e.scalar(0.05, dtype))
+    near = e.where(is_near, angle, e.scalar(0, dtype))
+    square = e.node("Mul", near, near)
+    series = e.scalar(-1 / 5040, dtype)
+    for factor in (1 / 120, -1 / 6, 1):
+        series = e.node("Add", e.node("Mul", square, series), e.scalar(factor, dtype))
+    far = e.where(is_near, e.scalar(1, dtype), angle)
+    return e.cast(e.where(is_near, series, e.node("Div", e.node("Sin", far), far)), result)
 
 
 @converts("aten.celu.default")

@@ -280,7 +280,7 @@ class _Conversion:
             placeholder.role is Role.OUTSIDE and self._outside_becomes is Outside.KEPT
         ):
             tensor = self._captured.constants[node.name].detach()
-            self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape)
+            self._env[node] = Tensor(self._e.constant(tensor), value.dtype, shape, Layout.of(value))
             return
         name = placeholder.name
         if is_cloned_alone(node):
@@ -296,7 +296,7 @@ class _Conversion:
             if name not in held:
                 held[name] = self._input(placeholder, value.dtype, shape)
             made = held[name]
-        self._env[node] = Tensor(made, value.dtype, shape)
+        self._env[node] = Tensor(made, value.dtype, shape, Layout.of(value))
 
     def _input(self, placeholder: Placeholder, dtype: torch.dtype, shape: Sequence[Size]) -> Value:
         name = placeholder.name

@@ -369,13 +369,45 @@ def scatter_reduce(
         start = e.full(index.shape, _neutral(reduce, x.dtype), x.dtype)
         base = _scatter(e, x, dim, index, start, "none")
     if reduce != "mean":
-        return _scatter(e, x, dim, index, updates, _REDUCTIONS[reduce], base)
+        result = _scatter(e, x, dim, index, updates, _REDUCTIONS[reduce], base)
+        if include_self or reduce not in ("amin", "amax") or not x.dtype.is_floating_point:
+            return result
+        return _shared_with_self(e, x, dim, index, updates, result)
     total = _scatter(e, x, dim, index, updates, "add", base)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     ones = e.full(index.shape, 1, wide)
     counts = _scatter(e, x, dim, index, ones, "add", e.full(x.shape, int(include_self), wide))
     shares = e.node("Max", counts, e.full((), 1, wide))
     return e.cast(e.node("Div", e.cast(total, wide), shares), x.dtype)
+
+
+def _shared_with_self(
+    e: Emitter, x: Tensor, dim: int, index: Tensor, updates: Value, result: Value
+) -> Value:
+    """Return the result of amin or amax without x; of n updates that are it, each gets 1 / (n + 1) where x is it too.
+
+    PyTorch's backward counts x among those that share a gradient, and gives it none.
+    """
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    reached = Tensor(e.node("StopGradient", result, domain="ortrain"), x.dtype, x.shape)
+    at = reached.value if x.rank else e.reshape(reached, [1])
+    rows = e.cast(index, torch.int64)
+    if not x.rank:
+        rows, updates = (v if v.rank else e.unsqueeze(v, [0]) for v in (rows, updates))
+    rows = checked_indices(e, rows, x, dim)
+    read = e.node("GatherElements", at, rows, axis=x.axis(dim) if x.rank else 0)
+    are_it = e.cast(e.node("Equal", updates, read), wide)
+    counts = _scatter(e, x, dim, index, are_it, "add", e.full(x.shape, 0, wide))
+    share = e.node("Div", counts, e.node("Add", counts, e.full((), 1, wide)))
+    is_shared = e.node(
+        "And", e.node("Equal", x, reached), e.node("Greater", counts, e.full((), 0, wide))
+    )
+    is_shared = e.node(
+        "And", is_shared, e.node("Less", e.node("Abs", x), e.scalar(math.inf, x.dtype))
+    )
+    part = e.node("Mul", result, e.cast(share, x.dtype))
+    nothing = e.node("Sub", part, e.node("StopGradient", part, domain="ortrain"))  # with a gradient
+    return e.where(is_shared, e.node("Add", reached, nothing), result)
 
 
 def _neutral(reduce: str, dtype: torch.dtype) -> int | float:
