@@ -84,6 +84,7 @@ def run_train(stage: int) -> dict[str, torch.Tensor]:
     return weights_of(trainer)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_follows_the_rule(group: Group, size: int) -> None:

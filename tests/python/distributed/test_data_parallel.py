@@ -69,6 +69,7 @@ def test_accumulated_batches(group: Group, stage: int, once: bool, clip: bool) -
     check_alike(group(2).run(run, 9, "adam", given), run_alone(9, "adam", given))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 4])

@@ -49,6 +49,7 @@ def newest(folder: Path) -> Path:
     return max(folder.glob("checkpoint-*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_goes_on_after_a_process_was_killed(tmp_path: Path) -> None:
     options = ["--steps", "12", "--every", "3"]

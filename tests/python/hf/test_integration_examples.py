@@ -33,7 +33,9 @@ def torchrun(*command: object) -> str:
     return run(*launcher, "--master-port", port, *command)
 
 
-@pytest.mark.parametrize("name", ["accelerate_digits", "lightning_digits"])
+@pytest.mark.parametrize(
+    "name", ["accelerate_digits", pytest.param("lightning_digits", marks=pytest.mark.long)]
+)
 def test_digits(name: str) -> None:
     printed = run(sys.executable, EXAMPLES / f"{name}.py", "--epochs", 4)
     assert float(re.findall(r"test accuracy ([\d.]+)", printed)[-1]) > 0.9
@@ -60,6 +62,7 @@ def test_lora() -> None:
     assert "100 % of the nodes native" in printed
 
 
+@pytest.mark.long
 def test_data_parallel(tmp_path: Path) -> None:
     options = ["--steps", 4, "--layers", 3, "--width", 128, "--length", 32]
     options += ["--bucket-mb", 0.5, "--trace", tmp_path / "trace.json"]

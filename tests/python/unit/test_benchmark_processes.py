@@ -115,6 +115,7 @@ print(digest.hexdigest(), {tensor.device.type for tensor in model.state_dict().v
 """
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_weights_of_the_cpu_are_those_of_its_seed() -> None:
     assert all(torch.equal(made[name], weight) for name, weight in plain.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("cores", [1, 1000])
 def test_sides_that_are_done_stay_where_the_time_is_over(

@@ -177,6 +177,7 @@ def test_comparison_has_figures_of_every_side(result: dict[str, Any]) -> None:
     assert result["sides"]["ortrain"]["fallback"] == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_side_that_fails_is_named_and_the_others_go_on(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -209,6 +210,7 @@ def test_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "ortrain" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_first_step_and_new_shape() -> None:
     workload = Workload("mlp", 8, 1)
@@ -220,6 +222,7 @@ def test_first_step_and_new_shape() -> None:
     assert names == ["eager", "ortrain, nothing cached", "ortrain, second process"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_is_as_planned() -> None:
     overrides = {"vocab_size": 97, "num_hidden_layers": 1}

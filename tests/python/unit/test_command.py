@@ -180,6 +180,7 @@ def test_bench_times_both_sides(script, tmp_path):
     assert times["first_ortrain"] > max(times["ortrain"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bench_counts_the_steps_of_the_first_optimizer(tmp_path):
     script = tmp_path / "tells.py"
@@ -204,6 +205,7 @@ def test_bench_shows_what_a_failing_script_said(script):
     assert told.exit_code == 1 and "broken at 0" in told.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bench_refuses_scripts_with_few_steps(script, tmp_path):
     with pytest.raises(BenchError, match="it made 3 steps, of which the first 3 do not count"):
@@ -221,6 +223,7 @@ def test_bench_result_of_known_times():
     assert result.as_dict()["ratio"] == 0.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_report_of_gpt2_is_small(tmp_path):
     page = tmp_path / "r.html"

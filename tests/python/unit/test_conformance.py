@@ -93,6 +93,7 @@ def test_a_wrong_onnx_result_is_found() -> None:
     assert onnx_nodes.run_case(case).outcome is NodeOutcome.wrong
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_cases_have_not_become_fewer() -> None:
     results = [onnx_nodes.run_case(case) for case in onnx_nodes.cases()]

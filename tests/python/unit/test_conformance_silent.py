@@ -209,6 +209,7 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Program
     return {p.name: p for p in programs(modules=["silent_probes"])}
 
 
+@pytest.mark.long
 def test_a_crash_costs_one_program(probes: dict[str, Program]) -> None:
     chosen = [probes[name] for name in ("same", "other", "dies", "last")]
     told: list[tuple[str, str]] = []
@@ -225,6 +226,7 @@ def test_a_crash_costs_one_program(probes: dict[str, Program]) -> None:
     assert sorted(told) == sorted((way, p.name) for way in ("eager", "ortrain") for p in chosen)
 
 
+@pytest.mark.long
 def test_a_hang_ends_at_the_limit(probes: dict[str, Program], tmp_path: Path) -> None:
     chosen = [probes[name] for name in ("hangs", "last")]
     runs = ways._run_way("ortrain", chosen, tmp_path, lambda way, name: None, 3)

@@ -27,6 +27,7 @@ def test_quickstart_learns():
     assert done.stderr == ""
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom_autograd", "torch_compile_backend"])
@@ -78,6 +79,7 @@ def test_bert_pretraining_learns_and_resumes(tmp_path):
     assert re.findall(r"^step (\d+):", more, re.MULTILINE) == ["25"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gpt2_step_can_be_profiled(tmp_path):
     options = ["--steps", "2", "--batch", "2", "--length", "16", "--layers", "1", "--width", "64"]

@@ -12,7 +12,7 @@ from ortrain.tools import export_matrix
 pytest.importorskip("onnxruntime")
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_model_is_right_in_onnx_runtime(name, tmp_path):
     case = CASES[name]

@@ -403,6 +403,7 @@ def test_registrations_are_checked():
         extension.register_conversion("aten::relu.default")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_example_runs():
     done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True)

@@ -259,6 +259,7 @@ for kind in (A, B, C, D, E, F, G):
 """
 
 
+@pytest.mark.long
 def test_values_of_the_import_count_on_disk(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))

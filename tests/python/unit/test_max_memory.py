@@ -395,6 +395,7 @@ def test_trainers_refuse_what_cannot_be() -> None:
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")

@@ -128,7 +128,7 @@ def _assert_equal(texts: Iterable[str], dtype: torch.dtype, special: float | Non
         )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("odd", _ODD)
 def test_an_odd_parameter(odd: str, dtype: torch.dtype) -> None:

@@ -60,7 +60,7 @@ ENVIRONMENTS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "environment", ENVIRONMENTS, ids=lambda e: ",".join(map("=".join, e.items()))
 )

@@ -434,6 +434,7 @@ def test_transforms_of_functions_are_left_to_pytorch() -> None:
     assert ours.report().captures[-1].native_nodes > 0
 
 
+@pytest.mark.long
 def test_many_modules_of_one_class() -> None:
     x = torch.randn(5, 4)
     for _ in range(12):  # more than Dynamo compiles of one function

@@ -301,6 +301,7 @@ def test_between_far_ends() -> None:
         assert_same(lambda a, b, w=weight: torch.lerp(a, b, w), *ends)
 
 
+@pytest.mark.long
 def test_bins_and_grids_with_infinities() -> None:
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0, INF]])
     assert_same(lambda x: F.adaptive_avg_pool1d(x, 3), x)
