@@ -350,21 +350,51 @@ def autograd_functions_by(
     class, its own ``apply``, and the arguments.
     """
 
-    base = torch.autograd.Function
+    base, below = torch.autograd.Function, torch.autograd.function._SingleLevelFunction
     originals: dict[type, Any] = {}  # None where it is inherited
     patches: list[Any] = []
     thread = threading.get_ident()
+    applied: list[type | None] = []  # by the handler, down to what PyTorch's own `apply` calls
+    if "apply" in vars(below):
+        raise RuntimeError("torch.autograd.Function has another form in this PyTorch")
+
+    def is_harmless(cls: type) -> bool:
+        name = cls.__module__
+        return name != _IN_PLACE_OF_FUNCTIONS and name.startswith(_HARMLESS_FUNCTIONS)
+
+    def marked(cls: type, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply(*args, **kwargs)
+        depth = len(applied)
+        applied.append(cls)
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            del applied[depth:]
+
+    def original_of(cls: type) -> Callable[..., Any]:
+        def original(*args: Any, **kwargs: Any) -> Any:
+            found = (originals.get(c, c.__dict__.get("apply")) for c in cls.__mro__)
+            apply = next(f for f in found if f is not None).__get__(None, cls)
+            return marked(cls, apply, args, kwargs)
+
+        return original
+
+    def of_base(cls: type) -> Callable[..., Any]:
+        def original(*args: Any, **kwargs: Any) -> Any:
+            apply = vars(base)["apply"].__get__(
+                None, cls
+            )  # what led here may have changed the arguments
+            return marked(cls, apply, args, kwargs)
+
+        return original
 
     # The subclasses are patched, not the base: dynamo, which traces loops, knows the base's method.
     def patch(cls: type) -> None:
-        name = cls.__module__
-        if name == _IN_PLACE_OF_FUNCTIONS or not name.startswith(_HARMLESS_FUNCTIONS):
+        if not is_harmless(cls):
             own = cls.__dict__.get("apply")
             originals[cls] = None if own in patches else own  # a copy of another class's attributes
-
-            def original(*args: Any, **kwargs: Any) -> Any:
-                found = (originals.get(c, c.__dict__.get("apply")) for c in cls.__mro__)
-                return next(f for f in found if f is not None).__get__(None, cls)(*args, **kwargs)
+            original = original_of(cls)
 
             def apply(_: type, *args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() != thread:  # another one, which traces nothing
@@ -374,17 +404,26 @@ def autograd_functions_by(
             patches.append(classmethod(apply))
             cls.apply = patches[-1]  # type: ignore[attr-defined]
 
+    # What was taken from a class before (`relu = ReLU.apply`) is the base's method, which comes to this one.
+    def apply_below(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not is_harmless(cls):
+            if not applied or applied[-1] is not cls:
+                return handler(cls, of_base(cls), args, kwargs)
+            applied[-1] = None  # its forward may apply it again
+        return super(below, cls).apply(*args, **kwargs)  # type: ignore[misc]
+
     def init_subclass(cls: type, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         patch(cls)
 
     base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    below.apply = classmethod(apply_below)  # type: ignore[attr-defined]
     try:
         for cls in set(_subclasses(base)):
             patch(cls)
         yield
     finally:
-        del base.__init_subclass__
+        del below.apply, base.__init_subclass__  # type: ignore[attr-defined]
         for cls, original in originals.items():
             if original is None:
                 del cls.apply  # type: ignore[attr-defined]
