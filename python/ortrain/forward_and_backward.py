@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -253,7 +253,9 @@ class Pass:
         self, backward: Backward, gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """Compute the gradients such that they can be differentiated, or for a batch at once."""
-        _check_versions(self, CallersMemory(list(range(len(self.inputs))), []))
+        everything = list(range(len(self.inputs)))
+        _check_versions(self, CallersMemory(everything, []))
+        _check_elements(self, everything)
         user = gradients[: self.entry.num_user_outputs]
         with _of_all_threads:
             made = self.again.gradients(self.inputs, self.originals, user, self.generators)
@@ -280,7 +282,9 @@ class Pass:
         in_parts = run is self.run and len(self.parts) > 1
         if not run.can_run_backward or run.in_backward:
             # Others may have changed: an optimizer has stepped since the backward of another output.
-            _check_versions(self, CallersMemory(entry.inputs_of(given, len(self.inputs)), []))
+            read = entry.inputs_of(given, len(self.inputs))
+            _check_versions(self, CallersMemory(read, []))
+            _check_elements(self, read)
             self._run_forward_again(run)
             if in_parts:  # hooks of the first ones may write what the later ones read
                 self._copy_unsaved()
@@ -339,14 +343,27 @@ def _check_versions(step: Pass, reads: CallersMemory) -> None:
     for position in reads.inputs:
         tensor, version = step.inputs[position], step.versions[position]
         if tensor._version != version:
-            # Only here: describing the graph's inputs costs more than the whole check.
-            described = [i for i in step.program.graph.inputs if i["role"] != "gradient"]
-            name = described[position]["target"] or described[position]["name"]
             raise RuntimeError(
-                f"'{name}' is needed for the gradient and was modified by an inplace operation: "
+                f"'{_name_of(step, position)}' is needed for the gradient and was modified by an inplace operation: "
                 f"it is at version {tensor._version}, expected version {version}"
             )
     _check_unwritten(step.outputs, step.output_versions, reads.outputs)
+
+
+def _check_elements(step: Pass, read: Collection[int]) -> None:
+    """Refuse to run a forward again with what was changed where no version tells: by `.data`, by NumPy."""
+    changed = set(step.run.changed_inputs(step.inputs)).intersection(read)
+    if changed:
+        raise RuntimeError(
+            f"'{_name_of(step, min(changed))}' is needed for the gradient and was modified past its version (by .data, "
+            "or through memory that it shares) since the forward, which has to run again for this backward"
+        )
+
+
+def _name_of(step: Pass, position: int) -> str:
+    # Only for errors: describing the graph's inputs costs more than all checks.
+    described = [i for i in step.program.graph.inputs if i["role"] != "gradient"]
+    return str(described[position]["target"] or described[position]["name"])
 
 
 def _check_unwritten(

@@ -15,6 +15,7 @@
 #include "ortrain/training/memory_budget.h"
 #include "python/src/device.h"
 #include "python/src/init.h"
+#include "python/src/memory_sample.h"
 #include "python/src/plan_sizes.h"
 #include "python/src/tensor_exchange.h"
 
@@ -57,11 +58,13 @@ class Run {
     std::vector<const void*> addresses(inputs.size(), nullptr);
     kept_.clear();
     kept_.reserve(inputs.size());
+    samples_.clear();
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (inputs[i].role == InputRole::gradient) continue;
       if (next >= tensors.size()) throw InternalError("too few tensors for the graph's inputs");
       BorrowedTensor tensor = borrow_input(inputs[i], tensors[next++]);
+      samples_.push_back(sample(tensor));
       dims[i] = std::move(tensor.dims);
       addresses[i] = tensor.data;
       kept_.push_back(std::move(tensor.keep_alive));
@@ -200,6 +203,20 @@ class Run {
     throw InternalError(str("the graph has no input ", position));
   }
 
+  // Positions of the inputs that seem to hold other elements than at the forward, those with role
+  // `gradient` aside. `tensors`: as of the forward. On the CPU alone; elsewhere none.
+  nb::list changed_inputs(nb::list tensors) const {  // also while a backward runs in another thread
+    nb::list changed;
+    size_t next = 0;
+    for (const GraphInput& input : session_->graph().inputs()) {
+      if (input.role == InputRole::gradient) continue;
+      if (next >= tensors.size() || next >= samples_.size()) break;
+      if (sample(borrow_input(input, tensors[next])) != samples_[next]) changed.append(next);
+      ++next;
+    }
+    return changed;
+  }
+
   bool can_run_backward() const { return context_ && context_->can_run_backward(); }
   bool in_backward() const { return context_ && context_->in_backward(); }
   uint64_t plan_id() const { return context_ ? context_->plan().id : 0; }
@@ -229,6 +246,14 @@ class Run {
     Run& run_;
   };
 
+  uint64_t sample(const BorrowedTensor& tensor) const {
+    if (place_.type != dlpack::kCpu) return 0;
+    size_t bytes = size_of(tensor.dtype);
+    for (const int64_t extent : tensor.dims)
+      bytes *= static_cast<size_t>(extent);  // memory that is there
+    return sample_of(tensor.data, bytes);
+  }
+
   BorrowedTensor borrow_input(const GraphInput& input, nb::handle tensor) const {
     const Graph& graph = session_->graph();
     BorrowedTensor result = borrow(tensor, describe(graph, input), place_);
@@ -252,6 +277,7 @@ class Run {
   dlpack::Device place_;
   std::optional<RunContext> context_;
   std::vector<nb::object> kept_;
+  std::vector<uint64_t> samples_;  // of the inputs, at the forward
   std::vector<nb::object> kept_gradients_;
   bool planned_ = false;
   bool in_use_ = false;
@@ -367,6 +393,7 @@ void init_session(nb::module_& module) {
       .def("backward_parts", &Run::backward_parts, nb::arg("bytes"))
       .def_prop_ro("backward_reads", &Run::backward_reads)
       .def("replace_input", &Run::replace_input, nb::arg("position"), nb::arg("tensor"))
+      .def("changed_inputs", &Run::changed_inputs, nb::arg("tensors"))
       .def_prop_ro("can_run_backward", &Run::can_run_backward)
       .def_prop_ro("in_backward", &Run::in_backward)
       .def_prop_ro("plan_id", &Run::plan_id)

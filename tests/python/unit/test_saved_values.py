@@ -363,3 +363,74 @@ def test_inputs_of_which_pytorch_keeps_nothing(function: Any, unsaved: set[str])
         names[n.name] for n in inputs_not_saved(captured.graph_module.graph) if n.name in names
     }
     assert found == unsaved
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.first, self.second = nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.norm(self.body(x)).tanh()
+        return self.first(h), self.second(h)
+
+
+def step_past_versions(model: Any, x: torch.Tensor) -> None:
+    first, second = model(x)
+    first.square().sum().backward(retain_graph=True)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.data.add_(p.grad, alpha=-0.1)
+    second.sum().backward()
+
+
+def scale_past_versions(model: Any, x: torch.Tensor) -> None:
+    loss = sum(y.sum() for y in model(x))
+    loss.backward(retain_graph=True)
+    for p in model.parameters():
+        p.data.mul_(1.5)
+    loss.backward()
+
+
+def clip_past_versions(model: Any, x: torch.Tensor) -> None:
+    x = x.clone().requires_grad_()
+    first, second = model(x)
+    torch.autograd.grad(first.sum(), x, retain_graph=True)
+    for p in model.parameters():
+        p.data.clamp_(-0.01, 0.01)
+    second.sum().backward()
+
+
+def refill_shared_memory(model: Any, x: torch.Tensor) -> None:
+    array = x.numpy().copy()
+    first, second = model(torch.from_numpy(array))
+    first.sum().backward(retain_graph=True)
+    array[:] = 3
+    second.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [step_past_versions, scale_past_versions, clip_past_versions, refill_shared_memory],
+)
+def test_a_forward_does_not_run_again_with_what_was_changed_past_its_version(
+    change: Callable[[Any, torch.Tensor], None],
+) -> None:
+    ours, x = ORTModule(TwoHeads()), torch.linspace(-1, 1, 24).reshape(4, 6)
+    with pytest.raises(RuntimeError, match=r"'(body.weight|x)' .* modified past its version"):
+        for _ in range(3):
+            change(ours, x)
+
+
+def test_a_forward_runs_again_where_nothing_was_changed() -> None:
+    plain = TwoHeads()
+    ours, x = ORTModule(copy.deepcopy(plain)), torch.linspace(-1, 1, 24).reshape(4, 6)
+    for _ in range(3):
+        for model in (plain, ours):
+            first, second = model(x)
+            first.sum().backward(retain_graph=True)
+            second.sum().backward()
+    for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5, msg=name)
