@@ -192,7 +192,7 @@ bool is_library(PyObject* module_name) {
   const std::string_view whole(text, static_cast<size_t>(size));
   const std::string_view top = whole.substr(0, whole.find('.'));
   // Their code calls methods, but reads no attributes of its own making.
-  for (const char* other : {"builtins", "abc", "typing", "enum", "contextlib"}) {
+  for (const char* other : {"builtins", "types", "abc", "typing", "enum", "contextlib"}) {
     if (top == other) return false;
   }
   if (whole == "collections.abc") return false;
@@ -327,6 +327,9 @@ nb::object names_of(PyObject* object, PyObject* names) {
   static PyObject* const order = PyUnicode_InternFromString("__mro__");
   static PyObject* const called = PyUnicode_InternFromString("__qualname__");
   static PyObject* const home = PyUnicode_InternFromString("__module__");
+  static PyObject* const space = imported("types", "SimpleNamespace");
+  static PyObject* const wholes = PyUnicode_InternFromString("namespaces as wholes");
+  if (is_instance(object, space) && is_read(names, wholes)) return nb::none();
   const nb::object classes = attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), order);
   if (!classes.is_valid()) return nb::none();
   for (Py_ssize_t i = 0; i < PyTuple_Size(classes.ptr()); ++i) {

@@ -158,6 +158,7 @@ class CapturedModule:
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
+      reads_any_attribute: Whether what it reaches may read attributes by names that no code mentions.
       others: Code of the user's that has run and to which the module does not lead, with its globals.
     """
 
@@ -183,6 +184,7 @@ class CapturedModule:
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False
     fixed: str = ""
+    reads_any_attribute: bool = False
     others: Mapping[types.CodeType, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 

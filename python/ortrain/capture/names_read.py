@@ -67,6 +67,7 @@ _PROGRESS = f"{os.sep}tqdm{os.sep}"
 _EXECUTED = frozenset({"<module>", "guard"})
 # Of finders of modules, which an import in a forward runs.
 _IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"})
+_SHOW = frozenset({"repr", "str", "format", "print", "hash", "index", "count", "remove"})
 _SELF, _OTHER = " self", " other"  # which are no names
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
@@ -79,11 +80,13 @@ class _Mentioned:
       names: Names and texts.
       of_self: Whether it may read any attribute of its `self`.
       of_any: Whether it may read any attribute of other objects.
+      as_wholes: Whether it may compare or show objects.
     """
 
     names: frozenset[str]
     of_self: bool = False
     of_any: bool = False
+    as_wholes: bool = False
 
 
 _known: weakref.WeakKeyDictionary[types.CodeType, _Mentioned] = weakref.WeakKeyDictionary()
@@ -227,7 +230,7 @@ class NamesRead:
             and _is_users(code)
             and not is_installed(code.co_filename)
             and code.co_name != "<module>"  # an import
-            and is_own(sys.modules.get(variables.get("__name__", "")))
+            and is_own(_home_of(variables))
         }
 
     def functions_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
@@ -236,8 +239,8 @@ class NamesRead:
         Args:
           layers: Classes of the layers.
         """
-        ran = {c: table for c, table in self._codes.items() if is_installed(c.co_filename)}
-        return tuple(library_functions(ran, filter(_is_users, ran), layers))
+        naming = filter(_is_users, self._codes)
+        return tuple(library_functions(self._codes, naming, layers))
 
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
@@ -247,7 +250,7 @@ class NamesRead:
         """Return the names of attributes that may have been read; None for all there are.
 
         ``class C`` stands for all attributes of objects of a class C, ``attributes of a`` for all those of what
-        attributes a hold.
+        attributes a hold, ``namespaces as wholes`` for all attributes of objects that only hold some.
         """
         found: set[str] = {"training"}
         for code, variables in self._codes.items():
@@ -270,6 +273,9 @@ class NamesRead:
             if mentioned.of_self:
                 found.add(f"class {owner}")
             found |= mentioned.names
+            is_own_code = _is_users(code) and not is_installed(code.co_filename)
+            if mentioned.as_wholes and is_own_code and is_own(_home_of(variables)):
+                found.add("namespaces as wholes")
         return frozenset(found)
 
 
@@ -304,6 +310,10 @@ def functions_with(
     return OthersFunctions(tuple(functions.values()), tuple(variables), libraries)
 
 
+def _home_of(variables: Mapping[str, Any]) -> types.ModuleType | None:
+    return sys.modules.get(variables.get("__name__", ""))
+
+
 def _mentioned_in(code: types.CodeType) -> _Mentioned:
     names = frozenset({*code.co_names, *_texts(code.co_consts)})
     of_self = of_any = False
@@ -335,7 +345,16 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
             of_any |= owner == _OTHER
             if owner not in (None, _SELF, _OTHER):
                 within.add(f"attributes of {owner}")
-    return _Mentioned(names | within, of_self, of_any)
+    as_wholes = not names.isdisjoint(_SHOW) or any(
+        map(_compares_or_shows, dis.get_instructions(code))
+    )
+    return _Mentioned(names | within, of_self, of_any, as_wholes)
+
+
+def _compares_or_shows(step: dis.Instruction) -> bool:
+    if step.opname == "COMPARE_OP":
+        return "==" in str(step.argval) or "!=" in str(step.argval)
+    return step.opname.startswith(("FORMAT_", "CONTAINS_OP"))
 
 
 def _reads_by_other_names(code: types.CodeType, variables: Mapping[str, Any]) -> bool:

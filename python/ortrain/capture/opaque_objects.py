@@ -27,10 +27,9 @@ from typing import Any
 import torch
 
 from ortrain.capture.class_facts import is_made_by_a_statement
+from ortrain.capture.outside_reads import is_told_by
 from ortrain.capture.process_facts import fact_of
 
-# In somebody's hands these read any attribute of anything.
-_READERS = (getattr, hasattr, vars, dir)
 _DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -51,7 +50,7 @@ _KNOWN: tuple[Any, ...] = (
     *(functools.partial, type(functools.lru_cache(len)), functools.cached_property, weakref.ref),
     *(*weakref.ProxyTypes, contextvars.ContextVar, random.Random.__mro__[1], re.Pattern, re.Match),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
-    *(operator.itemgetter, operator.methodcaller, threading.local, LOCK),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, threading.local, LOCK),
     *(_FIELD, type(threading.RLock()), torch.Tensor, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, torch.Generator, torch.finfo, torch.iinfo),
 )
@@ -81,7 +80,9 @@ def is_opaque(value: Any) -> bool:
     known = _found.get(cls)
     if known is None:
         known = _found[cls] = _makes_opaque_objects(cls)
-    return known or any(value is reader for reader in _READERS) or fact_of(value) != ""
+    if cls is operator.attrgetter:
+        return any(map(is_told_by, value.__reduce__()[1]))
+    return known or fact_of(value) != ""
 
 
 def _makes_opaque_objects(cls: type) -> bool:

@@ -45,7 +45,6 @@ _ATTRIBUTES = {
     "getEffectiveLevel": "logging",
     "import_module": _MODULES,
     "__subclasses__": _CLASSES,
-    "mro": _CLASSES,
     "grad_fn": "the history of a tensor",
     "_base": "the history of a tensor",
     "is_leaf": "the history of a tensor",
@@ -87,6 +86,11 @@ _NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
 _MISSING = object()
 
 _known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
+
+
+def is_told_by(attribute: str) -> bool:
+    """Tell whether an attribute of that name may tell what no guard compares, whatever object it is of."""
+    return not _ATTRIBUTES.keys().isdisjoint(attribute.split("."))
 
 
 def outside_read(code: types.CodeType, variables: Mapping[str, Any] | None = None) -> str:

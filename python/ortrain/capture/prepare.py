@@ -140,7 +140,7 @@ class _Preparation:
             unsaved_inputs=converted.unsaved_inputs,
             common_saves=converted.common_saves,
             needed_results=converted.needed_results,
-            names_read=self.read.names(),
+            names_read=None if captured.reads_any_attribute else self.read.names(),
             num_made=captured.num_made,
             outside=converted.outside,
             cloned=converted.cloned,

@@ -23,7 +23,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from ortrain.capture.class_facts import (
     OF_FUNCTIONS,
     RegisteredClasses,
     is_made_by_a_statement,
+    reads_by_names,
 )
 from ortrain.capture.opaque_objects import LOCK, is_opaque
 from ortrain.capture.process_facts import fact_of
@@ -156,6 +157,7 @@ class ReachableState:
         self.caches = CachedFunctions()
         self.acting_tensors: list[str] = []
         self._opaque: dict[str, str] = {}  # by place: the class
+        self._readers: list[str] = []  # places of what reads attributes by names
         self._first_place: dict[int, str] = {}
         self._other_places: list[
             tuple[str, str]
@@ -166,12 +168,16 @@ class ReachableState:
         self._names: set[str] = set()  # that the user's functions mention
         self._local: set[str] = set()  # those of what they close over, and of their defaults
         self._own_modules: dict[str, types.ModuleType] = {}
+        self._others_modules: list[types.ModuleType] = []
         self._pending: list[tuple[str, Any]] = [(_ARGUMENTS, arguments), ("", module)]
         self._global_generators()
         self._walk()
         known: dict[str, set[str]] = {}  # of modules the names that were looked up
         while self._named_in_modules(known):
             self._walk()
+        for home in self._others_modules:
+            for value in named_in(home, self._names):
+                self._abstract(value[2])
 
     def _named_in_modules(self, known: dict[str, set[str]]) -> bool:
         """Take the variables of the user's own modules that code names; tell whether some are new."""
@@ -202,6 +208,11 @@ class ReachableState:
     def again(self) -> ReachableState:
         """Return what is there now."""
         return ReachableState(*self._of, functions=self._takes_functions, tensors=False)
+
+    @property
+    def reads_any_attribute(self) -> bool:
+        """Whether the user's functions name something that may read any attribute of anything."""
+        return any(map(self._is_named, self._readers))
 
     @property
     def opaque(self) -> list[str]:
@@ -242,6 +253,7 @@ class ReachableState:
             for owner, name in self.variables
             if names is None
             or name in names
+            or name == "__mro__"  # by which attributes are looked up
             or name in _MAKING  # which nobody names to make an object
             or isinstance(owner, types.CellType)
         ]
@@ -294,13 +306,13 @@ class ReachableState:
                 self._other_places.append((first, where))
 
     def _look_at(self, where: str, value: Any) -> None:
+        if reads_by_names(value):
+            self._readers.append(where)
         if is_opaque(value) and not _is_known_iterator(value):
             self._opaque.setdefault(where, type(value).__qualname__)
         elif isinstance(value, type):
             self._class(value)
-            if isinstance(value, abc.ABCMeta):
-                registered = RegisteredClasses.with_class(value)
-                self.variables += [(registered, name) for name in ("isinstance", "issubclass")]
+            self._abstract(value)
         elif isinstance(value, nn.Module):
             self._layer(where, value)
         elif isinstance(value, types.FunctionType):
@@ -312,6 +324,8 @@ class ReachableState:
         elif isinstance(value, types.ModuleType):
             if is_own(value):
                 self._own_modules[value.__name__] = value
+            else:
+                self._others_modules.append(value)
         elif isinstance(value, dict):
             self._take(Table(where, value))
             self._object(where, value)
@@ -358,6 +372,11 @@ class ReachableState:
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict:
             self._take(Table(where, attributes))
+
+    def _abstract(self, value: Any) -> None:
+        if isinstance(value, abc.ABCMeta):
+            registered = RegisteredClasses.with_class(value)
+            self.variables += [(registered, name) for name in ("isinstance", "issubclass")]
 
     # --- what is in no attribute
 
@@ -435,6 +454,10 @@ class ReachableState:
             for name, value in base.__dict__.items():
                 if _functions_of(value):
                     self.variables.append((base, name))
+                if isinstance(value, property):
+                    self._pending += [
+                        (name, f) for f in (value.fget, value.fset) if reads_by_names(f)
+                    ]
                 makes = name in _MAKING and not issubclass(base, nn.Module)
                 if makes or name not in _OUTSIDE_OF_CALLS:
                     functions = _functions_of(value)
@@ -481,6 +504,19 @@ class ReachableState:
         self.variables += builtins_behind(variables, names)
 
 
+def named_in(
+    home: types.ModuleType, names: Collection[str], depth: int = 2
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Return what names mean in a module and in modules that it holds: a dictionary, the name in it, the object."""
+    table = vars(home)
+    for name in table.keys() & names:
+        value = table[name]
+        if not isinstance(value, types.ModuleType):
+            yield table, name, value
+        elif depth:
+            yield from named_in(value, names, depth - 1)
+
+
 def builtins_behind(variables: dict[str, Any], names: set[str]) -> list[tuple[Any, str]]:
     """Return what decides of names that code finds among Python's own: that no global hides them, and what they are."""
     found = sorted((names - variables.keys()) & vars(builtins).keys())
@@ -498,8 +534,8 @@ def _is_known_iterator(value: Any) -> bool:
 
 def _holds_more_than_bytes(value: Any, numpy: types.ModuleType) -> bool:
     """Tell whether an array holds objects, a mask or attributes."""
-    plain = type(value) in (numpy.ndarray, numpy.memmap, numpy.recarray)
-    return value.dtype.hasobject or not plain
+    is_masked = isinstance(value, numpy.ma.MaskedArray)
+    return value.dtype.hasobject or is_masked or bool(getattr(value, "__dict__", None))
 
 
 def _set_lock(lock: Any, is_locked: bool) -> None:

@@ -141,6 +141,7 @@ def loaded_files() -> list[FileState]:
     """
     start = process_start()
     result: dict[str, FileState] = {}
+    links: dict[str, float] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or file.startswith("<"):
@@ -150,7 +151,7 @@ def loaded_files() -> list[FileState]:
             continue
         try:
             status = os.stat(path)
-            if max(status.st_mtime, status.st_ctime, _age_of_links(path)) > start:
+            if max(status.st_mtime, status.st_ctime, _age_of_links(path, links)) > start:
                 raise ChangingFileError(f"{path} has changed since the process started")
             result[path] = _state(path, status)
         except OSError as error:
@@ -158,12 +159,24 @@ def loaded_files() -> list[FileState]:
     return list(result.values())
 
 
-def _age_of_links(path: str) -> float:
-    """Return when the youngest link on a path was made, 0 where there is none."""
-    if real_path(path) == path:
-        return 0.0
-    steps = [os.lstat(step) for step in (Path(path), *Path(path).parents)]
-    return max((step.st_ctime for step in steps if stat.S_ISLNK(step.st_mode)), default=0.0)
+def _age_of_links(path: str, known: dict[str, float]) -> float:
+    """Return when the youngest link was made on the way to a file, 0 where there is none.
+
+    Args:
+      path: Absolute.
+      known: What has been found of other paths at this moment.
+    """
+    if path in known:
+        return known[path]
+    known[path] = 0.0  # links in a circle
+    parent = os.path.dirname(path)
+    age = _age_of_links(parent, known) if parent != path else 0.0
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        target = os.path.normpath(os.path.join(parent, os.readlink(path)))
+        age = max(age, status.st_ctime, _age_of_links(target, known))
+    known[path] = age
+    return age
 
 
 def _state(path: str, status: os.stat_result) -> FileState:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import sys
+import inspect
 import threading
 import traceback
 import weakref
@@ -21,6 +21,7 @@ from typing import Any
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+_MAY_BE_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LruCache = type(functools.lru_cache(lambda: None))
 
 
@@ -53,13 +54,12 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
-        handled = sys.exc_info()[1]
         with without_collections():  # a trace makes much and lets go of little
             ages = _Ages()
             try:
                 yield
             except BaseException as error:
-                _let_go_of_frames(error, handled)
+                _let_go_of_frames(error, ages.young())
                 raise
             finally:
                 ages.end()
@@ -77,21 +77,26 @@ class FakesMade:
         return _taken_out(list(alive.values()), ages, {id(alive), id(ages.made)})
 
 
-def _let_go_of_frames(error: BaseException, handled: BaseException | None) -> None:
+def _let_go_of_frames(error: BaseException, young: set[int]) -> None:
     """Clear the variables of functions that an error has ended, which hold most of what a trace has made.
 
     Args:
-      error: What ended the trace.
-      handled: What somebody was handling when the trace began: its functions are theirs.
+      error: What ended the trace; it may lead to errors of somebody's that are older, and to generators that go on.
+      young: Addresses of what the trace has made.
     """
-    seen = {id(handled), id(None)}
+    seen = set()
     errors: list[BaseException | None] = [error]
     while errors:
         ended = errors.pop()
-        if ended is not None and id(ended) not in seen:
-            seen.add(id(ended))
-            traceback.clear_frames(ended.__traceback__)
-            errors += [ended.__cause__, ended.__context__]
+        if ended is None or id(ended) in seen:
+            continue
+        seen.add(id(ended))
+        errors += [ended.__cause__, ended.__context__]
+        for frame, _ in traceback.walk_tb(ended.__traceback__):
+            is_suspended = frame.f_code.co_flags & _MAY_BE_SUSPENDED
+            if id(frame) in young and not is_suspended:
+                with contextlib.suppress(RuntimeError):  # it is running
+                    frame.clear()
 
 
 @contextlib.contextmanager
@@ -133,6 +138,10 @@ class _Ages:
         self._before = [] if self._freezes else gc.get_objects()
         if self._freezes:
             gc.freeze()
+
+    def young(self) -> set[int]:
+        """Return the addresses of what is new already."""
+        return set(map(id, gc.get_objects())).difference(map(id, self._before))
 
     def end(self) -> None:
         """Be at the later moment."""

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import abc
+import collections.abc
+import dataclasses
 import functools
 import operator
 import types
@@ -163,13 +165,147 @@ def test_what_is_read_is_followed(name: str) -> None:
     assert not torch.equal(results[0], results[-1])
 
 
-@pytest.mark.parametrize("get", [getattr, operator.attrgetter("scale")])
-def test_functions_that_read_by_names_are_followed(get: Any) -> None:
-    net = Getter(get)
+class ByProperty(Getter):
+    size = property(operator.attrgetter("scale"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.size
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "getattr": lambda: Getter(getattr),
+    "attrgetter": lambda: Getter(operator.attrgetter("scale")),
+    "methodcaller": lambda: Getter(operator.methodcaller("__getattribute__", "scale")),
+    "format": lambda: Getter(lambda self, read="{0.scale}".format: float(read(self))),
+    "property": lambda: ByProperty(None),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_functions_that_read_by_names_are_followed(name: str) -> None:
+    net = READERS[name]()
     ours, x = ORTModule(net), torch.ones(2, 3)
     for scale in (2.0, 2.0, 3.0):
         net.scale = scale
         torch.testing.assert_close(ours(x), net.forward(x))
+    assert ours.report().native_share == 1.0
+
+
+class OfCall(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.linear, self.held = nn.Linear(3, 3), held
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.held.scale
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: types.SimpleNamespace(scale=2.0),
+        lambda: types.SimpleNamespace(scale=2.0, key=operator.attrgetter("order")),
+        lambda: dataclasses.make_dataclass("Made", [("scale", float)])(2.0),
+    ],
+    ids=["namespace", "with a reader", "dataclass"],
+)
+def test_what_is_not_read_may_change(make: Callable[[], Any]) -> None:
+    net = OfCall(make())
+    ours, x = ORTModule(net), torch.ones(2, 3)
+    for step in range(4):
+        if not hasattr(net.held, "key"):  # where anything may be read by names, all counts
+            net.held.step = step
+        torch.testing.assert_close(ours(x), net.forward(x))
+    assert len(ours.report().captures) == 1
+    assert ours.report().native_share == 1.0
+
+
+class Upper:
+    scale = 2.0
+
+
+class Other:
+    scale = 3.0
+
+
+class Lower(Upper):
+    pass
+
+
+@pytest.mark.parametrize(
+    "read", [lambda held: held.scale, lambda held: 2.0 + isinstance(held, Upper)]
+)
+def test_attributes_are_those_of_the_bases(read: Callable[[Any], float]) -> None:
+    net = Reading(read, Lower())
+    ours, x = ORTModule(net), torch.ones(2, 3)
+    try:
+        for base in (Upper, Upper, Other, Upper):
+            Lower.__bases__ = (base,)
+            torch.testing.assert_close(ours(x), net.forward(x))
+    finally:
+        Lower.__bases__ = (Upper,)
+    assert len(ours.report().captures) == 2
+
+
+def test_registering_with_a_class_below_or_in_another_module_counts() -> None:
+    class Above(metaclass=abc.ABCMeta):  # noqa: B024
+        pass
+
+    class Below(Above):
+        pass
+
+    class First:
+        pass
+
+    class Second:
+        pass
+
+    for read, held, register in (
+        (lambda held: 2.0 + isinstance(held, Above), First(), Below.register),
+        (
+            lambda held: 2.0 + isinstance(held, collections.abc.Mapping),
+            Second(),
+            collections.abc.Mapping.register,
+        ),
+    ):
+        net = Reading(read, held)
+        ours, x = ORTModule(net), torch.ones(2, 3)
+        first = ours(x)
+        register(type(held))
+        torch.testing.assert_close(ours(x), 1.5 * first)
+        torch.testing.assert_close(ours(x), net.forward(x))
+
+
+def test_errors_and_generators_of_the_callers_stay_as_they_are() -> None:
+    def fail() -> None:
+        secret = 42
+        raise KeyError(secret)
+
+    def rows(kept: list[Any]) -> Iterator[int]:
+        try:
+            try:
+                fail()
+            except KeyError as error:
+                kept.append(error)
+                yield 1
+            yield 2
+        finally:
+            kept.append("closed")
+
+    class Raising(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise kept[0]
+
+    kept: list[Any] = []
+    iterator = rows(kept)
+    next(iterator)
+    with pytest.raises(KeyError):
+        ORTModule(Raising())(torch.ones(2))
+    trace = kept[0].__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_locals["secret"] == 42
+    assert len(kept) == 1 and next(iterator) == 2
 
 
 def bert() -> nn.Module:

@@ -401,9 +401,10 @@ def test_files_are_those_to_which_links_lead(
     for release in ("one", "two"):
         (tmp_path / release).mkdir()
         (tmp_path / release / "linked_module.py").write_text(f"NAME = {release!r}\n")
-    current = tmp_path / "current"
+    current, by_way = tmp_path / "current", tmp_path / "by_way"
     current.symlink_to(tmp_path / "one")
-    monkeypatch.syspath_prepend(current)
+    by_way.symlink_to("current")
+    monkeypatch.syspath_prepend(by_way)
     module = importlib.import_module("linked_module")
     monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
     files = source_files.loaded_files()
