@@ -418,6 +418,7 @@ def test_files_are_those_to_which_links_lead(
     monkeypatch.setattr(source_files, "process_start", lambda: started - 0.02)
     with pytest.raises(source_files.ChangingFileError, match="linked_module"):
         source_files.loaded_files()
+    del sys.modules["linked_module"]  # later tests keep graphs
 
 
 def test_process_start_lies_in_the_past() -> None:
