@@ -12,7 +12,7 @@ import weakref
 from typing import Any, ClassVar
 
 # In somebody's hands these read any attribute of anything.
-_READERS = (getattr, hasattr, vars, dir, object.__getattribute__)
+READERS = (getattr, hasattr, vars, dir, object.__getattribute__)
 OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__")
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
 _HEAP_TYPE = 1 << 9
@@ -30,7 +30,7 @@ def reads_by_names(value: Any) -> bool:
     if isinstance(value, operator.methodcaller):
         return str(value.__reduce__()[1][0]).startswith("__")
     is_format = isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, str)
-    return is_format or any(value is reader for reader in _READERS)
+    return is_format or any(value is reader for reader in READERS)
 
 
 class RegisteredClasses:

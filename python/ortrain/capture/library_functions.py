@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ortrain.capture.reachable_state import globals_of, is_own, named_in
+from ortrain.capture.reachable_state import globals_of, home_of, is_own, named_in
 from ortrain.capture.source_files import is_installed
 
 # A dictionary, class, function or cell, and the name of an item or attribute; True: only which object it is counts.
@@ -61,7 +60,7 @@ def _named(
         elif not value.__name__.startswith(("torch", "ortrain")) and not is_own(value):
             yield from named_in(value, code.co_names)
     # Somebody may have found it by an import of his own.
-    home = sys.modules.get(table.get("__name__", ""))
+    home = home_of(table)
     defined = None if home is None or is_users else vars(home).get(code.co_name)
     if isinstance(defined, types.FunctionType) and defined.__code__ is code:
         yield vars(home), code.co_name, defined

@@ -24,11 +24,11 @@ import typing_extensions
 
 from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
-from ortrain.capture.class_facts import OF_CLASSES
+from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.library_functions import Variable, library_functions
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
-from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, is_own
+from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, home_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
@@ -56,7 +56,7 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 _BY_ANY_MEANS = frozenset(
     {"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict", "astuple"}
 )
-_BY_OTHER_NAMES = (getattr, hasattr, vars, dir, operator.attrgetter)
+_BY_OTHER_NAMES = (*READERS, operator.attrgetter)
 _MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
 _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
@@ -80,13 +80,11 @@ class _Mentioned:
       names: Names and texts.
       of_self: Whether it may read any attribute of its `self`.
       of_any: Whether it may read any attribute of other objects.
-      as_wholes: Whether it may compare or show objects.
     """
 
     names: frozenset[str]
     of_self: bool = False
     of_any: bool = False
-    as_wholes: bool = False
 
 
 _known: weakref.WeakKeyDictionary[types.CodeType, _Mentioned] = weakref.WeakKeyDictionary()
@@ -230,7 +228,7 @@ class NamesRead:
             and _is_users(code)
             and not is_installed(code.co_filename)
             and code.co_name != "<module>"  # an import
-            and is_own(_home_of(variables))
+            and is_own(home_of(variables))
         }
 
     def functions_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
@@ -274,7 +272,7 @@ class NamesRead:
                 found.add(f"class {owner}")
             found |= mentioned.names
             is_own_code = _is_users(code) and not is_installed(code.co_filename)
-            if mentioned.as_wholes and is_own_code and is_own(_home_of(variables)):
+            if is_own_code and is_own(home_of(variables)) and _compares_or_shows(code):
                 found.add("namespaces as wholes")
         return frozenset(found)
 
@@ -310,10 +308,6 @@ def functions_with(
     return OthersFunctions(tuple(functions.values()), tuple(variables), libraries)
 
 
-def _home_of(variables: Mapping[str, Any]) -> types.ModuleType | None:
-    return sys.modules.get(variables.get("__name__", ""))
-
-
 def _mentioned_in(code: types.CodeType) -> _Mentioned:
     names = frozenset({*code.co_names, *_texts(code.co_consts)})
     of_self = of_any = False
@@ -345,16 +339,18 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
             of_any |= owner == _OTHER
             if owner not in (None, _SELF, _OTHER):
                 within.add(f"attributes of {owner}")
-    as_wholes = not names.isdisjoint(_SHOW) or any(
-        map(_compares_or_shows, dis.get_instructions(code))
+    return _Mentioned(names | within, of_self, of_any)
+
+
+def _compares_or_shows(code: types.CodeType) -> bool:
+    """Tell whether a function may compare or show objects as wholes."""
+    texts = _texts(code.co_consts)
+    return not _SHOW.isdisjoint((*code.co_names, *texts)) or any(
+        "==" in str(step.argval) or "!=" in str(step.argval)
+        if step.opname == "COMPARE_OP"
+        else step.opname.startswith(("FORMAT_", "CONTAINS_OP"))
+        for step in dis.get_instructions(code)
     )
-    return _Mentioned(names | within, of_self, of_any, as_wholes)
-
-
-def _compares_or_shows(step: dis.Instruction) -> bool:
-    if step.opname == "COMPARE_OP":
-        return "==" in str(step.argval) or "!=" in str(step.argval)
-    return step.opname.startswith(("FORMAT_", "CONTAINS_OP"))
 
 
 def _reads_by_other_names(code: types.CodeType, variables: Mapping[str, Any]) -> bool:

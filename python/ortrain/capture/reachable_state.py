@@ -23,7 +23,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -552,6 +552,11 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def home_of(variables: Mapping[str, Any]) -> types.ModuleType | None:
+    """Return the module whose globals these are; None where Python knows none."""
+    return sys.modules.get(variables.get("__name__", ""))
 
 
 def is_own(module: types.ModuleType | None) -> bool:

@@ -112,12 +112,9 @@ def is_standard(file: str) -> bool:
     return real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
 
 
-@functools.cache
 def _is_keyed_elsewhere(file: str) -> bool:
     """Tell whether versions in the key stand for a file: the standard library and PyTorch."""
-    real = os.path.realpath(file)
-    standard = real.startswith(_STANDARD) and not any(part in real for part in _PACKAGES)
-    return standard or real.startswith(TORCH_ROOT)
+    return is_standard(file) or real_path(file).startswith(TORCH_ROOT)
 
 
 def process_start() -> float:

@@ -14,7 +14,7 @@ import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -362,30 +362,20 @@ def autograd_functions_by(
         name = cls.__module__
         return name != _IN_PLACE_OF_FUNCTIONS and name.startswith(_HARMLESS_FUNCTIONS)
 
-    def marked(cls: type, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return apply(*args, **kwargs)
-        depth = len(applied)
-        applied.append(cls)
-        try:
-            return apply(*args, **kwargs)
-        finally:
-            del applied[depth:]
+    def applying(cls: type, classes: Sequence[type]) -> Callable[..., Any]:
+        """Return the first ``apply`` that one of some classes has, of ``cls``."""
 
-    def original_of(cls: type) -> Callable[..., Any]:
         def original(*args: Any, **kwargs: Any) -> Any:
-            found = (originals.get(c, c.__dict__.get("apply")) for c in cls.__mro__)
+            found = (originals.get(c, c.__dict__.get("apply")) for c in classes)
             apply = next(f for f in found if f is not None).__get__(None, cls)
-            return marked(cls, apply, args, kwargs)
-
-        return original
-
-    def of_base(cls: type) -> Callable[..., Any]:
-        def original(*args: Any, **kwargs: Any) -> Any:
-            apply = vars(base)["apply"].__get__(
-                None, cls
-            )  # what led here may have changed the arguments
-            return marked(cls, apply, args, kwargs)
+            if threading.get_ident() != thread:
+                return apply(*args, **kwargs)
+            depth = len(applied)
+            applied.append(cls)
+            try:
+                return apply(*args, **kwargs)
+            finally:
+                del applied[depth:]
 
         return original
 
@@ -394,7 +384,7 @@ def autograd_functions_by(
         if not is_harmless(cls):
             own = cls.__dict__.get("apply")
             originals[cls] = None if own in patches else own  # a copy of another class's attributes
-            original = original_of(cls)
+            original = applying(cls, cls.__mro__)
 
             def apply(_: type, *args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() != thread:  # another one, which traces nothing
@@ -408,7 +398,8 @@ def autograd_functions_by(
     def apply_below(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread and not is_harmless(cls):
             if not applied or applied[-1] is not cls:
-                return handler(cls, of_base(cls), args, kwargs)
+                # Not its own one: what led here may have changed the arguments.
+                return handler(cls, applying(cls, [base]), args, kwargs)
             applied[-1] = None  # its forward may apply it again
         return super(below, cls).apply(*args, **kwargs)  # type: ignore[misc]
 

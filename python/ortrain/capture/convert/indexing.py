@@ -390,12 +390,7 @@ def _shared_with_self(
     """
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     reached = Tensor(e.node("StopGradient", result, domain="ortrain"), x.dtype, x.shape)
-    at = reached.value if x.rank else e.reshape(reached, [1])
-    rows = e.cast(index, torch.int64)
-    if not x.rank:
-        rows, updates = (v if v.rank else e.unsqueeze(v, [0]) for v in (rows, updates))
-    rows = checked_indices(e, rows, x, dim)
-    read = e.node("GatherElements", at, rows, axis=x.axis(dim) if x.rank else 0)
+    read = gather(e, reached, dim, index)
     are_it = e.cast(e.node("Equal", updates, read), wide)
     counts = _scatter(e, x, dim, index, are_it, "add", e.full(x.shape, 0, wide))
     share = e.node("Div", counts, e.node("Add", counts, e.full((), 1, wide)))
