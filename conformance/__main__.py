@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import itertools
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -29,6 +32,9 @@ from conformance.silent.program import programs as silent_programs
 OPERATORS_BAR = 0.6
 ARCHITECTURES_BAR = 57
 PROGRAMS = 300
+SILENT_TOGETHER = 6  # programs of a process where time is limited
+
+_Case = TypeVar("_Case")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +49,37 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """What the command line asks for.
+
+    Attributes:
+      names: What contains one of these; all, where there is none.
+      samples: Of each operator, at most.
+      programs: Random ones.
+      console: Where to.
+      device: Where tensors are.
+      part: Which of how many parts of the cases.
+      seconds: The last case of a suite begins before that.
+    """
 
     names: Sequence[str]
     samples: int
     programs: int
     console: Console
+    device: str = "cpu"
+    part: tuple[int, int] = (0, 1)
+    seconds: float = math.inf
+
+    def mine(self, cases: Sequence[_Case]) -> Iterator[_Case]:
+        """Yield the cases of this part while there is time."""
+        end = time.monotonic() + self.seconds
+        for case in cases[self.part[0] :: self.part[1]]:
+            if time.monotonic() < end:
+                yield case
+
+    def progress(self, cases: Sequence[_Case], what: str) -> Iterable[_Case]:
+        """Yield the same, and show how many are done."""
+        total = len(cases[self.part[0] :: self.part[1]])
+        return track(self.mine(cases), what, total=total, console=self.console, transient=True)
 
 
 Suite = tuple[list[Line], list[Any]]
@@ -57,12 +88,12 @@ Suite = tuple[list[Line], list[Any]]
 def _operators(request: Request) -> Suite:
     chosen = [
         op
-        for op in opinfo.entries()
+        for op in opinfo.entries(request.device)
         if not request.names or any(n in op.name for n in request.names)
     ]
     results = [
-        opinfo.run_entry(op, request.samples)
-        for op in track(chosen, "operators", console=request.console, transient=True)
+        opinfo.run_entry(op, request.samples, request.device)
+        for op in request.progress(chosen, "operators")
     ]
     counts = collections.Counter(result.outcome for result in results)
     for result in results:
@@ -93,10 +124,7 @@ def _onnx(request: Request) -> Suite:
         for case in onnx_nodes.cases()
         if not request.names or any(n in case.name for n in request.names)
     ]
-    results = [
-        onnx_nodes.run_case(case)
-        for case in track(chosen, "ONNX cases", console=request.console, transient=True)
-    ]
+    results = [onnx_nodes.run_case(case) for case in request.progress(chosen, "ONNX cases")]
     counts = collections.Counter(result.outcome for result in results)
     for result in results:
         if result.outcome is NodeOutcome.wrong or request.names:
@@ -113,16 +141,12 @@ def _onnx(request: Request) -> Suite:
 
 
 def _architectures(request: Request) -> Suite:
-    total = len(architectures.ARCHITECTURES)
-    results = list(
-        track(
-            architectures.run(request.names),
-            "architectures",
-            total=total,
-            console=request.console,
-            transient=True,
-        )
-    )
+    chosen = architectures.chosen(request.names)
+    results = [
+        result
+        for architecture in request.progress(chosen, "architectures")
+        for result in architectures.run([architecture], request.device)
+    ]
     table = Table(title="Architectures of transformers")
     for column in ("model", "native", "escapes", "seconds", "differs, or no graph"):
         table.add_column(column)
@@ -154,16 +178,26 @@ def _architectures(request: Request) -> Suite:
 
 
 def _programs(request: Request) -> Suite:
+    whole, told = 0, ""
     with request.console.status("random programs"):
-        whole = random_programs.check(request.programs)
+        try:
+            whole = random_programs.check(request.programs, request.part[0], request.device)
+        except AssertionError as error:
+            told = str(error)
+            request.console.print(told, markup=False)
     figure = f"{request.programs}, {whole} as one graph"
-    return [Line("Random programs equal to eager", figure, "all", True)], []
+    line = Line("Random programs equal to eager", figure, "all", not told)
+    return [line], [[index, ""] for index in range(request.programs)] + [["shrunk", told]]
 
 
 def _silent(request: Request) -> Suite:
     chosen = silent_programs(request.names)
+    mine = request.mine(chosen)
     with request.console.status("programs on which capture may be silently wrong"):
-        outcomes = silent_ways.run(chosen, ["ortrain"])
+        together = len(chosen) if request.seconds == math.inf else SILENT_TOGETHER
+        outcomes = []
+        while some := list(itertools.islice(mine, together)):
+            outcomes += silent_ways.run(some, ["ortrain"], device=request.device)
     for text in silent_ways.describe(outcomes, every=bool(request.names)):
         request.console.print(text, markup=False, highlight=False)
     counts = collections.Counter(o.judged["ortrain"].verdict for o in outcomes)
@@ -216,9 +250,23 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
     parser.add_argument("--programs", type=int, default=PROGRAMS, help="random ones")
     parser.add_argument("--json", type=Path, help="write all results there")
+    parser.add_argument("--device", default="cpu", help="where tensors are")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th case from the i-th on")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later")
     options = parser.parse_args()
     console = Console()
-    request = Request(options.names, options.samples, options.programs, console)
+    index, _, count = options.part.partition("/")
+    request = Request(
+        options.names,
+        options.samples,
+        options.programs,
+        console,
+        options.device,
+        (int(index), int(count)),
+        options.seconds,
+    )
+    if options.device != "cpu":
+        torch.backends.cudnn.allow_tf32 = False  # in which two right results differ
 
     lines: list[Line] = []
     details: dict[str, Any] = {}
@@ -235,7 +283,8 @@ def main() -> int:
     for line in lines:
         table.add_row(line.what, line.figure, line.bar, "" if line.ok else "[red]below[/]")
     console.print(table)
-    return int(not options.names and not all(line.ok for line in lines))
+    whole = not options.names and request.part[1] == 1 and options.seconds == math.inf
+    return int(whole and not all(line.ok for line in lines))
 
 
 if __name__ == "__main__":

@@ -493,7 +493,9 @@ def step(run: Callable[..., Any], module: nn.Module, batch: Batch) -> dict[str, 
     terms = []
     for output in floating:
         if output.requires_grad:
-            weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype)
+            weights = torch.linspace(
+                0.5, 1.5, output.numel(), dtype=output.dtype, device=output.device
+            )
             terms.append((output * weights.reshape(output.shape)).sum() / output.numel())
     torch.stack(terms).sum().backward()
     found = {f"result {i}": o.detach() for i, o in enumerate(floating)}
@@ -501,6 +503,10 @@ def step(run: Callable[..., Any], module: nn.Module, batch: Batch) -> dict[str, 
         if parameter.grad is not None:
             found[f"gradient of {name}"] = parameter.grad.clone()
     return found
+
+
+def _placed(batch: Batch, device: str) -> Batch:
+    return {n: v.to(device) if torch.is_tensor(v) else v for n, v in batch.items()}
 
 
 def _wide(batch: Batch) -> Batch:
@@ -543,11 +549,11 @@ def _rmse(value: torch.Tensor, exact: torch.Tensor) -> float:
     return float((value - exact).square().mean().sqrt()) if value.numel() else 0.0
 
 
-def run_architecture(architecture: Architecture) -> ArchitectureResult:
+def run_architecture(architecture: Architecture, device: str = "cpu") -> ArchitectureResult:
     """Make two steps of different sizes with the engine, and compare them with eager PyTorch."""
-    module = build(architecture)
+    module = build(architecture).to(device)
     batches = [
-        architecture.batch(size, length, torch.Generator().manual_seed(size))
+        _placed(architecture.batch(size, length, torch.Generator().manual_seed(size)), device)
         for size, length in zip((2, 3), architecture.lengths, strict=True)
     ]
     found: list[str] = []
@@ -574,12 +580,19 @@ def run_architecture(architecture: Architecture) -> ArchitectureResult:
     )
 
 
-def run(names: Sequence[str] = ()) -> Iterator[ArchitectureResult]:
-    """Run the architectures whose names contain one of ``names``, all where there is none."""
-    for architecture in ARCHITECTURES:
-        if not names or any(name.lower() in architecture.model.lower() for name in names):
-            try:
-                yield run_architecture(architecture)
-            except Exception as error:  # one model must not end the table
-                text = f"{type(error).__name__}: {error}".partition("\n")[0]
-                yield ArchitectureResult(architecture.model, text, 0.0, "", (), 0.0)
+def chosen(names: Sequence[str]) -> list[Architecture]:
+    """Return the architectures whose names contain one of ``names``, all where there is none."""
+    lowered = [name.lower() for name in names]
+    return [a for a in ARCHITECTURES if not names or any(n in a.model.lower() for n in lowered)]
+
+
+def run(
+    architectures: Sequence[Architecture] = ARCHITECTURES, device: str = "cpu"
+) -> Iterator[ArchitectureResult]:
+    """Run architectures, one after the other."""
+    for architecture in architectures:
+        try:
+            yield run_architecture(architecture, device)
+        except Exception as error:  # one model must not end the table
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            yield ArchitectureResult(architecture.model, text, 0.0, "", (), 0.0)

@@ -83,27 +83,28 @@ class _Call(nn.Module):
         return pytree.tree_map_only(torch.Tensor, torch.clone, result) if self.copies else result
 
 
-def entries() -> list[Any]:
-    """Return the entries of the database whose float32 form has a gradient."""
+def entries(device: str = "cpu") -> list[Any]:
+    """Return the entries of the database whose float32 form has a gradient on a device."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return [
         op
         for op in op_db
-        if torch.float32 in op.supported_dtypes("cpu")
-        and torch.float32 in op.supported_backward_dtypes("cpu")
+        if torch.float32 in op.supported_dtypes(device)
+        and torch.float32 in op.supported_backward_dtypes(device)
         and op.supports_autograd
     ]
 
 
-def run_entry(op: Any, most_samples: int) -> OperatorResult:
+def run_entry(op: Any, most_samples: int, device: str = "cpu") -> OperatorResult:
     """Run some samples of an operator, spread over all that there are.
 
     Args:
       op: An entry of the database.
       most_samples: How many at most.
+      device: Where.
     """
-    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
+    samples = list(op.sample_inputs(device, torch.float32, requires_grad=True))
     step = max(1, -(-len(samples) // most_samples))
     chosen = samples[::step]
     worst, detail = Outcome.native, ""
@@ -170,7 +171,7 @@ def _evaluate(
     if differentiable and wanted:
         generator = torch.Generator().manual_seed(7)
         cotangents = [
-            torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype)
+            torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.device, r.dtype)
             for r in differentiable
         ]
         gradients = torch.autograd.grad(differentiable, wanted, cotangents, allow_unused=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as drawn_from
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -78,9 +79,13 @@ _UNARY: dict[str, Step] = {
     "in_place": lambda x: x.clone().mul_(2).add_(1),
     "slice_write": lambda x: _with_zeros(x),
     "gather": lambda x: x.gather(-1, x.argsort(-1)),
-    "index_select": lambda x: x.index_select(1, torch.arange(x.shape[1]).flip(0)),
+    "index_select": lambda x: x.index_select(1, torch.arange(x.shape[1], device=x.device).flip(0)),
     "scatter_add": lambda x: torch.zeros_like(x).scatter_add(
-        1, (torch.arange(x.shape[1]) % 2).view(1, -1, *(1,) * (x.dim() - 2)).expand_as(x), x
+        1,
+        (torch.arange(x.shape[1], device=x.device) % 2)
+        .view(1, -1, *(1,) * (x.dim() - 2))
+        .expand_as(x),
+        x,
     ),
     "half_up": lambda x: x.double().mul(0.5).float(),
     "floor": lambda x: x - x.floor(),
@@ -182,24 +187,26 @@ def _results(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     x = x.clone().requires_grad_()
     model.zero_grad(set_to_none=True)
     y = model(x)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
     (y * weights).sum().backward()
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
     assert x.grad is not None
     return [y.detach(), x.grad, *gradients]
 
 
-def difference(instructions: Sequence[Instruction], rank: int, seed: int) -> tuple[str, bool]:
+def difference(
+    instructions: Sequence[Instruction], rank: int, seed: int, device: str = "cpu"
+) -> tuple[str, bool]:
     """Return what differs between the engine and PyTorch, and whether all of it was a graph.
 
     Where values are large, the engine may be as far from float64 as eager PyTorch, four times.
     """
     torch.manual_seed(seed)
-    module = Program(instructions, rank)
+    module = Program(instructions, rank).to(device)
     model = ORTModule(copy.deepcopy(module))
     for batch in (3, 5):
         shape = (batch, 4, WIDTH) if rank == 3 else (batch, WIDTH)
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed + batch))
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed + batch)).to(device)
         theirs = _results(module, x)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -217,8 +224,13 @@ def difference(instructions: Sequence[Instruction], rank: int, seed: int) -> tup
     return "", not any(record.fallback for record in model.report().captures)
 
 
-def check(programs: int, seed: int = 0) -> int:
+def check(programs: int, seed: int = 0, device: str = "cpu") -> int:
     """Run ``programs`` random programs; return how many ran as one graph.
+
+    Args:
+      programs: How many.
+      seed: Of their weights and inputs; with another one, other programs are drawn.
+      device: Where.
 
     Raises:
       AssertionError: One differs; it is shrunk first, and Hypothesis prints it.
@@ -226,18 +238,19 @@ def check(programs: int, seed: int = 0) -> int:
 
     whole = 0
 
+    @drawn_from(seed)
     @settings(
         max_examples=programs,
         deadline=None,
         database=None,
-        derandomize=True,
+        derandomize=seed == 0,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
     @given(instructions=_instructions, rank=st.sampled_from([2, 3]))
     def run(instructions: list[Instruction], rank: int) -> None:
         nonlocal whole
-        found, is_graph = difference(instructions, rank, seed)
+        found, is_graph = difference(instructions, rank, seed, device)
         assert not found, found
         whole += is_graph
 

@@ -13,11 +13,15 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import json
+import math
 import os
 import random
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,12 @@ from conformance.stateful_places import NUMBERS, TENSORS, WIDTH
 from ortrain import ORTModule
 
 CALLS = 5
+
+
+class UnbuildableError(TypeError):
+    """A program cannot be on the device."""
+
+
 RTOL, ATOL = 1e-4, 1e-5
 
 
@@ -98,6 +108,7 @@ def _observed(module: Program, result: Any) -> Iterator[Any]:
         random.getstate(),
         np.random.get_state()[1].tolist(),
         torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.get_default_device().type == "cuda" else None,
         own and own.get_state(),
     )
 
@@ -109,7 +120,12 @@ def _run(
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     stateful_actions.reset()
-    module = Program(seed, reading=reading)
+    try:
+        module = Program(seed, reading=reading)
+    except TypeError as error:
+        if torch.get_default_device().type == "cpu":
+            raise
+        raise UnbuildableError from error  # it shares memory with NumPy
     called = wrap(module)
     draw = random.Random(seed + 1)
     between = [[draw.choice(BETWEEN) for _ in range(draw.randint(0, 2))] for _ in range(CALLS)]
@@ -118,6 +134,7 @@ def _run(
     seen = []
     for call in range(CALLS):
         x = torch.from_numpy(np.random.RandomState(seed + call).randn(2 + call // 3, WIDTH)).float()
+        x = x.to(torch.get_default_device())
         try:
             result = called(x, log) if module.tells else called(x)
             leaves = result.values() if isinstance(result, dict) else result
@@ -222,7 +239,12 @@ def main() -> int:
         action="store_true",
         help="each call by a module that may find the graph on disk",
     )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no program begins later")
+    parser.add_argument("--json", type=Path, help="write there what each program does otherwise")
+    parser.add_argument("--device", default="cpu", help="where tensors and modules are")
     options = parser.parse_args()
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     if not options.from_disk:
         return _report(options, None)
     with tempfile.TemporaryDirectory() as folder:
@@ -232,14 +254,23 @@ def main() -> int:
 
 def _report(options: argparse.Namespace, captures: Captures | None) -> int:
     console = Console()
-    wrong = []
+    results: dict[int, str] = {}
+    end = time.monotonic() + options.seconds
     seeds = range(options.first, options.first + options.count)
     for seed in track(seeds, "programs", console=console, transient=True):
-        if told := difference(seed, captures):
-            wrong.append(seed)
+        if time.monotonic() > end:
+            break
+        try:
+            results[seed] = told = difference(seed, captures)
+        except UnbuildableError:
+            continue
+        if told:
             console.print(f"program {seed}: {told}", markup=False)
+    wrong = sum(map(bool, results.values()))
     disk = "" if captures is None else f"; {captures.from_disk} of {captures.made} graphs from disk"
-    console.print(f"random stateful programs: {len(wrong)} of {options.count} wrong{disk}")
+    console.print(f"random stateful programs: {wrong} of {len(results)} wrong{disk}")
+    if options.json:
+        options.json.write_text(json.dumps({"stateful": list(results.items())}))
     return int(bool(wrong))
 
 

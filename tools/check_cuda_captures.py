@@ -25,11 +25,16 @@ from ortrain.capture import signature
 from ortrain.capture.convert import convert
 from ortrain.capture.export import capture
 from ortrain.capture.prepare import _has_place
-from ortrain.random_numbers import DropoutSource
 from ortrain.testing.models import CASES, ModelCase
 
 # What shows that a fake tensor is no match for the real one.
-_NEEDS_A_DEVICE = ("NVIDIA driver", "depends on the values", "data-dependent", "is not installed")
+_NEEDS_A_DEVICE = (
+    "NVIDIA driver",
+    "depends on the values",
+    "data-dependent",
+    "is not installed",
+    "_local_scalar_dense",
+)
 
 
 def _class_of(value: Any, *more: Any) -> Any:
@@ -63,7 +68,7 @@ def check(case: ModelCase, dtype: torch.dtype | None) -> str:
     with torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         captured = capture(module, (), batch, known=_has_place)
     builder = _core.GraphBuilder(case.name)
-    converted = convert(captured, builder, DropoutSource.ENGINE, keeps_outside=False)
+    converted = convert(captured, builder)
     return ", ".join(sorted({call.key for call in converted.escaped_calls}))
 
 

@@ -20,7 +20,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_all import kernels, memory, op_cases, smoke, speed, training
+from benchmarks.gpu_all import (
+    conformance_suites,
+    doors,
+    kernels,
+    memory,
+    op_cases,
+    smoke,
+    speed,
+    training,
+)
 from benchmarks.gpu_all.line import Line, Run, is_fault, not_run, outcome, result_of
 from benchmarks.gpu_all.record import (
     RecordError,
@@ -41,6 +50,8 @@ LINES: tuple[Line, ...] = (
     *smoke.LINES,
     *op_cases.LINES,
     *training.LINES,
+    *conformance_suites.LINES,
+    *doors.LINES,
     *speed.LINES,
     *memory.LINES,
     *kernels.LINES,

@@ -80,7 +80,7 @@ def observe(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         detached = value.detach()
-        copied = torch.empty(detached.shape, dtype=detached.dtype).copy_(detached)
+        copied = torch.empty(detached.shape, dtype=detached.dtype, device="cpu").copy_(detached)
         return Tensor(copied, tuple(value.stride()), value.requires_grad)
     if isinstance(value, np.ndarray):
         return ("ndarray", value.dtype.str, value.tolist())

@@ -68,6 +68,7 @@ def run(
     ways: Sequence[str],
     told: Callable[[str, str], None] = lambda way, name: None,
     seconds: float = PROGRAM_SECONDS,
+    device: str = "cpu",
 ) -> list[Outcome]:
     """Run programs in PyTorch and in ``ways``; return what became of each.
 
@@ -76,13 +77,19 @@ def run(
       ways: Of "compile" and "ortrain".
       told: Called with the way and the name when a program has ended.
       seconds: The time limit of one program.
+      device: Where tensors are made that name no device, and modules with them. Programs that raise
+        in PyTorch alone elsewhere than on the CPU are left out: they exchange with NumPy.
 
     Raises:
-      RuntimeError: A program raises, crashes or takes too long in PyTorch alone.
+      RuntimeError: A program raises on the CPU, crashes or takes too long in PyTorch alone.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = {way: _run_way(way, chosen, folder, told, seconds) for way in ("eager", *ways)}
+        runs = {}
+        for way in ("eager", *ways):
+            runs[way] = _run_way(way, chosen, folder, told, seconds, device)
+            if way == "eager" and device != "cpu":
+                chosen = [program for program in chosen if not runs[way][program.name].error]
     outcomes = []
     for program in chosen:
         eager = runs["eager"][program.name]
@@ -125,12 +132,13 @@ def _run_way(
     folder: Path,
     told: Callable[[str, str], None],
     seconds: float,
+    device: str,
 ) -> dict[str, Run]:
     """Run all programs in one way, in as many processes as that takes."""
     left = list(chosen)
     runs: dict[str, Run] = {}
     while left:
-        ended, hit, (how, said) = _run_process(way, left, folder, told, seconds)
+        ended, hit, (how, said) = _run_process(way, left, folder, told, seconds, device)
         with torch.serialization.safe_globals([Run, Raised, Tensor]):
             for name in ended:
                 runs[name] = torch.load(folder / f"{name}.{way}", weights_only=True)
@@ -147,10 +155,12 @@ def _run_process(
     folder: Path,
     told: Callable[[str, str], None],
     seconds: float,
+    device: str,
 ) -> tuple[list[str], str, tuple[str, str]]:
     """Return the programs that ended, the one that ended the process, and why."""
     repository = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "conformance.silent.worker", way, str(folder)]
+    command += ["--device", device]
     modules = dict.fromkeys(program.body.__module__ for program in chosen)
     command += [f"--module={module}" for module in modules]
     command += [program.name for program in chosen]

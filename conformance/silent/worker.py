@@ -61,9 +61,13 @@ def main() -> int:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--module", action="append", help="with programs; default: all here")
+    parser.add_argument("--device", default="cpu", help="where tensors and modules are")
     parser.add_argument("names", nargs="+", help="of programs, whole")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.device != "cpu":  # with a default device of its own every capture would be another
+        torch.set_default_device(options.device)
+        torch.backends.cudnn.allow_tf32 = False
     wrap = _wrap_of(options.way)
     known = {p.name: p for p in programs(modules=options.module or MODULES)}
     for name in options.names:

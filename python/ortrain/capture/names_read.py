@@ -121,7 +121,7 @@ class NamesRead:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the code of this thread's functions; of others too, where Python cannot tell."""
+        """Record the code of this thread's functions."""
         self.has_begun = True
         self._handled.clear()
         with without_collections(), without_collection_callbacks(), self._watching():
@@ -152,6 +152,8 @@ class NamesRead:
         thread = threading.get_ident()
 
         def see(code: types.CodeType, _: int) -> Any:
+            if threading.get_ident() != thread:
+                return None  # it may run in this one later
             self._codes[code] = sys._getframe(1).f_globals
             return monitoring.DISABLE
 
