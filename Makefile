@@ -262,7 +262,7 @@ gpu-kit:
 	rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)/wheels $(GPU_KIT)/bin
 	cp "$$(ls -t dist/ortrain-*.whl | head -n 1)" $(GPU_KIT)/wheels/
 	grep -E '^expecttest==' $(LOCKS)/dev.lock > $(GPU_KIT)/wheels.txt
-	$(WHEEL_PIP) download --no-deps --require-hashes -d $(GPU_KIT)/wheels -r $(GPU_KIT)/wheels.txt
+	$(WHEEL_PIP) download --only-binary :all: --no-deps --require-hashes -d $(GPU_KIT)/wheels -r $(GPU_KIT)/wheels.txt
 	strip -o $(GPU_KIT)/bin/ortrain_check_kernels $(WHEEL_DIR)/gpu/ortrain_check_kernels
 	cp tools/gpu_kit/run.sh $(GPU_KIT)/
 	du -sh $(GPU_KIT)

@@ -17,16 +17,19 @@ from typing import Any
 from benchmarks import ROOT, package_path
 from benchmarks.gpu_all.line import Aim, Line, Run
 
-PROCESSES = 3
-_LEFT_FOR_LAST = 25.0  # seconds for what began last
+PROCESSES = {"operators": 6, "silent": 4}
+_FEW = 3
+# Seconds for what began last; the programs of a suite run together, twice.
+_LEFT_FOR_LAST = {"silent": 50.0}
+_LEFT_FOR_ONE = 25.0
 _WRONG = {"wrong", "failed", "error"}
 _REHEARSED = {"operators": ["nn.functional.gelu"], "silent": ["layers"], "architectures": ["gpt2"]}
 
 
 def _commands(run: Run, suite: str, folder: Path) -> list[list[str]]:
     """Return a command per process."""
-    processes = 1 if run.rehearsal else PROCESSES
-    begin_until = max(1.0, run.seconds_left() - _LEFT_FOR_LAST)
+    processes = 1 if run.rehearsal else PROCESSES.get(suite, _FEW)
+    begin_until = max(1.0, run.seconds_left() - _LEFT_FOR_LAST.get(suite, _LEFT_FOR_ONE))
     commands = []
     for index in range(processes):
         if suite == "stateful":
@@ -34,7 +37,7 @@ def _commands(run: Run, suite: str, folder: Path) -> list[list[str]]:
             arguments += ["--count", "3" if run.rehearsal else "100000"]
         else:
             arguments = ["conformance", "--suite", suite, "--part", f"{index}/{processes}"]
-            arguments += ["--programs", "2" if run.rehearsal else "40"]
+            arguments += ["--programs", "2" if run.rehearsal else "40", "--samples", "2"]
             arguments += _REHEARSED.get(suite, []) if run.rehearsal else []
         arguments += ["--device", run.device, "--seconds", f"{begin_until:.0f}"]
         arguments += ["--json", str(folder / f"{index}.json")]

@@ -67,6 +67,12 @@ PARTS = {
           "resnet-50", "t5-base", "vit-large", "soak", "ddp", "largest-batch"),),
         ("--peers", "eager,ortrain"),
     ),
+    "F": Part(
+        "what conformance tries, and programs of users",
+        330.0,
+        (("suite-operators",), ("suite-silent",), ("suite-architectures",), ("suite-stateful",),
+         ("doors", "suite-programs")),
+    ),
 }  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401  which makes the logger that is meant below
+import torch  # which makes the logger that is meant below
 
 from tests.python.process_state import changed, process_state
 
+TORCH_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 PACKAGES = str(Path(__file__).resolve().parents[2] / "python")
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -132,6 +133,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("everything"):
         _leave_out(config, items)
+    for item in items:
+        since = item.get_closest_marker("since_torch")
+        if since and since.args > TORCH_VERSION:
+            item.add_marker(pytest.mark.skip(f"of PyTorch {'.'.join(map(str, since.args))}"))
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist has it
         return
     sizes = collections.Counter(item.path for item in items)

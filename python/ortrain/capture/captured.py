@@ -114,6 +114,11 @@ class AutocastState:
     def applied(self) -> Iterator[None]:
         """Enter autocast as recorded; casts are not kept, which would outlive a trace."""
         with contextlib.ExitStack() as stack:
+            if AutocastState.current() == self:  # torch.autocast leaves what it finds no device for
+                stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+                torch.set_autocast_cache_enabled(False)
+                yield
+                return
             for device, dtype in self.enabled:
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield

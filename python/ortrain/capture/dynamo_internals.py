@@ -217,8 +217,9 @@ def may_compile() -> bool:
         return False
     try:
         return _is_supported() and not _config().disable
-    except (ImportError, OSError, RecursionError) as error:
-        # It is imported here for the first time, for which there may be no file, folder or depth left.
+    except Exception as error:
+        # It is imported here for the first time, for which there may be no file, folder or depth left, and finds
+        # modules of which some part is missing.
         _log.warning("Dynamo cannot be imported now (%s); this call runs in PyTorch", error)
         return False
 

@@ -34,6 +34,7 @@ from ortrain.capture.checkpoints import marked_checkpoints
 from ortrain.capture.composite_aliases import restore_aliases
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
+from ortrain.capture.draw_bounds import draws_compared
 from ortrain.capture.dynamo_internals import failures_untold
 from ortrain.capture.errors import (
     CaptureError,
@@ -279,6 +280,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         no_traces_kept(),
         deepest_lines_told(),
         tracked_tensors_told(),
+        draws_compared(),
         graphs_compiled_when_called(),
         torch.inference_mode(False),
         torch.set_grad_enabled(tracks),

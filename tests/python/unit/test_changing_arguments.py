@@ -190,6 +190,7 @@ class Annealed(nn.Module):
         return self.fc(x) * self.fc.alpha + x * (1 - self.fc.alpha) ** 2 + self.warm
 
 
+@pytest.mark.since_torch(2, 12)
 def test_an_annealed_attribute_costs_two_captures() -> None:
     plain, ours = pair(Annealed())
     with warnings.catch_warnings():
@@ -220,6 +221,7 @@ def test_a_live_attribute_may_become_something_else() -> None:
         agree(plain, ours, X)
 
 
+@pytest.mark.since_torch(2, 12)
 def test_gradients_of_gradients_take_the_attribute_of_their_forward() -> None:
     plain, ours = pair(Annealed())
     for alpha in (0.5, 0.25, 0.75):
@@ -298,6 +300,7 @@ def test_a_module_that_counts_for_a_while_is_captured_once_it_rests() -> None:
     assert captures(ours) == 1 and ours.steps == 20
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.parametrize("model", [Timed, Annealed])
 def test_live_numbers_in_verified_steps(model: type[nn.Module]) -> None:
     torch.manual_seed(0)

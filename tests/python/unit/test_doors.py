@@ -365,6 +365,7 @@ class _Branching(nn.Module):
         return self.last(h) if h.sum() > 0 else self.last(h * 2)
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.usefixtures("_dynamo_starts_anew")
 @pytest.mark.filterwarnings("ignore:.*runs in:RuntimeWarning")
 def test_module_in_pieces_inside_of_compiled_code() -> None:

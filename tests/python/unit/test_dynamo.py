@@ -153,6 +153,7 @@ def test_the_backend_has_a_name() -> None:
     assert compiled(torch.randn(3, 2)).shape == (3, 2)
 
 
+@pytest.mark.since_torch(2, 12)
 def test_pieces_of_fixed_sizes_are_captured_for_these(monkeypatch):
     seen = []
     whole = engine.prepare

@@ -182,6 +182,7 @@ def test_page_is_whole_and_fetches_nothing(found):
     assert len(made) < 300_000
 
 
+@pytest.mark.since_torch(2, 12)
 def test_what_runs_in_pytorch_is_told():
     escaping = ORTModule(Escaping())
     quietly(escaping, torch.rand(3, 4, requires_grad=True))

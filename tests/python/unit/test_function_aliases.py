@@ -86,7 +86,9 @@ class OwnApply(torch.autograd.Function):
 
 within = Within.apply
 own_apply = OwnApply.apply
-partial = functools.partial(scale, scale=3.0)
+# apply() has taken options by name since PyTorch 2.12.
+takes_names = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+partial = functools.partial(scale, scale=3.0) if takes_names else round_through
 TABLE = {"round": round_through}
 
 

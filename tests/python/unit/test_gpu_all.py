@@ -40,7 +40,7 @@ def line(measure: Callable[[Run], dict[str, Any]], *aims: Aim, check: bool = Fal
 def test_lines_have_what_is_aimed_at() -> None:
     by_key = {each.key: each for each in LINES}
     assert len(by_key) == len(LINES)
-    words = "smoke ops sanitizer parity soak speed memory kernels"
+    words = "smoke ops sanitizer parity soak suites doors speed memory kernels"
     assert words.split() == list(GROUPS)
     aims = {key: {a.figure: a.bound for a in each.aims} for key, each in by_key.items()}
     for key, eager, compiled in (

@@ -75,7 +75,7 @@ def test_options_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ["--lane", "gpt2", "--peers", "jax,ortrain"],
         ["--lane", "gpt2", "--rounds", "0"],
         ["C", "--lane", "gpt2"],
-        ["F"],
+        ["Z"],
         [],
     ],
 )

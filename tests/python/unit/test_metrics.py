@@ -86,6 +86,7 @@ def test_begin_leaves_out_what_passed(monkeypatch):
     assert metrics.step(tokens=6).tokens_per_second == 4.0
 
 
+@pytest.mark.since_torch(2, 12)
 def test_captures_and_what_runs_in_pytorch_are_counted():
     model = ORTModule(nn.Linear(4, 4))
     train(model)

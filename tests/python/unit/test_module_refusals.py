@@ -38,6 +38,7 @@ def test_index_out_of_range_in_an_embedding() -> None:
     assert torch.isfinite(ours(**batch())["loss"])
 
 
+@pytest.mark.since_torch(2, 12)
 def test_wrong_dtype_rank_and_device() -> None:
     ours, _ = pair()
     ours(**batch())
@@ -70,6 +71,7 @@ def test_a_defect_of_the_capture_leaves_the_module_to_pytorch(
         ORTModule(plain)(**batch())
 
 
+@pytest.mark.since_torch(2, 12)
 def test_what_cannot_be_captured_runs_in_pieces_with_one_warning() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:

@@ -57,6 +57,7 @@ def wrapped(module):
     return ORTModule(copy.deepcopy(module))
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_long_pieces_run_on_the_engine():
     module = Cut(24)
@@ -65,6 +66,7 @@ def test_long_pieces_run_on_the_engine():
     assert sum(record.native_nodes > 0 for record in ours.report().pieces) == 2
 
 
+@pytest.mark.since_torch(2, 12)
 def test_a_module_of_short_pieces_is_left_to_pytorch_and_says_so_once():
     module = Cut(1)
     ours = wrapped(module)
@@ -78,6 +80,7 @@ def test_a_module_of_short_pieces_is_left_to_pytorch_and_says_so_once():
     assert "too small to gain" in record.fallback
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_pieces_without_gradients_are_weighed_on_their_own():
     module = Cut(24)
@@ -90,6 +93,7 @@ def test_pieces_without_gradients_are_weighed_on_their_own():
     assert any(record.native_nodes for record in ours.report().pieces)
 
 
+@pytest.mark.since_torch(2, 12)
 def test_all_of_them_where_the_user_wants_it(monkeypatch):
     monkeypatch.setenv("ORTRAIN_PIECES", "all")
     module = Cut(1)

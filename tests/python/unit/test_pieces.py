@@ -158,6 +158,7 @@ def frozen(m: Any, h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.sampled(4)
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.parametrize(
     "between",
     [
@@ -185,6 +186,7 @@ def test_follows_pytorch(between: Callable[[Any, torch.Tensor], torch.Tensor]) -
     assert "pieces" in str(report)
 
 
+@pytest.mark.since_torch(2, 12)
 def test_the_report_says_where_it_was_cut() -> None:
     ours, _ = pair(branch)
     ours(torch.randn(5, 4))
@@ -194,6 +196,7 @@ def test_the_report_says_where_it_was_cut() -> None:
     assert all(piece.native_nodes and not piece.fallback for piece in ours.report().pieces)
 
 
+@pytest.mark.since_torch(2, 12)
 def test_the_report_is_a_page() -> None:
     class Unusual(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -237,6 +240,7 @@ def test_parameters_replaced_between_calls() -> None:
     torch.testing.assert_close(ours(x.double()), plain(x.double()))
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
 def test_hooks_of_layers_come_and_go(kind: str) -> None:
     ours, plain = pair(lambda m, h: m.second(h))
@@ -384,6 +388,7 @@ def test_another_forward_put_in_its_place() -> None:
     torch.testing.assert_close(ours(x), plain(x))
 
 
+@pytest.mark.since_torch(2, 12)
 def test_what_was_cut_is_freed_with_the_module() -> None:
     plain = BranchingLayer()
     ours = ORTModule(plain)

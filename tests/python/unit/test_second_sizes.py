@@ -235,6 +235,7 @@ def test_shapes_that_do_not_fit_print_nothing(capfd: pytest.CaptureFixture[str])
     assert "Traceback" not in written.err and "torch/" not in written.err, written.err
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.parametrize("writes", [False, True])
 def test_pieces_that_raise_where_pytorch_does_not(
     writes: bool, monkeypatch: pytest.MonkeyPatch

@@ -170,6 +170,7 @@ def test_a_backward_that_needs_contents_stays_a_node() -> None:
 # --- what PyTorch raises
 
 
+@pytest.mark.since_torch(2, 12)
 def test_an_assert_on_values_raises_what_it_says() -> None:
     class Net(Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

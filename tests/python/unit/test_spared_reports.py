@@ -54,6 +54,7 @@ def run(call: Callable[[torch.Tensor], torch.Tensor], plain: nn.Module) -> None:
     torch.testing.assert_close(call(x), plain(x))
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_pieces_print_no_graphs(printed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTRAIN_PIECES", "all")

@@ -217,6 +217,7 @@ def test_hooks_of_parameters_see_one_backward():
     assert model.report().verified.startswith("1; gradients of 1; ")
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.filterwarnings("ignore:Counting runs in pieces")
 def test_pieces_are_compared_and_attributes_change_once():
     model = wrapped(2, Counting)

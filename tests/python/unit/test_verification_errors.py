@@ -37,6 +37,7 @@ def planted(monkeypatch):
     return plant
 
 
+@pytest.mark.since_torch(2, 12)
 @pytest.mark.filterwarnings("ignore:Counting runs in pieces")
 def test_error_in_a_piece_is_found(planted):
     planted(tanh_too_large)
