@@ -79,14 +79,44 @@ def is_installed(file: str) -> bool:
     if file.startswith("<frozen"):
         return True
     real = os.path.realpath(file)
-    if not (real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)):
+    is_known = real.startswith(_ROOTS) or any(part in real for part in _PACKAGES)
+    if not (is_known or _folder_of_distribution(real)):
         return False
     return _package_of(real) not in _own_packages
+
+
+def _folder_of_distribution(real: str) -> str:
+    """Return the folder of ``sys.path`` into which somebody has installed what a file belongs to, "" for none.
+
+    Such folders (``pip install --target``) may hold the user's own code as well.
+    """
+    for folder in map(os.path.realpath, sys.path):
+        begin = folder + os.sep
+        if real.startswith(begin) and real[len(begin) :].partition(os.sep)[0] in _installed_in(
+            folder
+        ):
+            return begin
+    return ""
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """Return the names of files and folders that distributions in a folder say that they have brought."""
+    names: set[str] = set()
+    try:
+        records = list(Path(folder).glob("*.dist-info/RECORD"))
+        for record in records:
+            lines = record.read_text(encoding="utf-8").splitlines()
+            names.update(line.partition(",")[0].partition("/")[0].strip('"') for line in lines)
+    except (OSError, UnicodeError):  # a folder that cannot be read says nothing
+        return frozenset()
+    return frozenset(names)
 
 
 def _package_of(real: str) -> str:
     """Return the first folder or file below the folder of packages that a file lies in."""
     roots = [real.find(part) + len(part) for part in _PACKAGES if part in real]
+    roots.append(len(_folder_of_distribution(real)))
     roots += [len(root) for root in _ROOTS if real.startswith(root) and root != TORCH_ROOT]
     return real[max(roots, default=0) :].partition(os.sep)[0].removesuffix(".py")
 
