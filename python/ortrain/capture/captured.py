@@ -113,6 +113,9 @@ class AutocastState:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Enter autocast as recorded; casts are not kept, which would outlive a trace."""
+        if not self.enabled:
+            yield  # regions inside keep their casts as they would
+            return
         with contextlib.ExitStack() as stack:
             if AutocastState.current() == self:  # torch.autocast leaves what it finds no device for
                 stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,10 @@ _DRAWS = frozenset({"aten.rand.default", "aten.rand.generator", "aten.rand_like.
 def draws_compared() -> contextlib.AbstractContextManager[None]:
     """Let a trace answer whether a draw of [0, 1) is below or above a number, where no draw could be otherwise."""
     original = proxy_tensor.proxy_call
+    thread = threading.get_ident()
 
     def call(mode: Any, op: Any, is_above: bool, args: Any, kwargs: Any) -> Any:
-        if is_above and str(op) in _READS:
+        if is_above and str(op) in _READS and threading.get_ident() == thread:
             answer = _answer(mode.tracer, args[0])
             if answer is not None:
                 return answer
@@ -57,7 +59,11 @@ def _answer(tracer: Any, tensor: torch.Tensor) -> bool | None:
         return None
     if any(str(user.target) not in _COMPARISONS for user in draw.users):
         return None
-    if type(bound) not in (int, float) or draw.meta["val"].dtype not in _TYPES:
+    value = draw.meta["val"]
+    # Of none, or of several, PyTorch refuses to tell; a size that may be another is no 1.
+    if value.dtype not in _TYPES or any(type(n) is not int or n != 1 for n in value.shape):
+        return None
+    if type(bound) not in (int, float):
         return None
     return _of_all_draws(compare, bound)
 

@@ -347,3 +347,29 @@ def test_gradients_turned_off_inside_a_region(around: bool) -> None:
         assert all(p.grad is None for p in each.parameters())
         gradients.append(x.grad)
     torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_of_gradients_cast_weights_once_in_a_region_inside() -> None:
+    """Its forward runs again in PyTorch, where a region keeps the casts of weights."""
+
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                for _ in range(8):
+                    x = self.layer(x)
+            return x.float()
+
+    torch.manual_seed(0)
+    plain = Region()
+    ours = ORTModule(copy.deepcopy(plain))
+    seen = []
+    for model in (plain, ours):
+        x = torch.linspace(-1, 1, 512).view(8, 64).requires_grad_()
+        (g,) = torch.autograd.grad(model(x).sum(), model.layer.weight, create_graph=True)
+        g.square().sum().backward()
+        seen.append([g.detach(), x.grad, model.layer.weight.grad])
+    torch.testing.assert_close(seen[1], seen[0])

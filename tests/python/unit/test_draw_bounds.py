@@ -130,3 +130,71 @@ def test_numbers_that_are_no_draws() -> None:
         (expected, state), (found, after) = run(plain), run(ours)
         torch.testing.assert_close(found, expected)
         assert torch.equal(state, after)
+
+
+class Sized(nn.Module):
+    """Asks about draws of as many elements as ``sizes`` gives."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.draw(x) < 0.0 else self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(2),
+        lambda x: torch.rand(0),
+        lambda x: torch.rand(x.shape[0]),
+        lambda x: torch.rand(x.shape[0], 1),
+        lambda x: torch.rand_like(x[:, 0]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_draws_of_no_single_number_raise_as_in_pytorch(
+    draw: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    plain = Sized(draw)
+    ours = ORTModule(copy.deepcopy(plain))
+    for rows in (1, 2):
+        x = torch.ones(rows, 4)
+        try:
+            expected = plain(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="ambiguous"):
+                ours(x)
+        else:
+            torch.testing.assert_close(ours(x), expected)
+
+
+def test_draws_of_one_number_in_axes() -> None:
+    ours = ORTModule(Sized(lambda x: torch.rand(1, 1)))
+    torch.testing.assert_close(ours(torch.ones(2, 4)), ours.layer(torch.ones(2, 4)))
+    assert not ours.report().captures[0].fallback
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_comparisons_that_are_written_to() -> None:
+    class Written(nn.Module):
+        def __init__(self, write: Callable[[torch.Tensor], Any]) -> None:
+            super().__init__()
+            self.layer, self.write = nn.Linear(4, 4), write
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            below = torch.rand([]) < 0
+            self.write(below)
+            return x if below else self.layer(x)
+
+    writes: list[Callable[[torch.Tensor], Any]] = [
+        lambda b: b.logical_not_(),
+        lambda b: b.view(-1).fill_(True),
+        lambda b: b.data.fill_(True),
+    ]
+    for write in writes:
+        ours = ORTModule(Written(write))
+        x = torch.ones(2, 4)
+        assert torch.equal(ours(x), x)
+        assert ours.report().captures[0].fallback
