@@ -187,7 +187,7 @@ def _programs(request: Request) -> Suite:
             request.console.print(told, markup=False)
     figure = f"{request.programs}, {whole} as one graph"
     line = Line("Random programs equal to eager", figure, "all", not told)
-    return [line], [[index, ""] for index in range(request.programs)] + [["shrunk", told]]
+    return [line], [*([index, ""] for index in range(request.programs - 1)), ["last", told]]
 
 
 def _silent(request: Request) -> Suite:

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from benchmarks.gpu_all.line import Aim, Line, Run
-from benchmarks.gpu_all.smoke import _caught
+from benchmarks.gpu_all.smoke import caught
 from benchmarks.worker import Worker, WorkerError
 
 PROCESSES = 6
@@ -53,7 +53,7 @@ def check(name: str, device: str) -> dict[str, Any]:
         return {"right": not apart, "apart": apart, "in PyTorch": reasons[:3], "native": native}
 
     with exactly:
-        return _caught(work)
+        return caught(work)
 
 
 def difference(ours: Any, theirs: Any) -> str:

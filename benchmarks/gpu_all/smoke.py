@@ -19,7 +19,7 @@ from benchmarks.worker import Worker
 _TRACE_LINES = 40
 
 
-def _caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run a check; an error becomes what is wrong, with the end of its trace."""
     try:
         return work()
@@ -176,7 +176,7 @@ def check_layers(device: str, dtype: str) -> dict[str, Any]:
         return {"right": worst <= 1 and not reasons, "of allowed": worst, "reason": reasons}
 
     return {
-        name: _caught(functools.partial(one, make, shape))
+        name: caught(functools.partial(one, make, shape))
         for name, (make, shape) in _layers().items()
     }
 
@@ -232,7 +232,7 @@ def check_steps(device: str, dtype: str) -> dict[str, Any]:
         right = worst <= bound and (counts["launched"] > 0 or not wanted)
         return {"right": right, "difference": worst, "losses": losses, "counts": counts}
 
-    return _caught(work)
+    return caught(work)
 
 
 def check_fault(device: str) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def check_fault(device: str) -> dict[str, Any]:
         right = "1000000" in error and worst <= 1e-3
         return {"right": right, "error raised": error, "difference": worst}
 
-    return _caught(work)
+    return caught(work)
 
 
 def profile_step(device: str, rehearsal: bool) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def profile_step(device: str, rehearsal: bool) -> dict[str, Any]:
         right = loss == loss and not described["fallback"]
         return {"right": right, "loss": loss, **times, **described}
 
-    return _caught(work)
+    return caught(work)
 
 
 # --- in the program

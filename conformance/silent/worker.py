@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("names", nargs="+", help="of programs, whole")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.device != "cpu":  # with a default device of its own every capture would be another
+    if options.device != "cpu":  # where programs make what names no device
         torch.set_default_device(options.device)
         torch.backends.cudnn.allow_tf32 = False
     wrap = _wrap_of(options.way)

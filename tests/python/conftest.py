@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # which makes the logger that is meant below
+import torch  # noqa: F401  which makes the logger that is meant below
 
 from tests.python.process_state import changed, process_state
 
-TORCH_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 PACKAGES = str(Path(__file__).resolve().parents[2] / "python")
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -133,6 +132,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("everything"):
         _leave_out(config, items)
+    from ortrain.capture.torch_internals import TORCH_VERSION  # once the environment is set
+
     for item in items:
         since = item.get_closest_marker("since_torch")
         if since and since.args > TORCH_VERSION:

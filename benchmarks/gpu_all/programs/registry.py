@@ -89,12 +89,13 @@ def weights_of(model: nn.Module, prefix: str = "") -> Seen:
     return {prefix + name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def gradients_of(model: nn.Module) -> Seen:
-    found = {}
-    for name, p in model.named_parameters():
-        if p.grad is not None:
-            found[f"gradient of {name}"] = p.grad.clone()
-    return found
+def gradients_of(model: nn.Module, computed_in: torch.dtype | None = None) -> Seen:
+    """Return copies of the gradients, in the type that they were computed in where it is another."""
+    return {
+        f"gradient of {name}": p.grad.to(computed_in or p.grad.dtype, copy=True)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def kind_of(device: str) -> str:

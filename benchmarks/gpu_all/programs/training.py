@@ -288,7 +288,7 @@ def odd_views(wrap: Wrap, device: str) -> Seen:
                 y = model(x)
             y.float().square().mean().backward()
             seen[f"{name} {kind}"] = y.detach().to(kind)
-    return seen | {name: g.to(torch.bfloat16) for name, g in gradients_of(plain).items()}
+    return seen | gradients_of(plain, torch.bfloat16)
 
 
 @program

@@ -116,9 +116,9 @@ def _installed_in(folder: str) -> frozenset[str]:
 def _package_of(real: str) -> str:
     """Return the first folder or file below the folder of packages that a file lies in."""
     roots = [real.find(part) + len(part) for part in _PACKAGES if part in real]
-    roots.append(len(_folder_of_distribution(real)))
     roots += [len(root) for root in _ROOTS if real.startswith(root) and root != TORCH_ROOT]
-    return real[max(roots, default=0) :].partition(os.sep)[0].removesuffix(".py")
+    below = max(roots) if roots else len(_folder_of_distribution(real))
+    return real[below:].partition(os.sep)[0].removesuffix(".py")
 
 
 def take_for_own(classes: Iterable[type]) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
+from ortrain.capture.torch_internals import TORCH_VERSION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*run in PyTorch:RuntimeWarning")
 
@@ -87,8 +88,7 @@ class OwnApply(torch.autograd.Function):
 within = Within.apply
 own_apply = OwnApply.apply
 # apply() has taken options by name since PyTorch 2.12.
-takes_names = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
-partial = functools.partial(scale, scale=3.0) if takes_names else round_through
+partial = functools.partial(scale, scale=3.0) if TORCH_VERSION >= (2, 12) else round_through
 TABLE = {"round": round_through}
 
 
