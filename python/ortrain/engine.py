@@ -28,7 +28,7 @@ from ortrain.capture.errors import (
     UnseenStateError,
 )
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.library_functions import Variable
+from ortrain.capture.library_reads import Variable
 from ortrain.capture.live_numbers import (
     EveryPath,
     LiveAttributes,
@@ -199,6 +199,9 @@ class Engine(RenewedInChildren):
         if entry.writes_to_shared_memory(call, tensors):
             text = "it writes to memory in which another of its tensors lies"
             return self._run_for_once(text, "shared memory", args, kwargs)
+        if entry.takes_for_dense(call):
+            text = "it asks for, or writes to, the memory of an argument that has gaps"
+            return self._run_for_once(text, "memory of arguments", args, kwargs)
         if entry.updates and has_hooks_of_saved_tensors():
             text = "it writes to a buffer under hooks of saved tensors: a checkpoint does so twice"
             return self._run_for_once(text, "checkpoint", args, kwargs)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
-from ortrain.capture.library_functions import Variable
+from ortrain.capture.library_reads import Variable
 
 # Parameters and buffers, None where a layer has registered none.
 Tensors = tuple[torch.Tensor | None, ...]

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "python/src/attribute_snapshot.h"
 #include "python/src/init.h"
 #include "python/src/layer_guard.h"
+#include "python/src/table_items.h"
 #include "python/src/watched_dict.h"
 
 namespace nb = nanobind;
@@ -18,48 +21,60 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-// A variable outside of the module: an item of a dictionary, or an attribute of an object. Of some it counts
-// only that they are the same object.
+// A variable outside of the module: an item of a mapping, or an attribute of an object. A third part says what
+// counts of some: "same", which object it is; "stands", that too, but what it holds describes it; "items", which
+// table it is and which objects stand in it; "own", which object a class itself has under that name.
 class Variable {
  public:
   explicit Variable(nb::handle described)
       : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {
-    if (nb::len(described) > 2) same_ = now();
+    if (nb::len(described) <= 2) return;
+    const std::string counts = nb::cast<std::string>(nb::object(described[2]));
+    if (counts == "own") items_of_class_ = owner_.attr("__dict__");
+    const nb::object value = now();
+    if (counts == "items" && TableItems::is_table(value)) {
+      items_ = TableItems(value);
+    } else {
+      same_ = value;
+      is_named_ = counts != "stands";
+    }
   }
 
   void take(SnapshotContext& context) {
     context.tell("variable", owner_.ptr());
     context.tell("name", name_.ptr());
-    if (same_.is_valid()) {
-      context.tell("same", same_.ptr());
+    if (items_.is_valid()) {
+      items_.tell(context);
+    } else if (same_.is_valid()) {
+      context.tell(is_named_ ? "same" : "stands", same_.ptr());
     } else {
       value_.emplace_back(now().ptr(), context);
     }
-    const bool may_change = !value_.empty() && value_[0].may_change_in_place();
-    if (!may_change && PyDict_CheckExact(owner_.ptr())) {
-      dictionary_ = WatchedDict(owner_.ptr());
-    }
+  }
+
+  // The dictionary that alone can change the value; null where other things can.
+  PyObject* dictionary() const {
+    const bool may_change =
+        items_.is_valid() || (!value_.empty() && value_[0].may_change_in_place());
+    return !may_change && PyDict_CheckExact(owner_.ptr()) ? owner_.ptr() : nullptr;
   }
 
   bool holds(const Present& present) {
-    // Read first: comparing may run code that sets it.
-    const uint64_t version = dictionary_.version();
-    if (version != 0 && version == version_) return true;
-    version_ = 0;
     const nb::object value = now();
-    if (same_.is_valid() ? !value.is(same_) : !value_[0].holds(value.ptr(), present)) return false;
-    version_ = version;
-    return true;
+    if (items_.is_valid()) return items_.holds(value);
+    return same_.is_valid() ? value.is(same_) : value_[0].holds(value.ptr(), present);
   }
 
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(owner_.ptr());
     Py_VISIT(name_.ptr());
     Py_VISIT(same_.ptr());
+    Py_VISIT(items_of_class_.ptr());
+    if (const int found = items_.traverse(visit, arg)) return found;
     for (const AttributeSnapshot& value : value_) {
       if (const int found = value.traverse(visit, arg)) return found;
     }
-    return dictionary_.traverse(visit, arg);
+    return 0;
   }
 
  private:
@@ -69,6 +84,9 @@ class Variable {
     if (PyDict_Check(owner_.ptr())) {
       value = nb::borrow(PyDict_GetItemWithError(owner_.ptr(), name_.ptr()));
       if (!value.is_valid()) PyErr_Clear();
+    } else if (items_of_class_.is_valid()) {
+      value = nb::steal(PyObject_GetItem(items_of_class_.ptr(), name_.ptr()));
+      if (!value.is_valid()) PyErr_Clear();
     } else {
       value = attribute(owner_.ptr(), name_.ptr());
     }
@@ -76,10 +94,62 @@ class Variable {
   }
 
   nb::object owner_, name_;
+  nb::object items_of_class_;             // the owner's, where its bases do not count
   nb::object same_;                       // where nothing else counts
+  bool is_named_ = true;                  // whether it has a name by which another process finds it
+  TableItems items_;                      // of a table
   std::vector<AttributeSnapshot> value_;  // one, where more counts
-  WatchedDict dictionary_;                // the owner, if only it can change the value
-  uint64_t version_ = 0;                  // of the dictionary when it was last compared
+};
+
+// Variables that nothing but a write to one dictionary can change, and others, of which nobody tells.
+class Variables {
+ public:
+  void take(nb::list described, SnapshotContext& context) {
+    for (nb::handle each : described) {
+      Variable variable(each);
+      variable.take(context);
+      group_of(variable.dictionary()).variables.push_back(std::move(variable));
+    }
+  }
+
+  bool hold(const Present& present) {
+    for (Group& group : groups_) {
+      // Read first: comparing may run code that sets one.
+      const uint64_t version = group.dictionary.version();
+      if (version != 0 && version == group.version) continue;
+      group.version = 0;
+      const auto holds = [&](Variable& variable) { return variable.holds(present); };
+      if (!std::ranges::all_of(group.variables, holds)) return false;
+      group.version = version;
+    }
+    return true;
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    for (const Group& group : groups_) {
+      if (const int found = group.dictionary.traverse(visit, arg)) return found;
+      for (const Variable& variable : group.variables) {
+        if (const int found = variable.traverse(visit, arg)) return found;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  struct Group {
+    WatchedDict dictionary;  // of null for those that other things can change
+    std::vector<Variable> variables;
+    uint64_t version = 0;  // of the dictionary when they were last compared
+  };
+
+  Group& group_of(PyObject* dictionary) {
+    const auto [found, is_first] = places_.try_emplace(dictionary, groups_.size());
+    if (is_first) groups_.push_back({WatchedDict(dictionary), {}});
+    return groups_[found->second];
+  }
+
+  std::vector<Group> groups_;
+  std::unordered_map<PyObject*, size_t> places_;  // of the groups, by dictionary
 };
 
 // What runs the layers: packages replace it in their own classes and in PyTorch's.
@@ -152,7 +222,7 @@ class ModuleGuard {
     SnapshotContext context{tensor_type.ptr(), &tensors_,  &guarded, names_.ptr(), &given, {}, {},
                             &places_,          comparisons};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
-    for (nb::handle variable : variables) variables_.emplace_back(variable).take(context);
+    variables_.take(std::move(variables), context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) {
       kinds_.emplace_back(tensors_[slot]);
       context.tell("kind", tensors_[slot], static_cast<size_t>(ties_[slot] + 1));
@@ -165,9 +235,7 @@ class ModuleGuard {
 
   bool holds() {
     const Present present{tensors_, places_};
-    for (Variable& variable : variables_) {
-      if (!variable.holds(present)) return false;
-    }
+    if (!variables_.hold(present)) return false;
     if (!methods_.hold()) return false;
     for (size_t i = 0; i < input_kinds_.size(); ++i) {
       if (!input_kinds_[i].fits(nb::object(inputs_[i]).ptr())) return false;
@@ -210,9 +278,7 @@ class ModuleGuard {
     for (const WatchedDict& dictionary : versions_.dictionaries) {
       if (const int found = dictionary.traverse(visit, arg)) return found;
     }
-    for (const Variable& variable : variables_) {
-      if (const int found = variable.traverse(visit, arg)) return found;
-    }
+    if (const int found = variables_.traverse(visit, arg)) return found;
     Py_VISIT(names_.ptr());
     Py_VISIT(tensors_.tuple().ptr());
     if (const int found = methods_.traverse(visit, arg)) return found;
@@ -223,7 +289,7 @@ class ModuleGuard {
     changing_.clear();
     const std::vector<LayerGuard> layers = std::exchange(layers_, {});
     const std::vector<TensorKind> kinds = std::exchange(kinds_, {});
-    const std::vector<Variable> variables = std::exchange(variables_, {});
+    const Variables variables = std::exchange(variables_, {});
     const std::vector<TensorKind> input_kinds = std::exchange(input_kinds_, {});
     const nb::object inputs = std::exchange(inputs_, nb::list());
     const LayerMethods methods = std::exchange(methods_, {});
@@ -316,7 +382,7 @@ class ModuleGuard {
   LayerMethods methods_;
   std::vector<TensorKind> input_kinds_;
   std::vector<LayerGuard> layers_;
-  std::vector<Variable> variables_;
+  Variables variables_;
   std::vector<LayerGuard::Changing> changing_;
   Versions versions_;
   std::vector<TensorKind> kinds_;

@@ -34,7 +34,10 @@ from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.fingerprint import Fingerprint
 from ortrain.capture.graph_files import GraphFiles
 from ortrain.capture.guards import sizes_of
-from ortrain.capture.library_functions import Variable
+from ortrain.capture.library_places import Place as LibraryPlace
+from ortrain.capture.library_places import check_places, places_of, variables_at
+from ortrain.capture.library_reads import Variable
+from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.prepared import NotStorableError, PreparedGraph, read_json
 from ortrain.capture.signature import FlatCall
 from ortrain.capture.value_digest import Unkeyable
@@ -152,7 +155,7 @@ class CacheSlot:
             prepared, head = kept
             if prepared.guards.holds(sizes_of(self._call.tensors)):
                 before = _assign(_places(self._module, head["assignments"]))
-                if self._compared(prepared) == head["compared"]:
+                if self._compared(prepared, head["libraries"]) == head["compared"]:
                     stages["load"] = time.perf_counter() - self._started
                     return prepared
                 _set_back(before)
@@ -160,11 +163,17 @@ class CacheSlot:
                 _log.debug("the kept graph %s is of another state", name)
         return None
 
-    def _compared(self, prepared: PreparedGraph) -> str:
-        """Return the digest of what the guards of a graph compare now; "" where there is none."""
+    def _compared(self, prepared: PreparedGraph, libraries: list[LibraryPlace]) -> str:
+        """Return the digest of what the guards of a graph compare now; "" where there is none.
+
+        Args:
+          prepared: The graph.
+          libraries: Where what it has read of installed packages stands.
+        """
         try:
             names = prepared.names_read
-            self.variables = variables_of(self._module, names)
+            others = OthersFunctions(libraries=tuple(variables_at(libraries)))
+            self.variables = variables_of(self._module, names, others)
             outside = prepared.outside.values()
             return digest_of_compared(self._module, names, self.variables, outside)
         except Unkeyable as reason:
@@ -185,7 +194,8 @@ class CacheSlot:
             _places(self._module, assignments)
             sources = source_files.loaded_files()
             graph = prepared.to_bytes(self._module)
-            compared = self._compared(prepared)
+            libraries = places_of(prepared.others.libraries)
+            compared = self._compared(prepared, libraries)
         except (source_files.ChangingFileError, NotStorableError, InvalidModelError) as reason:
             _log.debug("the graph is not kept: %s", reason)
             return
@@ -197,6 +207,7 @@ class CacheSlot:
                 "sources": sources,
                 "assignments": assignments,
                 "compared": compared,
+                "libraries": libraries,
             }
         ).encode()
         content = len(head).to_bytes(8, "little") + head + graph
@@ -239,6 +250,7 @@ def _check_head(head: Head) -> None:
     """
     if type(head["compared"]) is not str:
         raise NotStorableError("the digest of what is compared is no text")
+    check_places(head["libraries"])
     seen: set[str] = set()
     read = 0
     for path, *rest in head["sources"]:

@@ -18,10 +18,18 @@ from torch import nn
 
 from ortrain import _core
 from ortrain.capture.class_facts import RegisteredClasses
-from ortrain.capture.library_functions import Variable
+from ortrain.capture.library_reads import Variable
 from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.value_digest import HASHES, Unkeyable, ValueDigest, gaps_of, is_array
+from ortrain.capture.source_files import is_installed
+from ortrain.capture.value_digest import (
+    HASHES,
+    Unkeyable,
+    ValueDigest,
+    gaps_of,
+    has_its_name,
+    is_array,
+)
 
 # That cached properties have; nobody can ask whether it is held.
 _LOCK = type(threading.RLock())
@@ -105,6 +113,11 @@ class _ComparisonDigest(ValueDigest):
             self._owner(value, where)
         elif kind == "input":
             self.token(self._inputs[id(value)])
+        elif kind == "stands":
+            self._place(value)
+            self._class(type(value))
+        elif kind == "items":
+            self._items(value, where)
         elif kind == "same":
             self._same(value, where)
         elif kind == "set":
@@ -136,8 +149,20 @@ class _ComparisonDigest(ValueDigest):
             self._place(value)
         elif type(value).__module__.startswith("ortrain."):  # which say nothing about a graph
             self._class(type(value))
+        elif _is_of_library(value):  # whose sources are looked at
+            self.token("function", value.__module__, value.__qualname__)
         else:
             self.add(value, where)
+
+    def _items(self, table: Any, where: str) -> None:
+        self._place(table)
+        self._class(type(table))
+        if isinstance(table, dict):
+            self._mapping(table, where)
+        elif isinstance(table, list):
+            self._sequence(table, where)
+        else:
+            self._set(table, where)
 
     def _leaf(self, value: Any, where: str) -> None:
         if is_array(value):
@@ -165,3 +190,9 @@ class _ComparisonDigest(ValueDigest):
         self._class(type(tensor))
         self.token(tensor.dtype, tuple(tensor.shape), tensor.device, tensor.layout)
         self.token(tensor.requires_grad, gaps_of(tensor))
+
+
+def _is_of_library(value: Any) -> bool:
+    """Tell whether a value is the function of an installed package that its name says."""
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and is_installed(value.__code__.co_filename) and has_its_name(value)

@@ -26,7 +26,7 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
-from ortrain.capture.library_functions import Variable, library_functions
+from ortrain.capture.library_reads import Variable, library_reads
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, home_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
@@ -69,6 +69,9 @@ _EXECUTED = frozenset({"<module>", "guard"})
 _IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"})
 _SHOW = frozenset({"repr", "str", "format", "print", "hash", "index", "count", "remove"})
 _SELF, _OTHER = " self", " other"  # which are no names
+# Of a tensor, what a trace on tensors without gaps, each in a memory of its own, does not know.
+_LAYOUT = frozenset({"is_contiguous", "stride", "contiguous"})
+_STORAGE = frozenset({"storage_offset", "untyped_storage", "storage", "_typed_storage"})
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
 
@@ -233,14 +236,28 @@ class NamesRead:
             and is_own(home_of(variables))
         }
 
-    def functions_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
-        """Return where the functions of installed packages are that have run, or that those which have run name.
+    def reads_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
+        """Return what guards compare of installed packages: functions, methods, numbers, tables.
 
         Args:
           layers: Classes of the layers.
         """
-        naming = filter(_is_users, self._codes)
-        return tuple(library_functions(self._codes, naming, layers))
+        naming = tuple(filter(_is_users, self._codes))
+        return tuple(library_reads(self._codes, naming, layers))
+
+    def asks_of_memory(self) -> MemoryQuestions:
+        """Return what the user's own code may ask of how tensors lie in memory."""
+        names = {
+            name
+            for code, variables in self._codes.items()
+            if _is_users(code) and not is_installed(code.co_filename) and is_own(home_of(variables))
+            for name in code.co_names
+        }
+        return MemoryQuestions(
+            gaps=not names.isdisjoint(_LAYOUT - {"contiguous"}),
+            copies="contiguous" in names,
+            storage=not names.isdisjoint(_STORAGE),
+        )
 
     def compares_classes_of_numbers(self) -> bool:
         """Tell whether the user's code may ask for the very class of a number, which a trace hides."""
@@ -277,6 +294,20 @@ class NamesRead:
             if is_own_code and is_own(home_of(variables)) and _compares_or_shows(code):
                 found.add("namespaces as wholes")
         return frozenset(found)
+
+
+class MemoryQuestions(NamedTuple):
+    """What code may ask of tensors that it is given.
+
+    Attributes:
+      gaps: Whether they lie without gaps, and their strides.
+      copies: For one without gaps, which is itself where there are none.
+      storage: For the memory in which they lie.
+    """
+
+    gaps: bool = False
+    copies: bool = False
+    storage: bool = False
 
 
 class OthersFunctions(NamedTuple):

@@ -52,6 +52,7 @@ _ATTRIBUTES = {
     "default_generator": "PyTorch's generator",
     "is_inference": _INFERENCE,
     "_version": _WRITTEN,
+    "is_shared": "whether memory is shared",
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }

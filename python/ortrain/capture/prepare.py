@@ -86,9 +86,10 @@ def prepare(
         # Operators are asked for their histories in each stage, on stand-ins that are nobody's to save.
         with read.fakes.taken_back(kept), nothing_saved_for_others():
             prepared, captured = preparation.run(dynamic)
-        libraries = read.functions_of_libraries(type(layer) for layer in module.modules())
+        libraries = read.reads_of_libraries(type(layer) for layer in module.modules())
         # While a trace goes on they are hidden.
         prepared.others = functions_with(captured.others, libraries)
+        prepared.asks_of_memory = read.asks_of_memory()
         if kept:
             raise FirstCallError(
                 f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__

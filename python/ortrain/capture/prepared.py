@@ -22,7 +22,7 @@ from ortrain import _core
 from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
-from ortrain.capture.names_read import OthersFunctions
+from ortrain.capture.names_read import MemoryQuestions, OthersFunctions
 from ortrain.capture.result_views import ResultViews
 from ortrain.capture.signature import (
     Builder,
@@ -74,6 +74,7 @@ class PreparedGraph:
       fixed: The sizes that are those of the sample, though the caller did not ask for it, in words.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
       others: Functions of the user's that have run and to which the module does not lead.
+      asks_of_memory: What the user's own code may ask of how its arguments lie in memory.
     """
 
     graph: Any
@@ -94,6 +95,7 @@ class PreparedGraph:
     cloned: frozenset[str] = frozenset()
     outside: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     others: OthersFunctions = OthersFunctions()
+    asks_of_memory: MemoryQuestions = MemoryQuestions()
     views: ResultViews | None = None
     fixed: str = ""
 
@@ -134,6 +136,7 @@ class PreparedGraph:
             "cloned": sorted(self.cloned),
             "outside": {n: _attribute_that_holds(module, t) for n, t in self.outside.items()},
             "fixed": self.fixed,
+            "asks_of_memory": list(self.asks_of_memory),
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -217,6 +220,7 @@ def _described(read: Json, graph: Any, module: nn.Module) -> PreparedGraph:
         outside=outside,
         cloned=frozenset(_texts(read["cloned"])),
         fixed=_texts([read["fixed"]])[0],
+        asks_of_memory=MemoryQuestions(*map(_flag, read["asks_of_memory"])),
     )
 
 

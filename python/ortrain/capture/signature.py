@@ -509,6 +509,25 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if order == plain else order
 
 
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Tell whether there is memory between the elements of a tensor, whatever the order of its axes, or less than one each."""
+    expected = 1
+    strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for stride, size in strides:
+        if size == 1:
+            continue
+        if stride != expected:
+            return tensor.numel() != 0
+        expected *= size
+    return False
+
+
+def is_part_of_storage(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor lies in a memory that is larger than it."""
+    bytes_of_elements = tensor.numel() * tensor.element_size()
+    return has_gaps(tensor) or tensor.untyped_storage().nbytes() != bytes_of_elements
+
+
 def _order_of_result(strides: Sequence[int]) -> tuple[int, ...]:
     """Return the axes, the slowest first, as `reorder_dimensions` of PyTorch's TensorIterator sorts them.
 

@@ -285,7 +285,7 @@ class ValueDigest:
         """Add a function by its code, defaults, attributes and what it closes over."""
         self.token("function", function.__module__, function.__qualname__)
         file = real_path(function.__code__.co_filename)
-        if file.startswith(TORCH_ROOT) and _has_its_name(function):
+        if file.startswith(TORCH_ROOT) and has_its_name(function):
             return
         where = f"a value that '{function.__qualname__}' closes over"
         self._contents(function, _core.object_contents(function), where)
@@ -314,7 +314,7 @@ def attribute_of(module: types.ModuleType | None, qualified: str) -> Any:
     return value
 
 
-def _has_its_name(function: types.FunctionType) -> bool:
+def has_its_name(function: types.FunctionType) -> bool:
     """Tell whether a function is what its module says."""
     home = sys.modules.get(function.__module__ or "")
     return attribute_of(home, function.__qualname__) is function

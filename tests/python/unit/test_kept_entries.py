@@ -356,6 +356,9 @@ DAMAGES: list[dict[str, Any]] = [
     {"outside": {"a": ["", "width"]}, "same": 1},
     {"outside": {}},
     {"outside": []},
+    {"asks_of_memory": [True, False, False, False]},
+    {"asks_of_memory": [1, 0, 0]},
+    {"asks_of_memory": None},
     {"fixed": 3},
     {"fixed": None},
 ]
@@ -430,6 +433,47 @@ def test_assignments_run_no_setter_and_are_taken_back(
 def test_only_states_of_files_are_compared(entry: Entry, state: Any) -> None:
     entry.write(head={"sources": [state]})
     assert entry.is_refused()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {},
+        None,
+        [[]],
+        ["torch"],
+        [["torch", "", "float32"]],
+        [["torch", "", "float32", "shown"]],
+        [["torch", "", "float32", "own"]],
+        [["torch", "=nn", "Module", "own"]],
+        [["torch", "", 3, "same"]],
+        [["torch", "", "float32", "same"]] * 20_000,
+    ],
+    ids=lambda places: str(places)[:60],
+)
+def test_only_places_in_packages_are_compared(entry: Entry, places: Any) -> None:
+    entry.write(head={"libraries": places})
+    assert entry.is_refused()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ["no_such_module", "", "x", ""],
+        ["torch", "NoSuchClass", "x", "own"],
+        ["torch", "nn.Module", "x", "own"],
+        ["torch", "Tensor.", "x", "own"],
+        ["torch", "=float32", "x", ""],
+        ["", "", "", ""],
+        ["test_kept_entries", "Net", "trap", ""],
+        ["torch", "", "\ud800", "items"],
+        ["builtins", "", "breakpoint", "same"],
+    ],
+    ids=str,
+)
+def test_places_in_packages_run_nothing(entry: Entry, place: list[str]) -> None:
+    entry.write(head={"libraries": [place]})
+    assert entry.load() is None  # of another state: others may have it
 
 
 def test_only_files_of_sources_are_read(entry: Entry, tmp_path: Path) -> None:

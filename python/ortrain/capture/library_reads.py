@@ -1,0 +1,221 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward has read of installed packages that somebody may replace or set while a graph is in use.
+
+Functions, methods of classes, numbers, names and tables, in modules, in classes and in objects that modules hold. Of
+functions and classes which ones they are counts, not what becomes of them: packages do not rewrite their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ortrain.capture.reachable_state import globals_of, home_of, is_own, named_in
+from ortrain.capture.source_files import is_installed, is_standard
+
+# Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
+# counts of what stands there: by default all that can be compared; "same": which object it is; "own": that too, of a
+# class itself and not of its bases; "stands": that too, what it holds being told by others; "items": which objects
+# stand in a table.
+Variable = tuple[Any, str] | tuple[Any, str, str]
+
+_FUNCTIONS = types.FunctionType, functools.partial, type(functools.lru_cache(len))
+_NUMBERS = bool, int, float, complex, str, bytes, type(None)
+_SETTINGS = torch.dtype, torch.device, torch.memory_format, torch.layout
+_TABLES = dict, list, set, collections.deque
+_MOST_ITEMS = 1024
+# Of each layer, by the guards themselves.
+_COMPARED = frozenset({"forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"})
+# Whose objects say nothing about what a forward computes, or do so elsewhere.
+_OTHERS = "torch", "ortrain", "typing", "logging", "threading", "contextvars"
+
+
+def library_reads(
+    ran: Mapping[types.CodeType, dict[str, Any]],
+    naming: Collection[types.CodeType],
+    layers: Iterable[type],
+) -> Iterator[Variable]:
+    """Return what guards compare of installed packages.
+
+    Args:
+      ran: Code that has run, with its globals.
+      naming: Of it, that which is neither Python's nor PyTorch's.
+      layers: The classes of the layers.
+    """
+    reads = _Reads(ran, naming)
+    for code in naming:
+        reads.globals_of(code)
+    classes = set(layers)
+    for cls in classes:
+        reads.methods_of_layer(cls)
+    owners = (_class_of(code, ran[code]) for code in naming if is_installed(code.co_filename))
+    for cls in {base for each in (*classes, *filter(None, owners)) for base in each.__mro__}:
+        reads.class_(cls)
+    yield from reads.found.values()
+
+
+class _Reads:
+    """Collects variables, each once."""
+
+    def __init__(
+        self, ran: Mapping[types.CodeType, dict[str, Any]], naming: Iterable[types.CodeType]
+    ) -> None:
+        self._ran = ran
+        self._names = {
+            name
+            for code in naming
+            for name in (*code.co_names, *(c for c in code.co_consts if isinstance(c, str)))
+        }
+        self.found: dict[tuple[int, str], Variable] = {}
+
+    def _take(self, owner: Any, name: str, value: Any, *, within: bool = True) -> None:
+        """Take what stands at a name.
+
+        Args:
+          owner: Where.
+          name: Under which name.
+          value: What does.
+          within: Whether to look at the attributes of an object.
+        """
+        counts = _what_counts(value)
+        if counts == "stands":
+            if not within or not _is_of_library(type(value)):
+                return
+            self._object(value)
+        elif counts is None:
+            return
+        elif isinstance(value, type) and within and _is_of_library(value):
+            self._class(value)
+        self.found.setdefault((id(owner), name), (owner, name, counts) if counts else (owner, name))
+
+    def globals_of(self, code: types.CodeType) -> None:
+        """Take what code may find in its module, and in others that it names."""
+        table = self._ran[code]
+        is_users = not is_installed(code.co_filename)
+        for name in globals_of(code) & table.keys():
+            value = table[name]
+            if not isinstance(value, types.ModuleType):
+                if not is_users:  # those of the user's own code are compared in any case
+                    self._take(table, name, value)
+            elif not value.__name__.startswith(("torch", "ortrain")) and not is_own(value):
+                is_open = not is_standard(getattr(value, "__file__", None) or "<frozen>")
+                for home, each, held in named_in(value, code.co_names):
+                    if is_open or isinstance(held, (*_FUNCTIONS, int, float)):
+                        self._take(home, each, held)
+        # Somebody may have found it by an import of his own.
+        home = home_of(table)
+        defined = None if home is None or is_users else vars(home).get(code.co_name)
+        if isinstance(defined, types.FunctionType) and defined.__code__ is code:
+            self._take(vars(home), code.co_name, defined)
+
+    def methods_of_layer(self, cls: type) -> None:
+        """Take the methods that have run of a layer and that its class has from others, `nn.Module` aside."""
+        bases = (base for base in cls.__mro__[1:] if base is not torch.nn.Module)
+        for name in {name for base in bases for name in self._methods(base)} - vars(cls).keys():
+            if isinstance(getattr(cls, name), types.FunctionType):
+                self._take(cls, name, getattr(cls, name))
+
+    def _object(self, value: Any) -> None:
+        """Take the attributes of an object that code names, of its own and of its class."""
+        self._class(type(value))
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is not dict:
+            return
+        for name in self._names & (attributes.keys() | set(dir(type(value)))):
+            if name in attributes:
+                self._take(attributes, name, attributes[name], within=False)
+            elif not name.startswith("__"):  # which those of the class give way to
+                self.found.setdefault((id(attributes), name), (attributes, name, "same"))
+
+    def _class(self, cls: type) -> None:
+        """Take what code names of a class: what it has itself, and that it hides nothing of its bases."""
+        hidden: set[str] = set()
+        for base in reversed([base for base in cls.__mro__ if _is_of_library(base)]):
+            self.class_(base)
+            for name in hidden - vars(base).keys():
+                self.found.setdefault((id(base), name), (base, name, "own"))
+            hidden |= {name for name in self._names & vars(base).keys() if name[:2] != "__"}
+
+    def class_(self, cls: type) -> None:
+        """Take methods of a class that have run, and of a package's what code names of it."""
+        for name in self._methods(cls):
+            self.found.setdefault((id(cls), name), (cls, name, "own"))
+        if not _is_of_library(cls):
+            return
+        for name in self._names & vars(cls).keys():
+            value = vars(cls)[name]
+            if not (name.startswith("__") or isinstance(value, types.FunctionType)):
+                self._take(cls, name, value, within=False)
+
+    def _methods(self, cls: type) -> Iterator[str]:
+        for name, value in list(vars(cls).items()):
+            function = _function_behind(value)
+            if function is not None and name not in _COMPARED and function.__code__ in self._ran:
+                yield name
+
+
+def _what_counts(value: Any) -> str | None:
+    """Return what counts of a value, "" for all, None for nothing."""
+    if isinstance(value, (*_FUNCTIONS, type, enum.Enum)):
+        return "same"
+    if isinstance(value, (*_NUMBERS, *_SETTINGS)) or _is_plain_tuple(value):
+        return ""
+    if isinstance(value, _TABLES):
+        return "items" if _is_plain_table(value) else None
+    is_other = isinstance(value, (types.ModuleType, torch.Tensor, torch.nn.Module))
+    return None if is_other else "stands"
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    is_tuple = isinstance(value, (tuple, frozenset)) and len(value) <= _MOST_ITEMS
+    return is_tuple and all(isinstance(v, _NUMBERS) or _is_plain_tuple(v) for v in value)
+
+
+def _is_plain_table(value: Any) -> bool:
+    """Tell whether a table holds what packages register, no results that it keeps."""
+    if isinstance(value, collections.deque) or len(value) > _MOST_ITEMS:
+        return False
+    if isinstance(value, set):  # those of classes grow by imports
+        return all(isinstance(item, _NUMBERS) for item in value)
+    items = dict.values(value) if isinstance(value, dict) else value
+    kinds = *_NUMBERS, *_SETTINGS, *_FUNCTIONS, type, enum.Enum, tuple, frozenset
+    return all(isinstance(item, kinds) for item in items)
+
+
+def _is_of_library(cls: type) -> bool:
+    """Tell whether a class is written in Python and of an installed package, neither Python's own nor PyTorch's."""
+    name = cls.__module__ if isinstance(cls.__module__, str) else ""
+    if name.partition(".")[0] in _OTHERS:
+        return False
+    home = home_of({"__name__": name})
+    file = getattr(home, "__file__", None)
+    return bool(file) and not is_own(home) and not is_standard(file)
+
+
+def _class_of(code: types.CodeType, table: dict[str, Any]) -> type | None:
+    """Return the class in whose body a function stands; None for none that its module has."""
+    qualified = getattr(code, "co_qualname", "")
+    found: Any = home_of(table)
+    for name in qualified.split(".")[:-1]:
+        found = getattr(found, "__dict__", {}).get(name)
+    return found if isinstance(found, type) else None
+
+
+def _function_behind(value: Any) -> types.FunctionType | None:
+    """Return the function that an entry of a class calls."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    while isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+        value = wrapped  # decorators share their code
+    return value if isinstance(value, types.FunctionType) else None

@@ -1,0 +1,295 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers, tables and methods of installed packages, set or replaced while graphs are in use."""
+
+import copy
+import gc
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+from ortrain.capture import source_files
+
+SOURCE = """
+import collections
+import dataclasses
+import functools
+
+GAIN = 1.0
+PAIR = (1.0, 2.0)
+SCALES = {"base": 1.0}
+ORDERED = collections.OrderedDict(base=1.0)
+STEPS = [1.0, 2.0]
+NAMES = {"a"}
+
+
+def double(x):
+    return x * 2
+
+
+FUNCTIONS = {"double": double}
+
+
+class Registry:
+    kind = 1.0
+    table = {"double": double}
+
+    def __init__(self):
+        self.factor = 1.0
+        self.own = {}
+
+    def __getitem__(self, name):
+        return self.own.get(name) or self.table[name]
+
+    def scaled(self, x):
+        return x * self.factor * self.kind
+
+    @property
+    def shift(self):
+        return 1.0
+
+    @classmethod
+    def of_class(cls, x):
+        return x + 1
+
+    @staticmethod
+    def static(x):
+        return x + 2
+
+    @functools.cached_property
+    def cached(self):
+        return 3.0
+
+
+class Derived(Registry):
+    pass
+
+
+REGISTRY = Registry()
+DERIVED = Derived()
+
+
+def by_gain(x):
+    return x * GAIN
+
+
+def by_pair(x):
+    return x * PAIR[1]
+
+
+def by_table(x):
+    return x * SCALES["base"] * SCALES.get("more", 1.0)
+
+
+def by_ordered(x):
+    return x * sum(ORDERED.values())
+
+
+def by_list(x):
+    for step in STEPS:
+        x = x + step
+    return x
+
+
+def by_set(x):
+    return x * (2 if "b" in NAMES else 1)
+
+
+def by_function(x):
+    return FUNCTIONS["double"](x)
+
+
+def by_registry(x):
+    return REGISTRY["double"](x)
+
+
+def by_object(x):
+    return REGISTRY.scaled(x) + DERIVED.shift
+
+
+def by_class(x):
+    return DERIVED.static(Registry.of_class(x))
+
+
+def by_class_name(x):
+    return Registry().scaled(x)
+"""
+
+
+@pytest.fixture
+def toolbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    folder = tmp_path / "site-packages" / "installed_toolbox"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    import installed_toolbox
+
+    yield installed_toolbox
+    sys.modules.pop("installed_toolbox")
+
+
+CASES = {
+    "a number": ("by_gain", "box.GAIN = 3.0"),
+    "a tuple": ("by_pair", "box.PAIR = (1.0, 5.0)"),
+    "an item": ("by_table", "box.SCALES['base'] = 4.0"),
+    "another item": ("by_table", "box.SCALES['more'] = 4.0"),
+    "another table": ("by_table", "box.SCALES = {'base': 7.0}"),
+    "an ordered table": ("by_ordered", "box.ORDERED['more'] = 4.0"),
+    "a list": ("by_list", "box.STEPS.append(4.0)"),
+    "an item of a list": ("by_list", "box.STEPS[0] = 4.0"),
+    "a set": ("by_set", "box.NAMES.add('b')"),
+    "a set of as many": ("by_set", "box.NAMES.remove('a'); box.NAMES.add('b')"),
+    "a function in a table": ("by_function", "box.FUNCTIONS['double'] = lambda x: x * 5"),
+    "of an object a table": ("by_registry", "box.REGISTRY.own['double'] = lambda x: x * 5"),
+    "of an object another table": (
+        "by_registry",
+        "box.REGISTRY.own = {'double': lambda x: x * 5}",
+    ),
+    "of a class a table": ("by_registry", "box.Registry.table['double'] = lambda x: x * 5"),
+    "another object": (
+        "by_registry",
+        "box.REGISTRY = {'double': lambda x: x * 5}",
+    ),
+    "of an object a number": ("by_object", "box.REGISTRY.factor = 2.5"),
+    "of a class a number": ("by_object", "box.Registry.kind = 2.5"),
+    "an object's own": ("by_object", "box.REGISTRY.kind = 2.5"),
+    "a method": ("by_object", "box.Registry.scaled = lambda self, x: x * 9"),
+    "a property": ("by_object", "box.Registry.shift = property(lambda self: 4.0)"),
+    "a property of a class below": ("by_object", "box.Derived.shift = 4.0"),
+    "a method of a class": (
+        "by_class",
+        "box.Registry.of_class = classmethod(lambda cls, x: x * 9)",
+    ),
+    "a function of a class": ("by_class", "box.Registry.static = staticmethod(lambda x: x * 9)"),
+    "a function of a class below": (
+        "by_class",
+        "box.Derived.static = staticmethod(lambda x: x * 9)",
+    ),
+    "another class": ("by_class_name", "box.Registry = type('R', (), {'scaled': lambda s, x: -x})"),
+    "how objects are made": (
+        "by_class_name",
+        "box.Registry.__init__ = lambda self: setattr(self, 'factor', 6.0)",
+    ),
+}
+
+
+class Net(nn.Module):
+    """Calls a function of a package."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x) * 1.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_packages_keep_is_followed(toolbox: types.ModuleType, name: str) -> None:
+    function, change = CASES[name]
+    plain = Net(getattr(toolbox, function))
+    ours, x = ORTModule(copy.copy(plain)), torch.randn(3)
+    before = plain(x)
+    for _ in range(3):
+        torch.testing.assert_close(ours(x), before)
+    graphs = len(ours.report().captures)
+    exec(change, {"box": toolbox, "__name__": __name__})
+    assert not torch.equal(plain(x), before)
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), plain(x))
+    assert len(ours.report().captures) == graphs + 1
+    assert all(record.fallback == "" for record in ours.report().captures)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_on_disk_are_those_of_what_packages_keep(
+    toolbox: types.ModuleType,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
+    function, change = CASES[name]
+    plain, x = Net(getattr(toolbox, function)), torch.randn(3)
+    caplog.set_level("DEBUG", "ortrain")
+    from_disk = []
+    for step in range(4):
+        if step == 2:
+            before = plain(x)
+            exec(change, {"box": toolbox, "__name__": __name__})
+            assert not torch.equal(plain(x), before)
+        ours = ORTModule(copy.copy(plain))
+        torch.testing.assert_close(ours(x), plain(x))
+        from_disk.append(ours.report().captures[-1].from_disk)
+    assert from_disk[:3] == [False, True, False]
+
+
+def test_what_a_forward_does_not_read_of_a_package_is_free(toolbox: types.ModuleType) -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return toolbox.by_gain(x)
+
+    ours, x = ORTModule(Net()), torch.ones(2)
+    ours(x)
+    toolbox.SCALES["base"] = 3.0
+    toolbox.PAIR, toolbox.STEPS = (), []
+    toolbox.Registry.scaled = None
+    ours(x)
+    assert len(ours.report().captures) == 1
+
+
+def test_tables_are_let_go_with_the_module(toolbox: types.ModuleType) -> None:
+    class Kept:
+        pass
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return toolbox.by_function(x)
+
+    toolbox.FUNCTIONS["kept"] = Kept
+    ours = ORTModule(Net())
+    ours(torch.ones(2))
+    del toolbox.FUNCTIONS["kept"], ours
+    gc.collect()
+    assert not [cls for cls in gc.get_objects() if cls is Kept][1:]
+    assert sys.getrefcount(Kept) < 20
+
+
+def test_attention_registered_anew_is_followed() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        use_cache=False,
+    )
+    plain = transformers.LlamaForCausalLM(config).eval()
+    ours, ids = ORTModule(copy.deepcopy(plain)), torch.arange(6)[None]
+    torch.testing.assert_close(ours(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
+    usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def sharper(module, query, key, value, mask, **options):
+        return usual(module, query * 3, key, value, mask, **options)
+
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", sharper)
+    try:
+        wanted = plain(ids).logits
+        torch.testing.assert_close(ours(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+        assert ours.report().captures[-1].fallback == ""
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", usual)
+    torch.testing.assert_close(ours(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
