@@ -8,7 +8,6 @@ functions and classes which ones they are counts, not what becomes of them: pack
 
 from __future__ import annotations
 
-import collections
 import enum
 import functools
 import types
@@ -29,7 +28,7 @@ Variable = tuple[Any, str] | tuple[Any, str, str]
 _FUNCTIONS = types.FunctionType, functools.partial, type(functools.lru_cache(len))
 _NUMBERS = bool, int, float, complex, str, bytes, type(None)
 _SETTINGS = torch.dtype, torch.device, torch.memory_format, torch.layout
-_TABLES = dict, list, set, collections.deque
+_TABLES = dict, list, set
 _MOST_ITEMS = 1024
 # Of each layer, by the guards themselves.
 _COMPARED = frozenset({"forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"})
@@ -85,13 +84,9 @@ class _Reads:
           within: Whether to look at the attributes of an object.
         """
         counts = _what_counts(value)
-        if counts == "stands":
-            if not within or not _is_of_library(type(value)):
-                return
+        if within and counts == "stands" and _is_of_library(type(value)):
             self._object(value)
-        elif counts is None:
-            return
-        elif isinstance(value, type) and within and _is_of_library(value):
+        elif within and isinstance(value, type) and _is_of_library(value):
             self._class(value)
         self.found.setdefault((id(owner), name), (owner, name, counts) if counts else (owner, name))
 
@@ -161,16 +156,13 @@ class _Reads:
                 yield name
 
 
-def _what_counts(value: Any) -> str | None:
-    """Return what counts of a value, "" for all, None for nothing."""
+def _what_counts(value: Any) -> str:
+    """Return what counts of a value, "" for all."""
     if isinstance(value, (*_FUNCTIONS, type, enum.Enum)):
         return "same"
     if isinstance(value, (*_NUMBERS, *_SETTINGS)) or _is_plain_tuple(value):
         return ""
-    if isinstance(value, _TABLES):
-        return "items" if _is_plain_table(value) else None
-    is_other = isinstance(value, (types.ModuleType, torch.Tensor, torch.nn.Module))
-    return None if is_other else "stands"
+    return "items" if isinstance(value, _TABLES) and _is_plain_table(value) else "stands"
 
 
 def _is_plain_tuple(value: Any) -> bool:
@@ -180,7 +172,7 @@ def _is_plain_tuple(value: Any) -> bool:
 
 def _is_plain_table(value: Any) -> bool:
     """Tell whether a table holds what packages register, no results that it keeps."""
-    if isinstance(value, collections.deque) or len(value) > _MOST_ITEMS:
+    if len(value) > _MOST_ITEMS:
         return False
     if isinstance(value, set):  # those of classes grow by imports
         return all(isinstance(item, _NUMBERS) for item in value)
