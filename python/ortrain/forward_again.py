@@ -36,12 +36,16 @@ class ForwardAgain:
       call: The call.
     """
 
-    __slots__ = ("_attributes", "_engine", "_entry", "_others", "_signature", "_state", "_tree")
+    __slots__ = (
+        *("_attributes", "_engine", "_entry", "_keeps_casts", "_others"),
+        *("_signature", "_state", "_tree"),
+    )
 
     def __init__(self, engine: Engine, entry: Entry, call: FlatCall) -> None:
         self._engine, self._entry = engine, entry
         self._signature, self._state = engine.signature, engine.state
         self._tree, self._attributes = call.tree, call.attributes
+        self._keeps_casts = torch.is_autocast_cache_enabled()
         self._others = {i: call.tensors[i].detach() for i in entry.other_arguments}
 
     def why_not(self) -> str:
@@ -132,7 +136,7 @@ class ForwardAgain:
             _holding(module, replaced, [n for n, p in places.items() if p in overwritten]),
             torch.enable_grad(),
             AutocastState.current().left(),
-            entry.autocast.applied(),
+            entry.autocast.applied(self._keeps_casts),
             attributes_set(self._attributes, in_order),
         ):
             results, _ = flatten_outputs(module.forward(*args, **kwargs))

@@ -111,19 +111,22 @@ class AutocastState:
         )
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Enter autocast as recorded; casts are not kept, which would outlive a trace."""
-        if not self.enabled:
-            yield  # regions inside keep their casts as they would
+    def applied(self, keeps_casts: bool | None = None) -> Iterator[None]:
+        """Enter autocast as recorded.
+
+        Args:
+          keeps_casts: Whether a weight that is used twice is cast once. By default regions inside decide, and what was
+            recorded does not: casts that are kept outlive a trace.
+        """
+        if not self.enabled and keeps_casts is None:
+            yield
             return
         with contextlib.ExitStack() as stack:
-            if AutocastState.current() == self:  # torch.autocast leaves what it finds no device for
-                stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
-                torch.set_autocast_cache_enabled(False)
-                yield
-                return
-            for device, dtype in self.enabled:
-                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(bool(keeps_casts))
+            if AutocastState.current() != self:  # torch.autocast leaves what it finds no device for
+                for device, dtype in self.enabled:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
             yield
 
     @contextlib.contextmanager

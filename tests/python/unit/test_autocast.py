@@ -349,27 +349,42 @@ def test_gradients_turned_off_inside_a_region(around: bool) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
 
 
-def test_gradients_of_gradients_cast_weights_once_in_a_region_inside() -> None:
-    """Its forward runs again in PyTorch, where a region keeps the casts of weights."""
+class Repeated(nn.Module):
+    """Uses a weight eight times, in a region of autocast of its own or not."""
 
-    class Region(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 64, bias=False)
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        self.layer, self.inside = nn.Linear(64, 64, bias=False), inside
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                for _ in range(8):
-                    x = self.layer(x)
-            return x.float()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        on = self.inside or torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            for _ in range(8):
+                x = self.layer(x)
+        return x.float()
 
+
+@pytest.mark.parametrize("backward_within", [False, True])
+@pytest.mark.parametrize("keeps_casts", [True, False])
+@pytest.mark.parametrize("where", ["inside", "around", "around a region inside"])
+def test_gradients_of_gradients_cast_weights_as_often(
+    where: str, keeps_casts: bool, backward_within: bool
+) -> None:
+    """The forward runs again in PyTorch, where autocast keeps the casts of weights."""
     torch.manual_seed(0)
-    plain = Region()
+    plain = Repeated(inside="inside" in where)
     ours = ORTModule(copy.deepcopy(plain))
     seen = []
     for model in (plain, ours):
         x = torch.linspace(-1, 1, 512).view(8, 64).requires_grad_()
-        (g,) = torch.autograd.grad(model(x).sum(), model.layer.weight, create_graph=True)
+        with torch.autocast(
+            "cpu", torch.bfloat16, enabled="around" in where, cache_enabled=keeps_casts
+        ):
+            loss = model(x).sum()
+            if backward_within:
+                (g,) = torch.autograd.grad(loss, model.layer.weight, create_graph=True)
+        if not backward_within:
+            (g,) = torch.autograd.grad(loss, model.layer.weight, create_graph=True)
         g.square().sum().backward()
         seen.append([g.detach(), x.grad, model.layer.weight.grad])
     torch.testing.assert_close(seen[1], seen[0])
