@@ -18,7 +18,7 @@ from ortrain.capture.guards import sizes_of
 from ortrain.capture.prepare import empty_extents
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.result_views import in_order_of
-from ortrain.capture.signature import FlatCall, has_gaps, is_part_of_storage
+from ortrain.capture.signature import FlatCall
 from ortrain.devices import common_device
 from ortrain.gradient_groups import Groups, groups_of
 from ortrain.memory_budget import MemoryBudget
@@ -367,22 +367,9 @@ class Entry:
         )
 
     def takes_for_dense(self, call: FlatCall) -> bool:
-        """Tell whether a call has an argument whose memory the forward asks for, or writes to, and that has gaps.
-
-        A trace is given arguments without gaps, each in a memory of its own: of these ``contiguous()`` and ``reshape``
-        are views.
-        """
-        asks = self.captured.asks_of_memory
-        tensors = call.tensors
-        if asks.storage and any(map(is_part_of_storage, tensors)):
-            return True
-        if asks.gaps:
-            return any(map(has_gaps, tensors))
-        written = {where for _, kind, where in self.updates if kind == "user"}
-        views = self.captured.views
-        if asks.copies and views is not None:
-            written |= {v.source[1] for v in views.views if v.source[0] == "user"}
-        return any(has_gaps(tensors[i]) for i in written)
+        """Tell whether a call has an argument with gaps whose memory the forward asks for, returns or writes to."""
+        written = [where for _, kind, where in self.updates if kind == "user"]
+        return self.captured.takes_for_dense(call.tensors, written)
 
     def apply_updates(
         self, targets: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ from ortrain.capture.signature import (
     OutputTree,
     Slot,
     Tree,
+    has_gaps,
+    is_part_of_storage,
 )
 
 Json = dict[str, Any]
@@ -103,6 +105,26 @@ class PreparedGraph:
     def draws(self) -> bool:
         """Whether a run of it may draw from PyTorch's generators, the engine's seed aside."""
         return any(call.draws for call in self.escaped_calls)
+
+    def takes_for_dense(self, tensors: Sequence[torch.Tensor], written: Iterable[int] = ()) -> bool:
+        """Tell whether arguments have gaps of which the forward asks, or in whose memory it writes or gives views.
+
+        A trace is given arguments without gaps, each in a memory of its own: of these ``contiguous()`` and ``reshape``
+        are views.
+
+        Args:
+          tensors: The arguments, flat.
+          written: Positions of those that the graph writes to.
+        """
+        asks = self.asks_of_memory
+        if asks.storage and any(map(is_part_of_storage, tensors)):
+            return True
+        if asks.gaps:
+            return any(map(has_gaps, tensors))
+        shown = list(written)
+        if asks.copies and self.views is not None:
+            shown += [view.source[1] for view in self.views.views if view.source[0] == "user"]
+        return any(has_gaps(tensors[i]) for i in shown)
 
     def to_bytes(self, module: nn.Module) -> bytes:
         """Return a form that ``from_bytes`` reads.

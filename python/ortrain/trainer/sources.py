@@ -143,6 +143,11 @@ class ModuleSource:
                 except BaseException:
                     before.restore()
                     raise
+            if prepared.takes_for_dense(call.tensors):
+                raise CaptureError(
+                    "its forward asks how an argument lies in memory, which has gaps: give it contiguous()",
+                    module=type(self.module).__name__,
+                )
             names = prepared.names_read
             names = None if names is None else names | {LOSS}
             variables = variables_of(joined, names, prepared.others)
@@ -321,7 +326,7 @@ def _fits(
 
     def fits(inputs: Tensors) -> bool:
         other = signature.flatten((), inputs)
-        if other.key != key:
+        if other.key != key or prepared.takes_for_dense(other.tensors):
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTModule
+from ortrain import ORTModule, ORTTrainer, optim
+from ortrain.capture.errors import CaptureError
 from ortrain.capture.signature import has_gaps, is_part_of_storage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs in")
@@ -125,3 +126,21 @@ def test_gaps_are_told_from_orders() -> None:
     assert all(map(has_gaps, (BASE[:, 1:], BASE.t()[1:], BASE[:1].expand(4, 6), BASE[::2])))
     assert not is_part_of_storage(BASE.t())
     assert all(map(is_part_of_storage, (BASE[1:], BASE[:2], BASE[:, 1:])))
+
+
+def test_a_trainer_refuses_what_it_would_take_for_dense() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x if x.is_contiguous() else 2 * x).square().mean()
+
+    description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(Asking(), description, optim.SGDConfig(lr=0.1))
+    wide = torch.randn(3, 6)
+    trainer.train_step(wide[:, :4].contiguous())
+    with pytest.raises(CaptureError, match="asks how an argument lies in memory"):
+        trainer.train_step(wide[:, :4])
+    trainer.train_step(wide[:, :4].contiguous())
