@@ -70,8 +70,7 @@ _IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"
 _SHOW = frozenset({"repr", "str", "format", "print", "hash", "index", "count", "remove"})
 _SELF, _OTHER = " self", " other"  # which are no names
 # Of a tensor, what a trace on tensors without gaps, each in a memory of its own, does not know.
-_LAYOUT = frozenset({"is_contiguous", "stride", "contiguous"})
-_STORAGE = frozenset({"storage_offset", "untyped_storage", "storage", "_typed_storage"})
+_GAPS = frozenset({"is_contiguous", "stride"})
 _METHODS = frozenset({"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__"})
 
 
@@ -91,6 +90,9 @@ class _Mentioned:
 
 
 _known: weakref.WeakKeyDictionary[types.CodeType, _Mentioned] = weakref.WeakKeyDictionary()
+_known_calls: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class NamesRead:
@@ -247,16 +249,18 @@ class NamesRead:
 
     def asks_of_memory(self) -> MemoryQuestions:
         """Return what the user's own code may ask of how tensors lie in memory."""
-        names = {
-            name
-            for code, variables in self._codes.items()
-            if _is_users(code) and not is_installed(code.co_filename) and is_own(home_of(variables))
-            for name in code.co_names
-        }
+        called: set[str] = set()
+        for code, variables in self._codes.items():
+            if (
+                _is_users(code)
+                and not is_installed(code.co_filename)
+                and is_own(home_of(variables))
+            ):
+                called |= _methods_called(code)
         return MemoryQuestions(
-            gaps=not names.isdisjoint(_LAYOUT - {"contiguous"}),
-            copies="contiguous" in names,
-            storage=not names.isdisjoint(_STORAGE),
+            gaps=not called.isdisjoint(_GAPS),
+            copies="contiguous" in called,
+            storage="storage_offset" in called,
         )
 
     def compares_classes_of_numbers(self) -> bool:
@@ -302,7 +306,7 @@ class MemoryQuestions(NamedTuple):
     Attributes:
       gaps: Whether they lie without gaps, and their strides.
       copies: For one without gaps, which is itself where there are none.
-      storage: For the memory in which they lie.
+      storage: Where in their memory they begin.
     """
 
     gaps: bool = False
@@ -373,6 +377,25 @@ def _mentioned_in(code: types.CodeType) -> _Mentioned:
             if owner not in (None, _SELF, _OTHER):
                 within.add(f"attributes of {owner}")
     return _Mentioned(names | within, of_self, of_any)
+
+
+def _methods_called(code: types.CodeType) -> frozenset[str]:
+    """Return the names of methods that code calls, or asks for by a literal."""
+    found = _known_calls.get(code)
+    if found is None:
+        steps = dis.get_instructions(code)
+        called = {s.argval for s in steps if s.opname in _ATTRIBUTES and _is_call(s)}
+        by_text = {"getattr", "methodcaller"}.intersection(code.co_names)
+        texts = _texts(code.co_consts) if by_text else ()
+        found = _known_calls[code] = frozenset({*called, *texts})
+    return found
+
+
+def _is_call(step: dis.Instruction) -> bool:
+    """Tell whether a step loads an attribute to call it."""
+    return step.opname == "LOAD_METHOD" or (
+        sys.version_info >= (3, 12) and step.arg is not None and bool(step.arg & 1)
+    )
 
 
 def _compares_or_shows(code: types.CodeType) -> bool:

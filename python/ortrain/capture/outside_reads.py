@@ -21,9 +21,10 @@ _COMPILES = "whether PyTorch compiles"
 _WRITTEN = "how often a tensor was written to"
 _CLASSES = "which classes there are"
 _INFERENCE = "whether inference mode is on"
+_MEMORY = "in which memory a tensor lies"
 # Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
 OF_INSTALLED_PACKAGES = frozenset(
-    {_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN, _CLASSES}
+    {_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN, _CLASSES, _MEMORY}
 )
 # Whatever object they are of.
 _ATTRIBUTES = {
@@ -52,7 +53,9 @@ _ATTRIBUTES = {
     "default_generator": "PyTorch's generator",
     "is_inference": _INFERENCE,
     "_version": _WRITTEN,
-    "is_shared": "whether memory is shared",
+    **dict.fromkeys(
+        ("is_shared", "is_set_to", "untyped_storage", "_typed_storage", "_is_view"), _MEMORY
+    ),
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }

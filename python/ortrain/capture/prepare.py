@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
-from ortrain.capture.captured import CapturedModule, OutputRole
+from ortrain.capture.captured import CapturedModule, OutputRole, Role
 from ortrain.capture.convert import Converted, Outside, convert
 from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
@@ -28,7 +28,7 @@ from ortrain.capture.side_effects import (
     refuse_acting_tensors,
     without_root_hooks,
 )
-from ortrain.capture.signature import FlatCall
+from ortrain.capture.signature import FlatCall, order_of
 from ortrain.capture.source_files import take_for_own
 from ortrain.capture.symbolic_budget import restrict_further
 from ortrain.capture.torch_internals import (
@@ -158,8 +158,10 @@ class _Preparation:
             nothing_added(self.module),
         ):
             captured = self._capture(dynamic)
-            # A size that may vary is no int to who asks by type().
-            if captured.dynamic and self.read.compares_classes_of_numbers():
+            # A size that may vary is no int to who asks by type(), and does not tell whether a reshape is a view.
+            if captured.dynamic and (
+                self.read.compares_classes_of_numbers() or _reshapes_arguments(captured, self.call)
+            ):
                 captured = self._capture(dynamic=False)
         if any(touched):
             raise CaptureError(
@@ -311,3 +313,22 @@ def _has_place(target: Any) -> bool:
     if conversion(target) is not None:
         return True
     return is_escapable(target) and decomposition(target) is None
+
+
+def _reshapes_arguments(captured: CapturedModule, call: FlatCall) -> bool:
+    """Tell whether an argument whose axes lie in another order is reshaped, to a view or a copy by its sizes."""
+    lying = {
+        p.node
+        for p in captured.placeholders
+        if p.role is Role.USER and order_of(call.tensors[p.index])
+    }
+    for node in captured.graph_module.graph.nodes if lying else ():
+        if node.op != "call_function" or not node.args or not hasattr(node.args[0], "name"):
+            continue
+        if node.args[0].name not in lying:
+            continue
+        if node.target is torch.ops.aten.reshape.default:
+            return True
+        if getattr(node.target, "is_view", False):
+            lying.add(node.name)
+    return False

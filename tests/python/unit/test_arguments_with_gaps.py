@@ -70,9 +70,23 @@ def strided(x: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(x, (2, 2), (1, 1)) * 1.0
 
 
+def asked_by_text(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if getattr(x, "is_contiguous")() else x * 3  # noqa: B009
+
+
+def reshaped_and_written(x: torch.Tensor) -> torch.Tensor:
+    x.reshape(2, -1).clamp_(1)
+    return x * 2
+
+
+def reshaped_and_returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, x.reshape(2, -1)
+
+
 ASKING = [
     *(written_flat, written_dense, written_item, returned_dense, asked_for_gaps),
     *(asked_for_strides, asked_for_offset, asked_for_memory, asked_whether_shared, strided),
+    *(asked_by_text, reshaped_and_written, reshaped_and_returned),
 ]
 BASE = torch.arange(24.0).reshape(4, 6)
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -80,13 +94,18 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gaps": lambda base: base[:, :4],
     "rows": lambda base: base[1:],
     "columns": lambda base: base.t()[:4],
+    "transposed": lambda base: base[:, :4].contiguous().t(),
     "expanded": lambda base: base[:, :1].expand(4, 5),
     "shared": lambda base: base.share_memory_(),
 }
-WRITES = (written_flat, written_dense, written_item)
+WRITES = (written_flat, written_dense, written_item, reshaped_and_written)
 
 
-@pytest.mark.parametrize("first", ["dense", "gaps"])
+def listed(results: object) -> list[torch.Tensor]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+@pytest.mark.parametrize("first", ["dense", "gaps", "rows", "transposed"])
 @pytest.mark.parametrize("function", ASKING, ids=lambda f: f.__name__)
 def test_arguments_lie_as_the_caller_has_them(
     function: Callable[[torch.Tensor], object], first: str
@@ -99,7 +118,8 @@ def test_arguments_lie_as_the_caller_has_them(
         wanted, got = plain(theirs), ours(given)
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         torch.testing.assert_close(given, theirs, rtol=0, atol=0)
-        if function is returned_dense:
+        assert [r.stride() for r in listed(got)] == [r.stride() for r in listed(wanted)]
+        if isinstance(wanted, tuple):
             wanted[1].fill_(9), got[1].fill_(9)
             torch.testing.assert_close(given, theirs, rtol=0, atol=0)
 
@@ -109,9 +129,10 @@ def test_who_does_not_ask_has_graphs_for_them() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.table, self.linear = nn.Embedding(30, 8), nn.Linear(8, 8)
+            self.stride = 2
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            y = self.linear(self.table(ids)).transpose(1, 2).contiguous()
+            y = self.stride * self.linear(self.table(ids)).transpose(1, 2).contiguous()
             return y.view(ids.shape[0], -1)
 
     net = Model()
