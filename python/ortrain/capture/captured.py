@@ -171,6 +171,7 @@ class CapturedModule:
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
       reads_any_attribute: Whether what it reaches may read attributes by names that no code mentions.
       others: Code of the user's that has run and to which the module does not lead, with its globals.
+      classes: Those of the objects to which it leads, and their bases.
     """
 
     module_name: str
@@ -197,6 +198,7 @@ class CapturedModule:
     fixed: str = ""
     reads_any_attribute: bool = False
     others: Mapping[types.CodeType, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    classes: frozenset[type] = frozenset()
 
 
 def collects_layer_outputs() -> bool:

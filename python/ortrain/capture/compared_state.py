@@ -18,7 +18,7 @@ from torch import nn
 
 from ortrain import _core
 from ortrain.capture.class_facts import RegisteredClasses
-from ortrain.capture.library_reads import Variable
+from ortrain.capture.library_reads import Variable, is_of_library, is_plain
 from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.source_files import is_installed
@@ -115,7 +115,13 @@ class _ComparisonDigest(ValueDigest):
             self.token(self._inputs[id(value)])
         elif kind == "stands":
             self._place(value)
-            self._class(type(value))
+            # Attributes of the first are told; the others grow by imports.
+            is_set_of_classes = isinstance(value, set) and all(isinstance(v, type) for v in value)
+            is_told = is_of_library(type(value)) or is_set_of_classes or type(value) is object
+            if is_told:
+                self._class(type(value))
+            else:
+                self.add(value, where)
         elif kind == "items":
             self._items(value, where)
         elif kind == "same":
@@ -149,8 +155,11 @@ class _ComparisonDigest(ValueDigest):
             self._place(value)
         elif type(value).__module__.startswith("ortrain."):  # which say nothing about a graph
             self._class(type(value))
-        elif _is_of_library(value):  # whose sources are looked at
-            self.token("function", value.__module__, value.__qualname__)
+        elif _is_as_written(value):  # in sources that are looked at
+            code = value.__code__
+            self.token("function", value.__module__, value.__qualname__, code.co_filename)
+            self.token(code.co_firstlineno, code.co_code.hex())
+            self.add((value.__defaults__, value.__kwdefaults__), where)
         else:
             self.add(value, where)
 
@@ -192,7 +201,16 @@ class _ComparisonDigest(ValueDigest):
         self.token(tensor.requires_grad, gaps_of(tensor))
 
 
-def _is_of_library(value: Any) -> bool:
-    """Tell whether a value is the function of an installed package that its name says."""
-    is_function = isinstance(value, types.FunctionType)
-    return is_function and is_installed(value.__code__.co_filename) and has_its_name(value)
+def _is_as_written(value: Any) -> bool:
+    """Tell whether a value is the function of an installed package that its sources define under its name."""
+    if not isinstance(value, types.FunctionType) or value.__closure__:
+        return False
+    code = value.__code__
+    name = getattr(code, "co_qualname", value.__qualname__)
+    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    return (
+        name == value.__qualname__
+        and is_installed(code.co_filename)
+        and has_its_name(value)
+        and all(map(is_plain, defaults))
+    )

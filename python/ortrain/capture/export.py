@@ -558,6 +558,7 @@ def _capture(
         needs_numbers=needs_numbers,
         views=result_views,
         reads_any_attribute=flat.reached.reads_any_attribute,
+        classes=frozenset(flat.reached.classes),
         others=read.codes_of_others(flat.reached.functions, flat.reached.autograd_functions()),
     )
     seconds["guards"] = time.perf_counter() - start

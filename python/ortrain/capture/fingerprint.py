@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.outside_reads import outside_read
-from ortrain.capture.reachable_state import globals_of, imported_by
+from ortrain.capture.reachable_state import globals_of, modules_imported_by
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
 from ortrain.capture.value_digest import (
     BUILTIN,
@@ -270,7 +270,8 @@ def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
         if what := outside_read(code, function.__globals__):
             raise Unkeyable(f"'{function.__qualname__}' reads {what}")
         values = {name: function.__globals__.get(name) for name in globals_of(code)}
-        values |= {name: sys.modules.get(name) for name in imported_by(code)}
+        imported = modules_imported_by(code, function.__globals__)
+        values |= {module.__name__: module for module in imported}
         for name, value in values.items():
             if value is None:
                 asked = name in _BUILTINS_OF_THE_PROCESS

@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the variables of installed packages stand, in words by which another process finds them.
 
-A place is a list of four texts: a module; in it "" for itself, the qualified name of a class, or "=" and the name of an
-object whose attributes are meant; the name of the variable; what counts of it.
+A place is a list of four texts: a module; in it "" for itself, or the qualified name of a class, and "=" with the name of
+an object there whose attributes are meant, of which another one may follow; the name of the variable; what counts of it.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortrain.capture.library_reads import Variable
+from ortrain.capture.library_reads import Variable, attributes_of
 from ortrain.capture.prepared import NotStorableError
 from ortrain.capture.reachable_state import home_of
 
@@ -29,24 +29,39 @@ def places_of(variables: Iterable[Variable]) -> list[Place]:
       NotStorableError: Nothing leads to one of them by names.
     """
     variables = list(variables)
-    objects: dict[int, tuple[str, str]] = {}
-    for owner, name, *counts in variables:
-        if counts == ["stands"] and isinstance(owner, dict):
-            attributes = getattr(owner.get(name), "__dict__", None)
-            objects[id(attributes)] = str(owner.get("__name__")), f"={name}"
+    objects: dict[int, tuple[str, str]] = {}  # where each holds its attributes
+    known = -1
+    while known < len(objects):
+        known = len(objects)
+        for owner, name, *counts in variables:
+            if counts != ["stands"]:
+                continue
+            place = _place_of(owner, objects)
+            held = owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
+            attributes = attributes_of(held)
+            if place is not None and attributes is not None:
+                module, path = place
+                objects.setdefault(id(attributes), (module, f"{path}={name}"))
     places = []
     for owner, name, *counts in variables:
-        if isinstance(owner, type):
-            module, path = owner.__module__, owner.__qualname__
-        elif id(owner) in objects:
-            module, path = objects[id(owner)]
-        else:
-            module, path = str(owner.get("__name__")), ""
-        place = [module, path, name, *(counts or [""])]
-        if _owner_at(module, path) is not owner:
-            raise NotStorableError(f"no name leads to what holds '{name}' of {module}")
-        places.append(place)
+        place = _place_of(owner, objects)
+        if place is None:
+            raise NotStorableError(f"no name leads to what holds '{name}'")
+        places.append([*place, name, *(counts or [""])])
     return places
+
+
+def _place_of(owner: Any, objects: Mapping[int, tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the module and the path that lead to what holds variables; None where none does."""
+    if isinstance(owner, type):
+        place = owner.__module__, owner.__qualname__
+    elif not isinstance(owner, dict):
+        return None
+    elif id(owner) in objects:
+        place = objects[id(owner)]
+    else:
+        place = str(owner.get("__name__")), ""
+    return place if _owner_at(*place) is owner else None
 
 
 def check_places(places: Any) -> None:
@@ -60,7 +75,7 @@ def check_places(places: Any) -> None:
     for place in places:
         if type(place) is not list or [type(part) for part in place] != [str] * 4:
             raise NotStorableError("a place in a package is none")
-        if place[3] not in _COUNTS or (place[3] == "own" and place[1][:1] in ("", "=")):
+        if place[3] not in _COUNTS or (place[3] == "own" and (place[1] == "" or "=" in place[1])):
             raise NotStorableError("of a place in a package counts what is not known")
 
 
@@ -84,15 +99,16 @@ def _owner_at(module: str, path: str) -> Any:
     home = home_of({"__name__": module})
     if not isinstance(home, types.ModuleType):
         return None
-    table = home.__dict__
-    if path == "":
-        return table
-    if path.startswith("="):
-        attributes = getattr(table.get(path[1:]), "__dict__", None)
-        return attributes if type(attributes) is dict else None
-    found: Any = None
-    for name in path.split("."):
-        found = (table if found is None else type.__getattribute__(found, "__dict__")).get(name)
+    found: Any = home.__dict__
+    classes, *objects = path.split("=")
+    for name in classes.split(".") if classes else ():
+        table = found if isinstance(found, dict) else type.__getattribute__(found, "__dict__")
+        found = table.get(name)
         if not isinstance(found, type):
+            return None
+    for name in objects:
+        table = found if isinstance(found, dict) else type.__getattribute__(found, "__dict__")
+        found = attributes_of(table.get(name))
+        if found is None:
             return None
     return found

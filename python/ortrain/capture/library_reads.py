@@ -8,6 +8,7 @@ functions and classes which ones they are counts, not what becomes of them: pack
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import types
@@ -16,7 +17,13 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.reachable_state import globals_of, home_of, is_own, named_in
+from ortrain.capture.reachable_state import (
+    globals_of,
+    home_of,
+    is_own,
+    modules_imported_by,
+    named_in,
+)
 from ortrain.capture.source_files import is_installed, is_standard
 
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
@@ -30,6 +37,7 @@ _NUMBERS = bool, int, float, complex, str, bytes, type(None)
 _SETTINGS = torch.dtype, torch.device, torch.memory_format, torch.layout
 _TABLES = dict, list, set
 _MOST_ITEMS = 1024
+_ASK = frozenset({"getattr", "hasattr"})
 # Of each layer, by the guards themselves.
 _COMPARED = frozenset({"forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"})
 # Whose objects say nothing about what a forward computes, or do so elsewhere.
@@ -40,6 +48,7 @@ def library_reads(
     ran: Mapping[types.CodeType, dict[str, Any]],
     naming: Collection[types.CodeType],
     layers: Iterable[type],
+    reached: Iterable[type],
 ) -> Iterator[Variable]:
     """Return what guards compare of installed packages.
 
@@ -47,10 +56,13 @@ def library_reads(
       ran: Code that has run, with its globals.
       naming: Of it, that which is neither Python's nor PyTorch's.
       layers: The classes of the layers.
+      reached: Those of other objects that the module leads to.
     """
     reads = _Reads(ran, naming)
     for code in naming:
         reads.globals_of(code)
+    for cls in filter(is_of_library, reached):
+        reads.class_of_library(cls)
     classes = set(layers)
     for cls in classes:
         reads.methods_of_layer(cls)
@@ -72,43 +84,77 @@ class _Reads:
             for code in naming
             for name in (*code.co_names, *(c for c in code.co_consts if isinstance(c, str)))
         }
+        # That functions may ask for where it is not.
+        self._asked = {
+            text
+            for code in naming
+            if not _ASK.isdisjoint(code.co_names)
+            for text in code.co_consts
+            if isinstance(text, str) and text.isidentifier()
+        }
+        self._seen: set[int] = set()  # objects and classes that have been looked into
         self.found: dict[tuple[int, str], Variable] = {}
 
-    def _take(self, owner: Any, name: str, value: Any, *, within: bool = True) -> None:
-        """Take what stands at a name.
-
-        Args:
-          owner: Where.
-          name: Under which name.
-          value: What does.
-          within: Whether to look at the attributes of an object.
-        """
+    def _take(self, owner: Any, name: str, value: Any) -> None:
+        """Take what stands at a name of an owner, and what code names within it."""
         counts = _what_counts(value)
-        if within and counts == "stands" and _is_of_library(type(value)):
+        if counts == "stands" and is_of_library(type(value)):
             self._object(value)
-        elif within and isinstance(value, type) and _is_of_library(value):
-            self._class(value)
+        elif isinstance(value, type) and is_of_library(value):
+            self.class_of_library(value)
         self.found.setdefault((id(owner), name), (owner, name, counts) if counts else (owner, name))
 
+    def _take_none(self, owner: Any, name: str) -> None:
+        """Take that nothing stands at a name of an owner."""
+        counts = "own" if isinstance(owner, type) else "same"
+        self.found.setdefault((id(owner), name), (owner, name, counts))
+
     def globals_of(self, code: types.CodeType) -> None:
-        """Take what code may find in its module, and in others that it names."""
+        """Take what code may find in its module, and in others that it names or imports."""
         table = self._ran[code]
         is_users = not is_installed(code.co_filename)
-        for name in globals_of(code) & table.keys():
+        named = globals_of(code)
+        for name in named & table.keys():
             value = table[name]
-            if not isinstance(value, types.ModuleType):
-                if not is_users:  # those of the user's own code are compared in any case
-                    self._take(table, name, value)
-            elif not value.__name__.startswith(("torch", "ortrain")) and not is_own(value):
-                is_open = not is_standard(getattr(value, "__file__", None) or "<frozen>")
-                for home, each, held in named_in(value, code.co_names):
-                    if is_open or isinstance(held, (*_FUNCTIONS, int, float)):
-                        self._take(home, each, held)
+            if isinstance(value, types.ModuleType):
+                self._module(value, code)
+            if not is_users:  # those of the user's own code are compared in any case
+                self._take(table, name, value)
+        if is_users:
+            taken = [table[name] for name in named & table.keys()]
+            for value in taken:
+                self._within(value)
+        else:
+            for name in named - table.keys() - vars(builtins).keys():
+                self._take_none(table, name)
+        for module in modules_imported_by(code, table):
+            self._module(module, code)
         # Somebody may have found it by an import of his own.
         home = home_of(table)
         defined = None if home is None or is_users else vars(home).get(code.co_name)
         if isinstance(defined, types.FunctionType) and defined.__code__ is code:
             self._take(vars(home), code.co_name, defined)
+
+    def _within(self, value: Any) -> None:
+        """Take what code names of an object or a class that is compared in any case."""
+        if isinstance(value, type):
+            if is_of_library(value):
+                self.class_of_library(value)
+        elif is_of_library(type(value)) and not isinstance(value, torch.nn.Module):
+            self.class_of_library(type(value))
+
+    def _module(self, module: types.ModuleType, code: types.CodeType) -> None:
+        """Take what code names of a module that is neither PyTorch's nor the user's."""
+        if module.__name__.startswith(("torch", "ortrain")) or is_own(module):
+            return
+        is_open = not is_standard(getattr(module, "__file__", None) or "<frozen>")
+        for home, name, held in named_in(module, code.co_names):
+            if is_open or isinstance(held, (*_FUNCTIONS, int, float)):
+                self._take(home, name, held)
+        if is_open and not _ASK.isdisjoint(code.co_names):
+            texts = (text for text in code.co_consts if isinstance(text, str))
+            for name in self._asked.intersection(texts) - vars(module).keys():
+                self._take_none(vars(module), name)
 
     def methods_of_layer(self, cls: type) -> None:
         """Take the methods that have run of a layer and that its class has from others, `nn.Module` aside."""
@@ -119,50 +165,76 @@ class _Reads:
 
     def _object(self, value: Any) -> None:
         """Take the attributes of an object that code names, of its own and of its class."""
-        self._class(type(value))
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is not dict:
+        if id(value) in self._seen:
             return
-        for name in self._names & (attributes.keys() | set(dir(type(value)))):
+        self._seen.add(id(value))
+        cls = type(value)
+        self.class_of_library(cls)
+        attributes = attributes_of(value)
+        if attributes is None:
+            return
+        for name in self._names & (attributes.keys() | set(dir(cls))):
             if name in attributes:
-                self._take(attributes, name, attributes[name], within=False)
+                self._take(attributes, name, attributes[name])
             elif not name.startswith("__"):  # which those of the class give way to
-                self.found.setdefault((id(attributes), name), (attributes, name, "same"))
+                self._take_none(attributes, name)
+        for name in self._asked - attributes.keys():
+            self._take_none(attributes, name)
 
-    def _class(self, cls: type) -> None:
+    def class_of_library(self, cls: type) -> None:
         """Take what code names of a class: what it has itself, and that it hides nothing of its bases."""
+        if id(cls) in self._seen:
+            return
+        self._seen.add(id(cls))
         hidden: set[str] = set()
-        for base in reversed([base for base in cls.__mro__ if _is_of_library(base)]):
+        for base in reversed([base for base in cls.__mro__ if is_of_library(base)]):
             self.class_(base)
             for name in hidden - vars(base).keys():
-                self.found.setdefault((id(base), name), (base, name, "own"))
-            hidden |= {name for name in self._names & vars(base).keys() if name[:2] != "__"}
+                self._take_none(base, name)
+            named = {name for name in self._names & vars(base).keys() if name[:2] != "__"}
+            hidden |= named.union(self._methods(base))
 
     def class_(self, cls: type) -> None:
         """Take methods of a class that have run, and of a package's what code names of it."""
         for name in self._methods(cls):
             self.found.setdefault((id(cls), name), (cls, name, "own"))
-        if not _is_of_library(cls):
+        if not is_of_library(cls):
             return
         for name in self._names & vars(cls).keys():
             value = vars(cls)[name]
             if not (name.startswith("__") or isinstance(value, types.FunctionType)):
-                self._take(cls, name, value, within=False)
+                self._take(cls, name, value)
 
     def _methods(self, cls: type) -> Iterator[str]:
         for name, value in list(vars(cls).items()):
             function = _function_behind(value)
-            if function is not None and name not in _COMPARED and function.__code__ in self._ran:
+            compared = name in _COMPARED and issubclass(cls, torch.nn.Module)
+            if function is not None and not compared and function.__code__ in self._ran:
                 yield name
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the dictionary of an object's attributes, without running code of its class; None for none."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return attributes if type(attributes) is dict else None
 
 
 def _what_counts(value: Any) -> str:
     """Return what counts of a value, "" for all."""
-    if isinstance(value, (*_FUNCTIONS, type, enum.Enum)):
+    if isinstance(value, (*_FUNCTIONS, type, enum.Enum, types.ModuleType)):
         return "same"
-    if isinstance(value, (*_NUMBERS, *_SETTINGS)) or _is_plain_tuple(value):
+    if is_plain(value):
         return ""
-    return "items" if isinstance(value, _TABLES) and _is_plain_table(value) else "stands"
+    is_table = issubclass(type(value), _TABLES)  # what a proxy says of its class is another's
+    return "items" if is_table and _is_plain_table(value) else "stands"
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is a number, a name, a setting, or a tuple of such."""
+    return isinstance(value, (*_NUMBERS, *_SETTINGS)) or _is_plain_tuple(value)
 
 
 def _is_plain_tuple(value: Any) -> bool:
@@ -170,20 +242,27 @@ def _is_plain_tuple(value: Any) -> bool:
     return is_tuple and all(isinstance(v, _NUMBERS) or _is_plain_tuple(v) for v in value)
 
 
+def _length(table: Any) -> int:
+    kind = next(kind for kind in _TABLES if isinstance(table, kind))
+    return kind.__len__(table)
+
+
 def _is_plain_table(value: Any) -> bool:
     """Tell whether a table holds what packages register, no results that it keeps."""
-    if len(value) > _MOST_ITEMS:
+    if _length(value) > _MOST_ITEMS:
         return False
     if isinstance(value, set):  # those of classes grow by imports
-        return all(isinstance(item, _NUMBERS) for item in value)
-    items = dict.values(value) if isinstance(value, dict) else value
+        return all(isinstance(item, _NUMBERS) for item in set.__iter__(value))
+    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
     kinds = *_NUMBERS, *_SETTINGS, *_FUNCTIONS, type, enum.Enum, tuple, frozenset
-    return all(isinstance(item, kinds) for item in items)
+    return all(isinstance(item, kinds) or callable(item) for item in items)
 
 
-def _is_of_library(cls: type) -> bool:
+def is_of_library(cls: type) -> bool:
     """Tell whether a class is written in Python and of an installed package, neither Python's own nor PyTorch's."""
-    name = cls.__module__ if isinstance(cls.__module__, str) else ""
+    name = getattr(cls, "__module__", None)
+    if not isinstance(name, str):
+        return False
     if name.partition(".")[0] in _OTHERS:
         return False
     home = home_of({"__name__": name})

@@ -238,14 +238,17 @@ class NamesRead:
             and is_own(home_of(variables))
         }
 
-    def reads_of_libraries(self, layers: Iterable[type]) -> tuple[Variable, ...]:
+    def reads_of_libraries(
+        self, layers: Iterable[type], reached: Iterable[type]
+    ) -> tuple[Variable, ...]:
         """Return what guards compare of installed packages: functions, methods, numbers, tables.
 
         Args:
           layers: Classes of the layers.
+          reached: Those of other objects to which the module leads.
         """
         naming = tuple(filter(_is_users, self._codes))
-        return tuple(library_reads(self._codes, naming, layers))
+        return tuple(library_reads(self._codes, naming, layers, reached))
 
     def asks_of_memory(self) -> MemoryQuestions:
         """Return what the user's own code may ask of how tensors lie in memory."""

@@ -86,7 +86,8 @@ def prepare(
         # Operators are asked for their histories in each stage, on stand-ins that are nobody's to save.
         with read.fakes.taken_back(kept), nothing_saved_for_others():
             prepared, captured = preparation.run(dynamic)
-        libraries = read.reads_of_libraries(type(layer) for layer in module.modules())
+        layers = {type(layer) for layer in module.modules()}
+        libraries = read.reads_of_libraries(layers, captured.classes - layers)
         # While a trace goes on they are hidden.
         prepared.others = functions_with(captured.others, libraries)
         prepared.asks_of_memory = read.asks_of_memory()

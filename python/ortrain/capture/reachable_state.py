@@ -109,6 +109,7 @@ _GLOBAL_STEPS = frozenset(
     for kind in ("LOAD", "STORE", "DELETE")
     for what in ("GLOBAL", "NAME", "FROM_DICT_OR_GLOBALS")
 )
+_IMPORTS = dis.opmap["IMPORT_NAME"]
 _known_globals: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
     weakref.WeakKeyDictionary()
 )
@@ -152,6 +153,7 @@ class ReachableState:
         self._copies: list[Copy] = []
         self.classes: set[type] = set()
         self.variables: list[tuple[Any, str]] = []
+        self._inherited: list[tuple[type, str]] = []  # what own classes may come to hide
         self.closing: list[str] = []
         self.consumed: list[str] = []
         self.caches = CachedFunctions()
@@ -246,9 +248,9 @@ class ReachableState:
             for function in _functions_of(value)
         ]
 
-    def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, str]]:
+    def variables_named(self, names: frozenset[str] | None) -> list[tuple[Any, ...]]:
         """Return the variables that code with these names may read; cells belong to functions, and count."""
-        own = [
+        own: list[tuple[Any, ...]] = [
             (owner, name)
             for owner, name in self.variables
             if names is None
@@ -256,6 +258,11 @@ class ReachableState:
             or name == "__mro__"  # by which attributes are looked up
             or name in _MAKING  # which nobody names to make an object
             or isinstance(owner, types.CellType)
+        ]
+        own += [
+            (cls, name, "own")
+            for cls, name in self._inherited
+            if names is None or name in names or name.startswith("__")
         ]
         # Somebody may put functions of his own in the place of PyTorch's.
         read = self._names if names is None else names
@@ -451,6 +458,7 @@ class ReachableState:
                 continue
             self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
             self.variables += [(base, variable) for variable in (*_state(base), *OF_CLASSES)]
+            self._inherited += [(base, name) for name in _inherited_by(base)]
             for name, value in base.__dict__.items():
                 if _functions_of(value):
                     self.variables.append((base, name))
@@ -489,8 +497,11 @@ class ReachableState:
             # Attributes may be named as a variable of the script is that changes in each step.
             read = {n for part in codes_in(code) for n in globals_of(part)}
             self._globals(function.__module__ or "", function.__globals__, read)
-            imported = {n for part in codes_in(code) for n in imported_by(part)}  # in the function
-            for each in imported | (names - function.__globals__.keys()):
+            for part in codes_in(code):  # in the function
+                for module in modules_imported_by(part, function.__globals__):
+                    if is_own(module):
+                        self._own_modules[module.__name__] = module
+            for each in names - function.__globals__.keys():
                 if is_own(sys.modules.get(each)):
                     self._own_modules[each] = sys.modules[each]
 
@@ -620,6 +631,23 @@ def _state(cls: type) -> Iterator[str]:
             yield name
 
 
+def _inherited_by(cls: type) -> set[str]:
+    """Return the names that a class has of its bases, special methods of the user's own among them."""
+    found: set[str] = set()
+    for base in cls.__mro__[1:]:
+        name = base.__module__ if isinstance(base.__module__, str) else ""
+        if base is object or name.startswith(_CLOSED) or _is_standard(name):
+            continue
+        is_users = _is_own_class(base)
+        found |= {
+            n
+            for n, value in list(vars(base).items())
+            if not n.startswith("__")
+            or (is_users and n not in _OUTSIDE_OF_CALLS and _functions_of(value))
+        }
+    return found - vars(cls).keys()
+
+
 def _functions_of(value: Any) -> list[types.FunctionType]:
     """Return the functions behind an entry of a class."""
     found = [value]
@@ -645,12 +673,42 @@ def codes_in(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from codes_in(constant)
 
 
-def imported_by(code: types.CodeType) -> Iterator[str]:
-    """Return the modules that a function's own imports name, of those that are loaded."""
-    if not sys.modules.keys().isdisjoint(code.co_names):
-        for step in dis.get_instructions(code):
-            if step.opname == "IMPORT_NAME":
-                yield step.argval
+def modules_imported_by(
+    code: types.CodeType, variables: Mapping[str, Any]
+) -> Iterator[types.ModuleType]:
+    """Return the modules that a function's own imports lead to, of those that are loaded.
+
+    Args:
+      code: Of the function.
+      variables: Its globals, which say in which package it lies.
+    """
+    if _IMPORTS not in code.co_code[::2]:
+        return
+    constants: list[Any] = []
+    package, name = variables.get("__package__") or "", ""
+    if not package and isinstance(variables.get("__name__"), str):
+        is_package = "__path__" in variables
+        package = variables["__name__"] if is_package else variables["__name__"].rpartition(".")[0]
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level = next((c for c in reversed(constants[-2:]) if type(c) is int), 0)
+            name = step.argval
+            if level:
+                base = package.rsplit(".", level - 1)[0]
+                name = f"{base}.{name}" if name else base
+            yield from _loaded(name)
+            if not level:
+                yield from _loaded(name.partition(".")[0])
+        elif step.opname == "IMPORT_FROM":
+            yield from _loaded(f"{name}.{step.argval}")
+
+
+def _loaded(name: str) -> Iterator[types.ModuleType]:
+    module = sys.modules.get(name)
+    if isinstance(module, types.ModuleType):
+        yield module
 
 
 def globals_of(code: types.CodeType) -> frozenset[str]:

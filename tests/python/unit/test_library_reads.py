@@ -120,6 +120,117 @@ def by_class(x):
 
 def by_class_name(x):
     return Registry().scaled(x)
+
+
+class Forwarding:
+    def forward(self, x):
+        return x * 2
+
+    def __call__(self, x):
+        return x * 3
+
+
+class Below(Forwarding):
+    pass
+
+
+FORWARDING = Below()
+
+
+def by_forwarding(x):
+    return FORWARDING.forward(x)
+
+
+def by_call(x):
+    return FORWARDING(x)
+
+
+def by_missing(x):
+    return x * getattr(REGISTRY, "missing", 2.0)
+
+
+def by_absent(x):
+    try:
+        return x * ABSENT
+    except NameError:
+        return x
+
+
+class Single:
+    instance = Registry()
+
+    class Inner:
+        value = 2.0
+
+
+def by_single(x):
+    return x * Single.instance.factor
+
+
+def by_inner(x):
+    return x * Single.Inner.value
+
+
+HOLDER = Registry()
+HOLDER.part = Registry()
+
+
+def by_part(x):
+    return x * HOLDER.part.factor
+
+
+def multiplied(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def call(x):
+            return function(x) * factor
+
+        return call
+
+    return decorate
+
+
+wrapped = multiplied(3.0)(double)
+
+
+def by_double(x):
+    return double(x)
+
+
+def by_wrapped(x):
+    return wrapped(x)
+
+
+BUILTINS = {"a": abs}
+
+
+def by_builtin(x):
+    return BUILTINS["a"](x)
+
+
+def by_import(x):
+    from .deep import CONSTANT
+
+    return x * CONSTANT
+
+
+def by_import_of_module(x):
+    from . import deep
+
+    return x * deep.CONSTANT
+
+
+def by_import_of_all(x):
+    import installed_toolbox.deep
+
+    return x * installed_toolbox.deep.CONSTANT
+
+
+from . import deep as back, other
+
+
+def by_module(x):
+    return x * back.CONSTANT
 """
 
 
@@ -128,11 +239,14 @@ def toolbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.M
     folder = tmp_path / "site-packages" / "installed_toolbox"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(SOURCE)
+    (folder / "deep.py").write_text("CONSTANT = 2.0\n")
+    (folder / "other.py").write_text("CONSTANT = 5.0\n")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     import installed_toolbox
 
     yield installed_toolbox
-    sys.modules.pop("installed_toolbox")
+    for name in [name for name in sys.modules if name.startswith("installed_toolbox")]:
+        sys.modules.pop(name)
 
 
 CASES = {
@@ -173,6 +287,33 @@ CASES = {
         "box.Derived.static = staticmethod(lambda x: x * 9)",
     ),
     "another class": ("by_class_name", "box.Registry = type('R', (), {'scaled': lambda s, x: -x})"),
+    "forward of no layer": (
+        "by_forwarding",
+        "box.Forwarding.forward = lambda self, x: x * 7",
+    ),
+    "forward of a class below": ("by_forwarding", "box.Below.forward = lambda self, x: x * 7"),
+    "a call": ("by_call", "box.Forwarding.__call__ = lambda self, x: x * 7"),
+    "a call of a class below": ("by_call", "box.Below.__call__ = lambda self, x: x * 7"),
+    "an attribute that was not there": ("by_missing", "box.REGISTRY.missing = 5.0"),
+    "a name that was not there": ("by_absent", "box.ABSENT = 5.0"),
+    "an object in a class": ("by_single", "box.Single.instance.factor = 5.0"),
+    "another object in a class": (
+        "by_single",
+        "box.Single.instance = box.Registry(); box.Single.instance.factor = 5.0",
+    ),
+    "a class in a class": ("by_inner", "box.Single.Inner.value = 5.0"),
+    "an object in an object": ("by_part", "box.HOLDER.part.factor = 5.0"),
+    "another object in an object": (
+        "by_part",
+        "box.HOLDER.part = box.Registry(); box.HOLDER.part.factor = 5.0",
+    ),
+    "a function that is wrapped": ("by_double", "box.double = box.multiplied(5.0)(box.double)"),
+    "another wrap": ("by_wrapped", "box.wrapped = box.multiplied(5.0)(box.double)"),
+    "a builtin in a table": ("by_builtin", "import operator; box.BUILTINS['a'] = operator.neg"),
+    "a number that is imported": ("by_import", "box.deep.CONSTANT = 7.0"),
+    "a module that is imported": ("by_import_of_module", "box.deep.CONSTANT = 7.0"),
+    "a package that is imported": ("by_import_of_all", "box.deep.CONSTANT = 7.0"),
+    "another module": ("by_module", "box.back = box.other"),
     "how objects are made": (
         "by_class_name",
         "box.Registry.__init__ = lambda self: setattr(self, 'factor', 6.0)",
