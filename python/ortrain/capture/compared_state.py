@@ -21,7 +21,7 @@ from ortrain.capture.class_facts import RegisteredClasses
 from ortrain.capture.library_reads import Variable, is_of_library, is_plain
 from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
-from ortrain.capture.source_files import is_installed
+from ortrain.capture.source_files import is_installed, is_standard
 from ortrain.capture.value_digest import (
     HASHES,
     Unkeyable,
@@ -159,7 +159,8 @@ class _ComparisonDigest(ValueDigest):
             code = value.__code__
             self.token("function", value.__module__, value.__qualname__, code.co_filename)
             self.token(code.co_firstlineno, code.co_code.hex())
-            self.add((value.__defaults__, value.__kwdefaults__), where)
+            if not is_standard(code.co_filename):
+                self.add((value.__defaults__, value.__kwdefaults__), where)
         else:
             self.add(value, where)
 
@@ -212,5 +213,5 @@ def _is_as_written(value: Any) -> bool:
         name == value.__qualname__
         and is_installed(code.co_filename)
         and has_its_name(value)
-        and all(map(is_plain, defaults))
+        and (is_standard(code.co_filename) or all(map(is_plain, defaults)))
     )

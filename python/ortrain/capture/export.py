@@ -207,6 +207,10 @@ class _FlatModule(nn.Module):
                     raise CaptureError(
                         f"its forward prints in {printing[0]}, which a graph would not", module=name
                     )
+                if changed := read.take_back_globals():
+                    raise CaptureError(
+                        f"its forward changes {changed}, which a graph would not", module=name
+                    )
                 what, where = read.outside_reads()
                 if what:
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 import sympy
+import torch
 import typing_extensions
 
 from ortrain import _core
@@ -60,6 +61,8 @@ _BY_OTHER_NAMES = (*READERS, operator.attrgetter)
 _MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
 _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_STORES = dis.opmap["STORE_GLOBAL"]
+_UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
 _RAISES = dis.opmap["RAISE_VARARGS"]
 # PyTorch's tracing shows it, and it tells nobody anything.
 _PROGRESS = f"{os.sep}tqdm{os.sep}"
@@ -102,6 +105,7 @@ class NamesRead:
         self._codes: dict[types.CodeType, dict[str, Any]] = {}  # with the globals
         # Functions of a user that went on after an error, and where that began.
         self._handled: list[tuple[types.CodeType, types.CodeType]] = []
+        self._globals: list[dict[str, Any]] = []  # of installed packages, before a trace
         self.has_begun = False
         self.fakes = FakesMade()
         # Plain attributes that the forward made, and that are there since its capture.
@@ -129,6 +133,7 @@ class NamesRead:
         """Record the code of this thread's functions."""
         self.has_begun = True
         self._handled.clear()
+        self._globals = [dict(vars(module)) for module in _packages()]
         with without_collections(), without_collection_callbacks(), self._watching():
             yield
 
@@ -250,6 +255,24 @@ class NamesRead:
         naming = tuple(filter(_is_users, self._codes))
         return tuple(library_reads(self._codes, naming, layers, reached))
 
+    def take_back_globals(self) -> str:
+        """Set back the numbers and tensors that code of installed packages has set in its modules; return which, "" for none."""
+        before = {values["__name__"]: values for values in self._globals}
+        found = ""
+        for code, table in self._codes.items():
+            if _STORES not in code.co_code[::2] or not is_installed(code.co_filename):
+                continue
+            held = before.get(table.get("__name__", ""), {})
+            for step in dis.get_instructions(code):
+                name = step.argval
+                if step.opname != "STORE_GLOBAL" or name not in held or name not in table:
+                    continue
+                kinds = type(held[name]), type(table[name])
+                if table[name] is not held[name] and all(map(_is_counted, kinds)):
+                    table[name] = held[name]
+                    found = f"'{name}' of {table['__name__']}"
+        return found
+
     def asks_of_memory(self) -> MemoryQuestions:
         """Return what the user's own code may ask of how tensors lie in memory."""
         called: set[str] = set()
@@ -346,6 +369,21 @@ def functions_with(
             variables += [(table, name) for name in sorted(names & table.keys())]
             variables += builtins_behind(table, names)
     return OthersFunctions(tuple(functions.values()), tuple(variables), libraries)
+
+
+def _packages() -> Iterator[types.ModuleType]:
+    """Return the modules of installed packages that are loaded, those under every trace aside."""
+    for name, module in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if root in _UNDER_TRACES or root in sys.stdlib_module_names:
+            continue
+        if isinstance(module, types.ModuleType) and vars(module).get("__name__") == name:
+            yield module
+
+
+def _is_counted(cls: type) -> bool:
+    """Tell whether a global of a class may be a count or an average, and not a flag that something was done."""
+    return issubclass(cls, (int, float, complex, torch.Tensor)) and cls is not bool
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

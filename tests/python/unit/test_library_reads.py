@@ -4,6 +4,8 @@
 
 import copy
 import gc
+import importlib
+import itertools
 import math
 import sys
 import types
@@ -226,6 +228,29 @@ def by_import_of_all(x):
     return x * installed_toolbox.deep.CONSTANT
 
 
+AVERAGE, COUNT, HAS_WARNED = 0.0, 0, False
+
+
+def by_average(x):
+    global AVERAGE
+    AVERAGE = 0.5 * AVERAGE + 1.0
+    return x * AVERAGE
+
+
+def by_count(x):
+    global COUNT, HAS_WARNED
+    COUNT += 1
+    HAS_WARNED = True
+    return x * COUNT
+
+
+def by_flag(x):
+    global HAS_WARNED
+    if not HAS_WARNED:
+        HAS_WARNED = True
+    return x * 2
+
+
 from . import deep as back, other
 
 
@@ -234,19 +259,21 @@ def by_module(x):
 """
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture
 def toolbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    folder = tmp_path / "site-packages" / "installed_toolbox"
+    name = f"installed_toolbox{next(_numbers)}"  # Dynamo knows modules by their names
+    folder = tmp_path / "site-packages" / name
     folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(SOURCE)
+    (folder / "__init__.py").write_text(SOURCE.replace("installed_toolbox", name))
     (folder / "deep.py").write_text("CONSTANT = 2.0\n")
     (folder / "other.py").write_text("CONSTANT = 5.0\n")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    import installed_toolbox
-
-    yield installed_toolbox
-    for name in [name for name in sys.modules if name.startswith("installed_toolbox")]:
-        sys.modules.pop(name)
+    yield importlib.import_module(name)
+    for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+        sys.modules.pop(each)
 
 
 CASES = {
@@ -372,6 +399,24 @@ def test_graphs_on_disk_are_those_of_what_packages_keep(
         torch.testing.assert_close(ours(x), plain(x))
         from_disk.append(ours.report().captures[-1].from_disk)
     assert from_disk[:3] == [False, True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
+@pytest.mark.parametrize("function", ["by_average", "by_count"])
+def test_numbers_that_packages_count_are_counted(toolbox: types.ModuleType, function: str) -> None:
+    plain, x = Net(getattr(toolbox, function)), torch.randn(3)
+    wanted = [plain(x) for _ in range(4)]
+    toolbox.AVERAGE, toolbox.COUNT = 0.0, 0
+    ours = ORTModule(copy.copy(plain))
+    for each in wanted:
+        torch.testing.assert_close(ours(x), each)
+
+
+def test_flags_that_packages_set_are_left(toolbox: types.ModuleType) -> None:
+    ours, x = ORTModule(Net(toolbox.by_flag)), torch.ones(2)
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), 3 * x)
+    assert [record.fallback for record in ours.report().captures] == [""]
 
 
 def test_what_a_forward_does_not_read_of_a_package_is_free(toolbox: types.ModuleType) -> None:
