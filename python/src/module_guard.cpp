@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -21,6 +22,21 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
+// The dictionary of a class, which says more quickly than attributes do what it has itself; what shows its items where
+// this Python hands none out.
+nb::object dictionary_of_class(nb::handle cls) {
+#if PY_VERSION_HEX < 0x030C0000
+  if (PyObject* dict = reinterpret_cast<PyTypeObject*>(cls.ptr())->tp_dict) return nb::borrow(dict);
+#else
+  using Get = PyObject* (*)(PyTypeObject*);  // outside of the limited API
+  static const Get get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "PyType_GetDict"));
+  if (PyObject* dict = get ? get(reinterpret_cast<PyTypeObject*>(cls.ptr())) : nullptr) {
+    return nb::steal(dict);
+  }
+#endif
+  return cls.attr("__dict__");
+}
+
 // A variable outside of the module: an item of a mapping, or an attribute of an object. A third part says what
 // counts of some: "same", which object it is; "stands", that too, but what it holds describes it; "items", which
 // table it is and which objects stand in it; "own", which object a class itself has under that name.
@@ -30,7 +46,7 @@ class Variable {
       : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {
     if (nb::len(described) <= 2) return;
     const std::string counts = nb::cast<std::string>(nb::object(described[2]));
-    if (counts == "own") items_of_class_ = owner_.attr("__dict__");
+    if (counts == "own") items_of_class_ = dictionary_of_class(owner_);
     const nb::object value = now();
     if (counts == "items" && TableItems::is_table(value)) {
       items_ = TableItems(value);
@@ -56,7 +72,8 @@ class Variable {
   PyObject* dictionary() const {
     const bool may_change =
         items_.is_valid() || (!value_.empty() && value_[0].may_change_in_place());
-    return !may_change && PyDict_CheckExact(owner_.ptr()) ? owner_.ptr() : nullptr;
+    PyObject* const items = items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
+    return !may_change && PyDict_CheckExact(items) ? items : nullptr;
   }
 
   bool holds(const Present& present) {
@@ -81,8 +98,9 @@ class Variable {
   // The class of `...`, which no variable of the user's holds, where there is none.
   nb::object now() const {
     nb::object value;
-    if (PyDict_Check(owner_.ptr())) {
-      value = nb::borrow(PyDict_GetItemWithError(owner_.ptr(), name_.ptr()));
+    PyObject* const items = items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
+    if (PyDict_Check(items)) {
+      value = nb::borrow(PyDict_GetItemWithError(items, name_.ptr()));
       if (!value.is_valid()) PyErr_Clear();
     } else if (items_of_class_.is_valid()) {
       value = nb::steal(PyObject_GetItem(items_of_class_.ptr(), name_.ptr()));
