@@ -112,6 +112,9 @@ class _Reads:
     def globals_of(self, code: types.CodeType) -> None:
         """Take what code may find in its module, and in others that it names or imports."""
         table = self._ran[code]
+        home = home_of(table)
+        if home is None or vars(home) is not table:  # made by a trace
+            return
         is_users = not is_installed(code.co_filename)
         named = globals_of(code)
         for name in named & table.keys():
@@ -130,10 +133,9 @@ class _Reads:
         for module in modules_imported_by(code, table):
             self._module(module, code)
         # Somebody may have found it by an import of his own.
-        home = home_of(table)
-        defined = None if home is None or is_users else vars(home).get(code.co_name)
+        defined = None if is_users else table.get(code.co_name)
         if isinstance(defined, types.FunctionType) and defined.__code__ is code:
-            self._take(vars(home), code.co_name, defined)
+            self._take(table, code.co_name, defined)
 
     def _within(self, value: Any) -> None:
         """Take what code names of an object or a class that is compared in any case."""
@@ -202,7 +204,11 @@ class _Reads:
             return
         for name in self._names & vars(cls).keys():
             value = vars(cls)[name]
-            if not (name.startswith("__") or isinstance(value, types.FunctionType)):
+            if name.startswith("__") or isinstance(value, types.FunctionType):
+                continue
+            if hasattr(type(value), "__get__"):  # which gives another object each time
+                self.found.setdefault((id(cls), name), (cls, name, "own"))
+            else:
                 self._take(cls, name, value)
 
     def _methods(self, cls: type) -> Iterator[str]:

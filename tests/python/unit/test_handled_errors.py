@@ -137,7 +137,8 @@ class Handles(Linear):
 def test_what_is_handled_is_not_captured(ask: Callable[[torch.Tensor], float]) -> None:
     # A seventh row makes the view possible.
     model = assert_same_calls(lambda: Handles(ask), rows=(3, 7, 3, 5, 14))
-    assert "after an error" in str(model.report().captures[0].fallback)
+    reason = str(model.report().captures[0].fallback)
+    assert "after an error" in reason or "in which memory" in reason
 
 
 _NEEDS_MONITORING = pytest.mark.skipif(

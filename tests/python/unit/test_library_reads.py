@@ -71,7 +71,13 @@ class Registry:
 
 
 class Derived(Registry):
-    pass
+    @classmethod
+    def unused(cls, x):
+        return cls.never
+
+
+def naming(x):
+    return DERIVED.unused if x is None else DERIVED.scaled(x)
 
 
 REGISTRY = Registry()
@@ -417,6 +423,13 @@ def test_flags_that_packages_set_are_left(toolbox: types.ModuleType) -> None:
     for _ in range(2):
         torch.testing.assert_close(ours(x), 3 * x)
     assert [record.fallback for record in ours.report().captures] == [""]
+
+
+def test_methods_that_are_named_alone_are_the_same(toolbox: types.ModuleType) -> None:
+    ours, x = ORTModule(Net(toolbox.naming)), torch.ones(2)
+    for _ in range(3):
+        ours(x)
+    assert len(ours.report().captures) == 1
 
 
 def test_what_a_forward_does_not_read_of_a_package_is_free(toolbox: types.ModuleType) -> None:

@@ -425,6 +425,7 @@ def test_a_forward_does_not_run_again_with_what_was_changed_past_its_version(
 
 
 def test_a_forward_runs_again_where_nothing_was_changed() -> None:
+    torch.manual_seed(0)  # some weights leave rounding alone behind the norm
     plain = TwoHeads()
     ours, x = ORTModule(copy.deepcopy(plain)), torch.linspace(-1, 1, 24).reshape(4, 6)
     for _ in range(3):
