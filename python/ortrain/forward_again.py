@@ -82,7 +82,9 @@ class ForwardAgain:
           RuntimeError: The results of the module do not tell what the graph has given.
         """
         sources = {p: inputs[p].detach().requires_grad_() for p in originals}
-        with generators.replayed() if generators else contextlib.nullcontext():
+        replayed = generators.replayed() if generators else contextlib.nullcontext()
+        # Meanwhile the module holds other tensors, which no other thread may take for its own.
+        with self._engine.exclusively(), replayed:
             outputs = self._outputs(inputs, sources)
         further = torch.is_grad_enabled()
         roots, given, incoming = [], [], []
