@@ -368,6 +368,8 @@ class Entry:
 
     def takes_for_dense(self, call: FlatCall) -> bool:
         """Tell whether a call has an argument with gaps whose memory the forward asks for, returns or writes to."""
+        if not (self.updates or any(self.captured.asks_of_memory)):
+            return False  # as nearly always
         written = [where for _, kind, where in self.updates if kind == "user"]
         return self.captured.takes_for_dense(call.tensors, written)
 

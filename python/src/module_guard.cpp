@@ -72,8 +72,7 @@ class Variable {
   PyObject* dictionary() const {
     const bool may_change =
         items_.is_valid() || (!value_.empty() && value_[0].may_change_in_place());
-    PyObject* const items = items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
-    return !may_change && PyDict_CheckExact(items) ? items : nullptr;
+    return !may_change && PyDict_CheckExact(items()) ? items() : nullptr;
   }
 
   bool holds(const Present& present) {
@@ -95,15 +94,18 @@ class Variable {
   }
 
  private:
+  PyObject* items() const {
+    return items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
+  }
+
   // The class of `...`, which no variable of the user's holds, where there is none.
   nb::object now() const {
     nb::object value;
-    PyObject* const items = items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
-    if (PyDict_Check(items)) {
-      value = nb::borrow(PyDict_GetItemWithError(items, name_.ptr()));
+    if (PyDict_Check(items())) {
+      value = nb::borrow(PyDict_GetItemWithError(items(), name_.ptr()));
       if (!value.is_valid()) PyErr_Clear();
     } else if (items_of_class_.is_valid()) {
-      value = nb::steal(PyObject_GetItem(items_of_class_.ptr(), name_.ptr()));
+      value = nb::steal(PyObject_GetItem(items(), name_.ptr()));
       if (!value.is_valid()) PyErr_Clear();
     } else {
       value = attribute(owner_.ptr(), name_.ptr());

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import _abc  # type: ignore[import-not-found]
 import abc
+import functools
 import operator
 import types
 import weakref
@@ -31,6 +32,17 @@ def reads_by_names(value: Any) -> bool:
         return str(value.__reduce__()[1][0]).startswith("__")
     is_format = isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, str)
     return is_format or any(value is reader for reader in READERS)
+
+
+def function_behind(value: Any) -> types.FunctionType | None:
+    """Return the function that an entry of a class calls; None where it is none."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    return value if isinstance(value, types.FunctionType) else None
 
 
 class RegisteredClasses:

@@ -8,7 +8,6 @@ code by code, closure and the globals that they read. What cannot be described r
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import types
@@ -18,15 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.class_facts import function_behind
+from ortrain.capture.names_in_code import codes_in, globals_of, modules_imported_by
 from ortrain.capture.outside_reads import outside_read
-from ortrain.capture.reachable_state import globals_of, modules_imported_by
 from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
 from ortrain.capture.value_digest import (
     BUILTIN,
     Unkeyable,
     ValueDigest,
     attribute_of,
-    codes,
     gaps_of,
 )
 
@@ -144,7 +143,7 @@ class Fingerprint(ValueDigest):
         for name, value in cls.__dict__.items():
             if name in _NOT_IN_FORWARD:  # dynamo replaces some of these
                 continue
-            function = _underlying(value)
+            function = function_behind(value)
             if function is not None:
                 self.token(name)
                 self._installed_function(function, f"method '{cls.__qualname__}.{name}'")
@@ -174,7 +173,7 @@ class Fingerprint(ValueDigest):
 
     def _reads(self, function: types.FunctionType) -> None:
         """Add the globals that a function of the user's reads, and note what it mentions."""
-        names = sorted({n for code in codes(function.__code__) for n in code.co_names})
+        names = sorted({n for code in codes_in(function.__code__) for n in code.co_names})
         self._names.update(names)
         _refuse_facts_of_the_process(function)
         for name in names:
@@ -266,7 +265,7 @@ def _file_of(module: types.ModuleType) -> str | None:
 
 def _refuse_facts_of_the_process(function: types.FunctionType) -> None:
     """Raise Unkeyable where a function may ask for what another process would be told otherwise."""
-    for code in codes(function.__code__):
+    for code in codes_in(function.__code__):
         if what := outside_read(code, function.__globals__):
             raise Unkeyable(f"'{function.__qualname__}' reads {what}")
         values = {name: function.__globals__.get(name) for name in globals_of(code)}
@@ -298,14 +297,3 @@ def _is_of_the_process(module: str) -> bool:
 
 def _is_random(value: object) -> bool:
     return isinstance(value, str) and _RANDOM.fullmatch(value) is not None
-
-
-def _underlying(value: Any) -> types.FunctionType | None:
-    """Return the function behind an entry of a class, if it is one."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, functools.cached_property):
-        value = value.func
-    return value if isinstance(value, types.FunctionType) else None

@@ -37,8 +37,7 @@ def places_of(variables: Iterable[Variable]) -> list[Place]:
             if counts != ["stands"]:
                 continue
             place = _place_of(owner, objects)
-            held = owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
-            attributes = attributes_of(held)
+            attributes = attributes_of(_items_of(owner).get(name))
             if place is not None and attributes is not None:
                 module, path = place
                 objects.setdefault(id(attributes), (module, f"{path}={name}"))
@@ -102,13 +101,16 @@ def _owner_at(module: str, path: str) -> Any:
     found: Any = home.__dict__
     classes, *objects = path.split("=")
     for name in classes.split(".") if classes else ():
-        table = found if isinstance(found, dict) else type.__getattribute__(found, "__dict__")
-        found = table.get(name)
+        found = _items_of(found).get(name)
         if not isinstance(found, type):
             return None
     for name in objects:
-        table = found if isinstance(found, dict) else type.__getattribute__(found, "__dict__")
-        found = attributes_of(table.get(name))
+        found = attributes_of(_items_of(found).get(name))
         if found is None:
             return None
     return found
+
+
+def _items_of(owner: dict[str, Any] | type) -> Mapping[str, Any]:
+    """Return what a dictionary or a class holds under names, without running code of a metaclass."""
+    return owner if isinstance(owner, dict) else type.__getattribute__(owner, "__dict__")

@@ -17,14 +17,11 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.reachable_state import (
-    globals_of,
-    home_of,
-    is_own,
-    modules_imported_by,
-    named_in,
-)
+from ortrain.capture.class_facts import function_behind
+from ortrain.capture.names_in_code import globals_of, modules_imported_by
+from ortrain.capture.reachable_state import home_of, is_own, named_in
 from ortrain.capture.source_files import is_installed, is_standard
+from ortrain.capture.value_digest import attribute_of
 
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
 # counts of what stands there: by default all that can be compared; "same": which object it is; "own": that too, of a
@@ -121,13 +118,11 @@ class _Reads:
             value = table[name]
             if isinstance(value, types.ModuleType):
                 self._module(value, code)
-            if not is_users:  # those of the user's own code are compared in any case
-                self._take(table, name, value)
-        if is_users:
-            taken = [table[name] for name in named & table.keys()]
-            for value in taken:
+            if is_users:  # those of the user's own code are compared in any case
                 self._within(value)
-        else:
+            else:
+                self._take(table, name, value)
+        if not is_users:
             for name in named - table.keys() - vars(builtins).keys():
                 self._take_none(table, name)
         for module in modules_imported_by(code, table):
@@ -278,21 +273,14 @@ def is_of_library(cls: type) -> bool:
 
 def _class_of(code: types.CodeType, table: dict[str, Any]) -> type | None:
     """Return the class in whose body a function stands; None for none that its module has."""
-    qualified = getattr(code, "co_qualname", "")
-    found: Any = home_of(table)
-    for name in qualified.split(".")[:-1]:
-        found = getattr(found, "__dict__", {}).get(name)
+    body = getattr(code, "co_qualname", "").rpartition(".")[0]
+    found = attribute_of(home_of(table), body)
     return found if isinstance(found, type) else None
 
 
 def _function_behind(value: Any) -> types.FunctionType | None:
-    """Return the function that an entry of a class calls."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, functools.cached_property):
-        value = value.func
-    while isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
-        value = wrapped  # decorators share their code
-    return value if isinstance(value, types.FunctionType) else None
+    """Return the function that an entry of a class runs in the end: decorators share their code."""
+    function = function_behind(value)
+    while isinstance(wrapped := getattr(function, "__wrapped__", None), types.FunctionType):
+        function = wrapped
+    return function

@@ -28,8 +28,9 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.library_reads import Variable, library_reads
+from ortrain.capture.names_in_code import codes_in, globals_of
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
-from ortrain.capture.reachable_state import builtins_behind, codes_in, globals_of, home_of, is_own
+from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
@@ -237,10 +238,8 @@ class NamesRead:
             code: variables
             for code, variables in self._codes.items()
             if code not in codes
-            and _is_users(code)
-            and not is_installed(code.co_filename)
             and code.co_name != "<module>"  # an import
-            and is_own(home_of(variables))
+            and _is_own_code(code, variables)
         }
 
     def reads_of_libraries(
@@ -277,11 +276,7 @@ class NamesRead:
         """Return what the user's own code may ask of how tensors lie in memory."""
         called: set[str] = set()
         for code, variables in self._codes.items():
-            if (
-                _is_users(code)
-                and not is_installed(code.co_filename)
-                and is_own(home_of(variables))
-            ):
+            if _is_own_code(code, variables):
                 called |= _methods_called(code)
         return MemoryQuestions(
             gaps=not called.isdisjoint(_GAPS),
@@ -320,8 +315,7 @@ class NamesRead:
             if mentioned.of_self:
                 found.add(f"class {owner}")
             found |= mentioned.names
-            is_own_code = _is_users(code) and not is_installed(code.co_filename)
-            if is_own_code and is_own(home_of(variables)) and _compares_or_shows(code):
+            if _is_own_code(code, variables) and _compares_or_shows(code):
                 found.add("namespaces as wholes")
         return frozenset(found)
 
@@ -502,3 +496,8 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 def _is_users(code: types.CodeType) -> bool:
     file = real_path(code.co_filename)
     return not (file.startswith((TORCH_ROOT, _OWN_ROOT, *_NEVER_READ)) or is_standard(file))
+
+
+def _is_own_code(code: types.CodeType, variables: Mapping[str, Any]) -> bool:
+    """Tell whether code is the user's own and no installed package's; its globals say which module it is of."""
+    return _is_users(code) and not is_installed(code.co_filename) and is_own(home_of(variables))

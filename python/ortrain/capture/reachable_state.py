@@ -15,7 +15,6 @@ import builtins
 import collections
 import contextvars
 import ctypes
-import dis
 import functools
 import logging
 import random
@@ -23,7 +22,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from ortrain.capture.class_facts import (
     is_made_by_a_statement,
     reads_by_names,
 )
+from ortrain.capture.names_in_code import codes_in, globals_of, modules_imported_by
 from ortrain.capture.opaque_objects import LOCK, is_opaque
 from ortrain.capture.process_facts import fact_of
 from ortrain.capture.replaced_functions import functions_named
@@ -104,15 +104,6 @@ _OF_EVERY_CLASS = frozenset(
 )
 _ARGUMENTS = "its arguments"
 _SLOTS_OF_ORTMODULE = "_ortrain_"
-_GLOBAL_STEPS = frozenset(
-    f"{kind}_{what}"
-    for kind in ("LOAD", "STORE", "DELETE")
-    for what in ("GLOBAL", "NAME", "FROM_DICT_OR_GLOBALS")
-)
-_IMPORTS = dis.opmap["IMPORT_NAME"]
-_known_globals: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class ReachableState:
@@ -663,59 +654,3 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
 def _closes_over(function: types.FunctionType) -> bool:
     """Tell whether a function uses variables of one around it; ``super()`` needs one."""
     return any(name != "__class__" for name in function.__code__.co_freevars)
-
-
-def codes_in(code: types.CodeType) -> Iterable[types.CodeType]:
-    """Return code and that of the functions that it makes."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_in(constant)
-
-
-def modules_imported_by(
-    code: types.CodeType, variables: Mapping[str, Any]
-) -> Iterator[types.ModuleType]:
-    """Return the modules that a function's own imports lead to, of those that are loaded.
-
-    Args:
-      code: Of the function.
-      variables: Its globals, which say in which package it lies.
-    """
-    if _IMPORTS not in code.co_code[::2]:
-        return
-    constants: list[Any] = []
-    package, name = variables.get("__package__") or "", ""
-    if not package and isinstance(variables.get("__name__"), str):
-        is_package = "__path__" in variables
-        package = variables["__name__"] if is_package else variables["__name__"].rpartition(".")[0]
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            constants.append(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            level = next((c for c in reversed(constants[-2:]) if type(c) is int), 0)
-            name = step.argval
-            if level:
-                base = package.rsplit(".", level - 1)[0]
-                name = f"{base}.{name}" if name else base
-            yield from _loaded(name)
-            if not level:
-                yield from _loaded(name.partition(".")[0])
-        elif step.opname == "IMPORT_FROM":
-            yield from _loaded(f"{name}.{step.argval}")
-
-
-def _loaded(name: str) -> Iterator[types.ModuleType]:
-    module = sys.modules.get(name)
-    if isinstance(module, types.ModuleType):
-        yield module
-
-
-def globals_of(code: types.CodeType) -> frozenset[str]:
-    """Return the names that code looks up outside of functions, those of attributes aside."""
-    names = _known_globals.get(code)
-    if names is None:
-        names = _known_globals[code] = frozenset(
-            step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_STEPS
-        )
-    return names

@@ -21,7 +21,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from torch import nn
 
 from ortrain import _core
 from ortrain.capture.class_facts import is_made_by_a_statement
+from ortrain.capture.names_in_code import codes_in
 from ortrain.capture.source_files import TORCH_ROOT, real_path
 
 _MAX_VALUES = 200_000
@@ -294,7 +295,7 @@ class ValueDigest:
         self.token("module", module.__name__)
 
     def _code(self, code: types.CodeType) -> None:
-        for part in codes(code):
+        for part in codes_in(code):
             self.token(part.co_name, part.co_flags, part.co_argcount, part.co_kwonlyargcount)
             self.token(part.co_posonlyargcount, getattr(part, "co_exceptiontable", b""))
             self.token(part.co_code.hex(), part.co_names, part.co_varnames, part.co_freevars)
@@ -331,14 +332,6 @@ def is_array(value: Any) -> bool:
 def _is_function_of_numpy(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ufunc, type(numpy.copyto)))
-
-
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Return a code object and those of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes(constant)
 
 
 def _text_of(number: float | complex) -> str:

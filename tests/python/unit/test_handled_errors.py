@@ -75,7 +75,7 @@ def _views(x: torch.Tensor) -> float:
 
 def _raised_in_c(x: torch.Tensor) -> float:
     try:
-        x.untyped_storage().data_ptr()
+        x.data_ptr()
         return 2.0
     except Exception:
         return 100.0
@@ -137,8 +137,7 @@ class Handles(Linear):
 def test_what_is_handled_is_not_captured(ask: Callable[[torch.Tensor], float]) -> None:
     # A seventh row makes the view possible.
     model = assert_same_calls(lambda: Handles(ask), rows=(3, 7, 3, 5, 14))
-    reason = str(model.report().captures[0].fallback)
-    assert "after an error" in reason or "in which memory" in reason
+    assert "after an error" in str(model.report().captures[0].fallback)
 
 
 _NEEDS_MONITORING = pytest.mark.skipif(
