@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import collections
 import gc
+import importlib
 import logging
 import os
 import random
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +155,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
             order[item] = (2, -sizes[item.path], str(item.path))
     items.sort(key=order.__getitem__)
+
+
+@pytest.fixture
+def imported_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., types.ModuleType]]:
+    """Return what writes a package and imports it, given its name and the sources of its modules ("" is its own).
+
+    It counts as installed, unless the caller says ``installed=False``, and is forgotten after the test.
+    """
+    made: list[str] = []
+
+    def imported(
+        name: str, sources: Mapping[str, str], *, installed: bool = True
+    ) -> types.ModuleType:
+        root = tmp_path / "site-packages" if installed else tmp_path
+        (root / name).mkdir(parents=True)
+        for module, source in sources.items():
+            (root / name / f"{module or '__init__'}.py").write_text(source)
+        monkeypatch.syspath_prepend(root)
+        made.append(name)
+        for module in sources:
+            importlib.import_module(f"{name}.{module}" if module else name)
+        return sys.modules[name]
+
+    yield imported
+    for module in [module for module in sys.modules if module.partition(".")[0] in made]:
+        sys.modules.pop(module)

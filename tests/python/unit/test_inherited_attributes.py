@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import copy
-import sys
+import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,53 +109,36 @@ IMPORTS = {
 
 @pytest.mark.parametrize("form", IMPORTS)
 def test_imports_in_functions_of_a_package_of_the_users(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, imported_package: Callable[..., types.ModuleType]
 ) -> None:
     statement, expression = IMPORTS[form]
-    folder = tmp_path / "own_toolbox"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "deep.py").write_text("CONSTANT = 2.0\n")
-    (folder / "reader.py").write_text(
-        f"def scaled(x):\n    {statement}\n    return x * {expression}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    import own_toolbox.deep
-    import own_toolbox.reader
-
+    reader = f"def scaled(x):\n    {statement}\n    return x * {expression}\n"
+    sources = {"": "", "deep": "CONSTANT = 2.0\n", "reader": reader}
+    own_toolbox = imported_package("own_toolbox", sources, installed=False)
     run = own_toolbox.reader.scaled
     ours, x = ORTModule(Net(lambda held, x: run(x), None)), torch.ones(2)
     torch.testing.assert_close(ours(x), 2 * x)
     own_toolbox.deep.CONSTANT = 5.0
     torch.testing.assert_close(ours(x), 5 * x)
-    for name in [name for name in sys.modules if name.startswith("own_toolbox")]:
-        sys.modules.pop(name)
 
 
 def test_classes_of_packages_that_the_users_code_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported_package: Callable[..., types.ModuleType],
 ) -> None:
-    folder = tmp_path / "site-packages" / "installed_settings"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(
-        "class Base:\n    kind = 1.0\n\n\nclass Settings(Base):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    import installed_settings
-
-    settings = installed_settings.Settings()
+    source = "class Base:\n    kind = 1.0\n\n\nclass Settings(Base):\n    pass\n"
+    package = imported_package("installed_settings", {"": source})
+    settings = package.Settings()
 
     class Holding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.settings = {"a": installed_settings.Settings()}
+            self.settings = {"a": package.Settings()}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * self.settings["a"].kind + settings.kind
 
     ours, x = ORTModule(Holding()), torch.ones(2)
-    for cls, value in ((installed_settings.Base, 3.0), (installed_settings.Settings, 5.0)):
+    for cls, value in ((package.Base, 3.0), (package.Settings, 5.0)):
         ours(x)
         cls.kind = value
         torch.testing.assert_close(ours(x), 2 * value * x)
-    sys.modules.pop("installed_settings")

@@ -4,12 +4,11 @@
 
 import copy
 import gc
-import importlib
 import itertools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -269,17 +268,11 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def toolbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def toolbox(imported_package: Callable[..., types.ModuleType]) -> types.ModuleType:
     name = f"installed_toolbox{next(_numbers)}"  # Dynamo knows modules by their names
-    folder = tmp_path / "site-packages" / name
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(SOURCE.replace("installed_toolbox", name))
-    (folder / "deep.py").write_text("CONSTANT = 2.0\n")
-    (folder / "other.py").write_text("CONSTANT = 5.0\n")
-    monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    yield importlib.import_module(name)
-    for each in [each for each in sys.modules if each.partition(".")[0] == name]:
-        sys.modules.pop(each)
+    source = SOURCE.replace("installed_toolbox", name)
+    parts = {"deep": "CONSTANT = 2.0\n", "other": "CONSTANT = 5.0\n"}
+    return imported_package(name, {"": source, **parts})
 
 
 CASES = {

@@ -9,11 +9,9 @@ import contextlib
 import copy
 import dataclasses
 import enum
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -227,11 +225,9 @@ def test_settings_that_a_forward_leaves_are_left(name: str) -> None:
 
 
 def test_packages_whose_layers_run_are_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported_package: Callable[..., types.ModuleType],
 ) -> None:
-    folder = tmp_path / "site-packages" / "installed_layers"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(
+    source = (
         "import torch\n"
         "GAIN, CALLS, TOTAL = 1.0, 0, torch.zeros(())\n"
         "class Layer(torch.nn.Module):\n"
@@ -244,9 +240,7 @@ def test_packages_whose_layers_run_are_followed(
         "    def forward(self, x):\n"
         "        return x * GAIN\n"
     )
-    monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    import installed_layers
-
+    installed_layers = imported_package("installed_layers", {"": source})
     ours = ORTModule(installed_layers.Layer())
     assert [ours(torch.ones(())).item() for _ in range(3)] == [1, 2, 3]
     assert (installed_layers.CALLS, installed_layers.TOTAL.item()) == (3, 3)
@@ -255,7 +249,6 @@ def test_packages_whose_layers_run_are_followed(
     installed_layers.GAIN = 4.0
     assert ours(torch.ones(())).item() == 4
     assert [record.fallback for record in ours.report().captures] == ["", ""]
-    sys.modules.pop("installed_layers")
 
 
 class Laid(nn.Module):
