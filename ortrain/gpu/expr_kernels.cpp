@@ -35,8 +35,25 @@ int index_of(const Device& searched) {
   throw InternalError("kernels for a device of another provider");
 }
 
+// Whether `result` is computed from input `i`, directly or through other registers.
+bool comes_from(const ExprProgram& program, ExprReg result, size_t i) {
+  std::vector<bool> of_input(program.code.size(), false);
+  of_input[i] = true;
+  for (size_t reg = i + 1; reg < program.code.size(); ++reg) {
+    const ExprInstruction& instruction = program.code[reg];
+    for (int k = 0; k < expr_op_info(instruction.op).operands; ++k) {
+      if (of_input[static_cast<size_t>(instruction.operands[static_cast<size_t>(k)])]) {
+        of_input[reg] = true;
+      }
+    }
+  }
+  return of_input[static_cast<size_t>(result)];
+}
+
 // Equal operands that one thread reads and writes. Values per row are read by all threads of a row,
-// single ones by all of the kernel.
+// single ones by all of the kernel. A result that waits for nothing of the input is stored while
+// its elements are still on their way: right, but a store to a line that is being loaded cost such
+// a kernel 2.3 to 3.9 times its time on an H100 (docs/gpu.md).
 std::vector<std::pair<int, int>> inplace_pairs(const ProgramOfNode& program_of,
                                                const NodeSpec& spec) {
   std::vector<std::pair<int, int>> pairs = equal_operands(spec);
@@ -56,7 +73,7 @@ std::vector<std::pair<int, int>> inplace_pairs(const ProgramOfNode& program_of,
     for (size_t i = 0; i < operands.inputs.size(); ++i) {
       if (program.code[i].per_row && spec.input(operands.inputs[i]) == shared) return true;
     }
-    return false;
+    return !comes_from(program, result, place(operands.inputs, pair.first));
   });
   return pairs;
 }

@@ -10,11 +10,16 @@
 #include <map>
 #include <set>
 
+#include "ortrain/gpu/expr_kernels.h"
 #include "ortrain/gpu/expr_samples_test.h"
 #include "ortrain/gpu/gpu_device.h"
 #include "ortrain/gpu/host_compiler.h"
 #include "ortrain/gpu/interpreted_program.h"
+#include "ortrain/ir/op_registry.h"
 #include "ortrain/runtime/fault.h"
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
 
 namespace ortrain::gpu {
 namespace {
@@ -257,6 +262,24 @@ TEST(ExprSource, OutputsTakeTheMemoryOfInputs) {
         expect_equal(sample, operands, expected);
       }
     }
+  }
+}
+
+TEST(ExprKernels, OutputsTakeTheMemoryOfInputsThatTheyWaitFor) {
+  // The gradient of a norm with its residual: %4 is the product of two inputs, %6 the sum of the
+  // third and what a reduction gave.
+  const ExprProgram program = ExprProgram::parse(
+      "expr 1\n%0 = input float32\n%1 = input float32\n%2 = input float32\n%3 = mul float32 %0 "
+      "%1\n%4 = row_sum float32 %3\n%5 = mul float32 %0 %4\n%6 = add float32 %2 %5\noutput %3 "
+      "float32\noutput %6 float32\n");
+  const TensorSpec rows{DType::f32, {3, 64}};
+  const Node node{.op = "Fused", .domain = std::string(kOrtrainDomain), .name = "layer"};
+  const NodeSpec spec(op_registry().get(node.domain, node.op), node, {rows, rows, rows},
+                      {rows, rows}, {});
+  for (const Kernel& kernel : expr_kernels([&](const NodeSpec&) { return program; }, device(0))) {
+    const std::vector<std::pair<int, int>> pairs = kernel.inplace_of(spec);
+    EXPECT_THAT(pairs, ElementsAre(Pair(0, 0), Pair(0, 1), Pair(1, 0), Pair(1, 1), Pair(2, 1)))
+        << kernel.name;
   }
 }
 

@@ -79,6 +79,23 @@ ORTRAIN_DEVICE S merge_warps(const S& state, const Op& op) {
   return total;
 }
 
+// Of kCount states at once, in the same order and by one exchange: calls body(i, total) for state i
+// of its lane in one of the warps, of which a block has kMost at most.
+template <int kMost, int kCount, class S, class Op, class Body>
+ORTRAIN_DEVICE void merge_warps_of(const S (&states)[kCount], const Op& op, const Body& body) {
+  __shared__ S partial[kMost][kCount][kWarpSize];
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
+  ORTRAIN_UNROLL
+  for (int i = 0; i < kCount; ++i) partial[warp()][i][lane()] = states[i];
+  __syncthreads();
+  for (int i = warp(); i < kCount; i += warps) {
+    S total = partial[0][i][lane()];
+    for (int w = 1; w < warps; ++w) total = op(total, partial[w][i][lane()]);
+    body(i, total);
+  }
+  __syncthreads();
+}
+
 // Two sums made together.
 template <class T>
 struct TwoSums {
