@@ -80,11 +80,17 @@ def measure_suite(run: Run, *, suite: str) -> dict[str, Any]:
                 results += json.loads(made.read_text())[suite]
             else:
                 badly.append("\n".join(logs[index].read_text().splitlines()[-12:]))
-    return figures(suite, results) | ({"ended badly": badly} if badly else {})
+    found = figures(suite, results)
+    if badly:
+        found["ended badly"] = badly
+        found["unfinished"] = f"{len(badly)} of {len(processes)} processes wrote no result"
+    return found
 
 
 def figures(suite: str, results: Sequence[Any]) -> dict[str, Any]:
-    """Return the figures of results as a suite writes them."""
+    """Return the figures of results as a suite writes them; without any nothing is "wrong" or not."""
+    if not results:
+        return {"compared": 0}
     if suite == "architectures":
         wrong = [f"{r['name']}: {r['difference']}" for r in results if r["difference"]]
         native = [r for r in results if not r["difference"] and not r["fallback"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu_all.line import Aim, Line, Run
 from benchmarks.gpu_all.smoke import caught
-from benchmarks.worker import Worker, WorkerError
+from benchmarks.worker import TIME_LIMIT, Worker, WorkerError
 
 PROCESSES = 6
 _REHEARSED = ("accumulation", "checkpointed", "pure_half")
@@ -105,12 +105,21 @@ def measure(run: Run) -> dict[str, Any]:
     for name in names:
         if name not in made:  # takes much of the device's memory
             made[name] = one(name)
-    return {
-        "wrong": sum(not each["right"] for each in made.values()),
-        "compared": len(made),
+    return figures(made)
+
+
+def figures(made: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of what was made of each program; those cut off are neither right nor not."""
+    cut_off = [name for name, each in made.items() if TIME_LIMIT in each.get("error", "")]
+    found = {
+        "wrong": sum(not each["right"] for name, each in made.items() if name not in cut_off),
+        "compared": len(made) - len(cut_off),
         "in PyTorch": [name for name, each in made.items() if each.get("in PyTorch")],
         "programs": made,
     }
+    if cut_off:
+        found["unfinished"] = f"cut off by the time: {', '.join(cut_off)}"
+    return found
 
 
 LINES: tuple[Line, ...] = (

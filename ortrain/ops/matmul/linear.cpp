@@ -4,6 +4,7 @@
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/expand_context.h"
+#include "ortrain/ir/expr_program.h"
 #include "ortrain/ir/flops.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
@@ -42,7 +43,7 @@ void linear_gradient(GradContext& g) {
   }
 }
 
-void infer_weight_grad(InferContext& context) {
+void infer_weight_grad_as(InferContext& context, DType type) {
   const Shape& dy = context.shape(0);
   const Shape& x = context.shape(1);
   if (dy.empty() || dy.size() != x.size()) {
@@ -59,7 +60,13 @@ void infer_weight_grad(InferContext& context) {
     check_same_extent(base[0], result[0], "rows of 'base' and dy^T x", base, result);
     check_same_extent(base[1], result[1], "columns of 'base' and dy^T x", base, result);
   }
-  context.set_output(0, context.dtype(0), result);
+  context.set_output(0, type, result);
+}
+
+void infer_weight_grad(InferContext& context) { infer_weight_grad_as(context, context.dtype(0)); }
+
+void infer_wide_weight_grad(InferContext& context) {
+  infer_weight_grad_as(context, expr_register_type(context.dtype(0)));
 }
 
 void infer_input_grad(InferContext& context) {
@@ -96,6 +103,12 @@ void weight_grad_gradient(GradContext& g) {
   if (g.needs_grad(0)) g.set_input_grad(0, g.own("Linear", {g.input(1), dw}));
   if (g.needs_grad(1)) g.set_input_grad(1, g.own("LinearInputGrad", {g.input(0), dw}));
   if (g.needs_grad(2)) g.set_input_grad(2, dw);
+}
+
+void wide_weight_grad_gradient(GradContext& g) {
+  const ValueId dw = g.cast(g.output_grad(0), g.dtype(g.input(0)));
+  if (g.needs_grad(0)) g.set_input_grad(0, g.own("Linear", {g.input(1), dw}));
+  if (g.needs_grad(1)) g.set_input_grad(1, g.own("LinearInputGrad", {g.input(0), dw}));
 }
 
 std::vector<ValueId> linear_form(ExpandContext& e) {
@@ -139,6 +152,16 @@ void register_linear(OpRegistry& registry) {
                 .types = {{"T", kFloatTypes}},
                 .infer = infer_weight_grad,
                 .gradient = weight_grad_gradient,
+                .flops = weight_grad_flops});
+  registry.add({.name = "WideLinearWeightGrad",
+                .domain = std::string(kOrtrainDomain),
+                .summary = "dy^T x summed over all leading dimensions, as summed: dy[..., N], "
+                           "x[..., K] to dw[N, K], in float32 for the 16-bit types, not rounded.",
+                .inputs = {{"dy", "T"}, {"x", "T"}},
+                .outputs = {{"dw", "T2"}},
+                .types = {{"T", kFloatTypes}, {"T2", kFloatTypes}},
+                .infer = infer_wide_weight_grad,
+                .gradient = wide_weight_grad_gradient,
                 .flops = weight_grad_flops});
 }
 

@@ -54,6 +54,20 @@ KernelFn make_weight_grad(NodeSpec& spec) {
                           .trans_a = true});
 }
 
+KernelFn make_wide_weight_grad(NodeSpec& spec) {
+  const DType type = spec.input(0).dtype;
+  const Gemm gemm({.dtype = type,
+                   .m = spec.input(0).dims.back(),
+                   .n = spec.input(1).dims.back(),
+                   .k = rows_of(spec.input(0)),
+                   .trans_a = true,
+                   .keep_sums = size_of(type) == 2});
+  spec.request_workspace(gemm.workspace_bytes());
+  return [gemm](const KernelArgs& args) {
+    gemm.run({.a = args.in[0], .b = args.in[1], .d = args.out[0]}, args.workspace, args.stream);
+  };
+}
+
 }  // namespace
 
 void register_linear(KernelRegistry& registry) {
@@ -62,6 +76,7 @@ void register_linear(KernelRegistry& registry) {
                {{.name = "gemm", .make = make_input_grad, .inplace = {{2, 0}}}});
   registry.add("ortrain::LinearWeightGrad",
                {{.name = "gemm", .make = make_weight_grad, .inplace = {{2, 0}}}});
+  registry.add("ortrain::WideLinearWeightGrad", {{.name = "gemm", .make = make_wide_weight_grad}});
 }
 
 }  // namespace ortrain::gpu

@@ -5,6 +5,7 @@
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/gemm_any.h"
 #include "ortrain/cpu/row_access.h"
+#include "ortrain/cpu/storage.h"
 #include "ortrain/cpu/threads.h"
 #include "ortrain/runtime/kernel_registry.h"
 
@@ -109,29 +110,69 @@ KernelFn make_weight_grad(NodeSpec& spec) {
   };
 }
 
-KernelFn make_weight_grad_ref(NodeSpec& spec) {
+// Of 16-bit factors widened before.
+KernelFn make_wide_weight_grad(NodeSpec& spec) {
+  const int64_t rows = rows_of(spec.input(0));
+  const int64_t n = spec.input(0).dims.back();
+  const int64_t k = spec.input(1).dims.back();
+  const DType type = spec.input(0).dtype;
+  const bool widens = size_of(type) == 2;
+  if (widens) spec.request_workspace(bytes_of<float>(rows, n + k));
+  return [=](const KernelArgs& args) {
+    const void* dy = args.in[0];
+    const void* x = args.in[1];
+    if (widens) {
+      const Storage storage = storage_of(type);
+      auto* const wide = static_cast<float*>(args.workspace);
+      parallel_for(rows, row_grain(n + k), [&](int64_t begin, int64_t end) {
+        widen(storage, static_cast<const uint16_t*>(args.in[0]) + begin * n, wide + begin * n,
+              (end - begin) * n);
+        widen(storage, static_cast<const uint16_t*>(args.in[1]) + begin * k,
+              wide + rows * n + begin * k, (end - begin) * k);
+      });
+      dy = wide;
+      x = wide + rows * n;
+    }
+    gemm_any(widens ? DType::f32 : type, true, false, n, k, rows, 1.0, dy, n, x, k, 0.0,
+             args.out[0], k);
+  };
+}
+
+template <typename T, typename Out>
+KernelFn weight_grad_ref(NodeSpec& spec) {
   const int64_t rows = rows_of(spec.input(0));
   const int64_t n = spec.input(0).dims.back();
   const int64_t k = spec.input(1).dims.back();
   const bool has_base = spec.has_input(2);
+  return [=](const KernelArgs& args) {
+    const T* dy = args.input<T>(0);
+    const T* x = args.input<T>(1);
+    Out* dw = args.output<Out>(0);
+    parallel_for(n, row_grain(rows * k), [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) {
+        for (int64_t q = 0; q < k; ++q) {
+          double sum = has_base ? static_cast<double>(args.input<Out>(2)[j * k + q]) : 0.0;
+          for (int64_t i = 0; i < rows; ++i) {
+            sum += static_cast<double>(dy[i * n + j]) * static_cast<double>(x[i * k + q]);
+          }
+          dw[j * k + q] = static_cast<Out>(static_cast<ComputeType<Out>>(sum));
+        }
+      }
+    });
+  };
+}
+
+KernelFn make_weight_grad_ref(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
-    return [=](const KernelArgs& args) {
-      const T* dy = args.input<T>(0);
-      const T* x = args.input<T>(1);
-      T* dw = args.output<T>(0);
-      parallel_for(n, row_grain(rows * k), [&](int64_t begin, int64_t end) {
-        for (int64_t j = begin; j < end; ++j) {
-          for (int64_t q = 0; q < k; ++q) {
-            double sum = has_base ? static_cast<double>(args.input<T>(2)[j * k + q]) : 0.0;
-            for (int64_t i = 0; i < rows; ++i) {
-              sum += static_cast<double>(dy[i * n + j]) * static_cast<double>(x[i * k + q]);
-            }
-            dw[j * k + q] = static_cast<T>(static_cast<ComputeType<T>>(sum));
-          }
-        }
-      });
-    };
+    return weight_grad_ref<T, T>(spec);
+  });
+}
+
+KernelFn make_wide_weight_grad_ref(NodeSpec& spec) {
+  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return weight_grad_ref<T, ComputeType<T>>(spec);
   });
 }
 
@@ -146,6 +187,9 @@ void register_linear(KernelRegistry& registry) {
   registry.add("ortrain::LinearWeightGrad",
                {{.name = "gemm", .make = make_weight_grad, .inplace = {{2, 0}}},
                 {.name = "ref", .make = make_weight_grad_ref, .inplace = {{2, 0}}}});
+  registry.add("ortrain::WideLinearWeightGrad",
+               {{.name = "gemm", .make = make_wide_weight_grad},
+                {.name = "ref", .make = make_wide_weight_grad_ref}});
 }
 
 }  // namespace ortrain::cpu

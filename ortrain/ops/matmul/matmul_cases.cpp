@@ -114,6 +114,13 @@ void add_linear(CaseRegistry& cases) {
                  .inputs = std::move(inputs),
                  .check_gradient = small,
                  .tolerance = 1e-4});
+      if (!base) {
+        cases.add({.op = "ortrain::WideLinearWeightGrad",
+                   .name = name,
+                   .inputs = {CaseInput::normal(dy), CaseInput::normal(x)},
+                   .check_gradient = small,
+                   .tolerance = 1e-4});
+      }
       std::vector<CaseInput> input_grad{CaseInput::normal(dy),
                                         CaseInput::normal({outputs, features})};
       if (base) input_grad.push_back(CaseInput::normal(x));
@@ -137,6 +144,10 @@ void add_linear(CaseRegistry& cases) {
        .name = "refuses_bias",
        .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4}), CaseInput::normal({4})},
        .refusal = "outputs of 'bias' and 'weight' differ"});
+  cases.add({.op = "ortrain::WideLinearWeightGrad",
+             .name = "refuses_rows",
+             .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4})},
+             .refusal = "leading extents differ"});
   cases.add({.op = "ortrain::LinearWeightGrad",
              .name = "refuses_rows",
              .inputs = {CaseInput::normal({3, 4}), CaseInput::normal({5, 4})},

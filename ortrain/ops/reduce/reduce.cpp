@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/base/error.h"
+#include "ortrain/ir/expr_program.h"
 #include "ortrain/ir/grad_context.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/op_registry.h"
@@ -39,7 +40,8 @@ Dim fold_known(const std::string& op, const std::vector<Dim>& contents) {
   return result;
 }
 
-void infer_reduce(InferContext& context) {
+// Gives the result its type and shape; returns which axes go.
+std::vector<bool> infer_reduced(InferContext& context, DType type) {
   const Shape& from = context.shape(0);
   std::optional<std::vector<int64_t>> axes;
   if (context.has_input(1)) axes = required_ints(context, 1, "axes");
@@ -56,7 +58,12 @@ void infer_reduce(InferContext& context) {
       shape.push_back(Dim(1));
     }
   }
-  context.set_output(0, context.dtype(0), std::move(shape));
+  context.set_output(0, type, std::move(shape));
+  return reduced;
+}
+
+void infer_reduce(InferContext& context) {
+  const std::vector<bool> reduced = infer_reduced(context, context.dtype(0));
   const std::string& op = context.node().op;
   const bool folds =
       op == "ReduceSum" || op == "ReduceProd" || op == "ReduceMax" || op == "ReduceMin";
@@ -67,6 +74,10 @@ void infer_reduce(InferContext& context) {
       // Unknown: kernels wrap.
     }
   }
+}
+
+void infer_wide_sum(InferContext& context) {
+  infer_reduced(context, expr_register_type(context.dtype(0)));
 }
 
 // What every gradient needs: axes, and values of the result's shape with the axes kept.
@@ -120,6 +131,12 @@ void sum_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const ReduceGradient r(g);
   r.set(r.dy());
+}
+
+void wide_sum_gradient(GradContext& g) {
+  if (!g.needs_grad(0)) return;
+  const ReduceGradient r(g);
+  r.set(g.cast(r.dy(), g.dtype(r.x())));
 }
 
 void mean_gradient(GradContext& g) {
@@ -228,6 +245,15 @@ void register_reduce(OpRegistry& registry) {
   add("ReduceLogSum", 18, "Logarithm of the sum over axes.", kReduceTypes, log_sum_gradient);
   add("ReduceLogSumExp", 18, "log(sum(exp(x))) over axes, without overflow.", kFloatTypes,
       log_sum_exp_gradient);
+  registry.add({.name = "WideReduceSum",
+                .domain = std::string(kOrtrainDomain),
+                .summary = "ReduceSum as summed: in float32 for the 16-bit types, not rounded.",
+                .inputs = {{"data", "T"}, {"axes", "int64", Arity::optional}},
+                .outputs = {{"reduced", "T2"}},
+                .attrs = {{"keepdims", int64_t{1}}, {"noop_with_empty_axes", int64_t{0}}},
+                .types = {{"T", kFloatTypes}, {"T2", kFloatTypes}},
+                .infer = infer_wide_sum,
+                .gradient = wide_sum_gradient});
   registry.add({.name = "ReduceProdGrad",
                 .domain = std::string(kOrtrainDomain),
                 .summary = "Gradient of ReduceProd: dx_i = dy * prod_{j != i} x_j over the axes; "

@@ -38,10 +38,10 @@ ORTRAIN_DEVICE A wrapping_mul(A a, A b) {
   }
 }
 
-template <class T, Kind kKind>
+template <class T, Kind kKind, class Result = T>
 struct ReduceOp {
   using In = T;
-  using Out = T;
+  using Out = Result;
   using C = ComputeType<T>;
   using State = Accumulator<T>;
   Finish to_do = Finish::none;
@@ -79,7 +79,7 @@ struct ReduceOp {
     }
     state = (*this)(state, value);
   }
-  ORTRAIN_DEVICE T finish(State value, int64_t count) const {
+  ORTRAIN_DEVICE Out finish(State value, int64_t count) const {
     if (to_do == Finish::mean) value = static_cast<State>(value / static_cast<State>(count));
     if constexpr (std::is_integral_v<T>) {
       if (to_do == Finish::sqrt) value = static_cast<State>(::sqrt(static_cast<double>(value)));
@@ -88,7 +88,7 @@ struct ReduceOp {
       if (to_do == Finish::sqrt) value = static_cast<State>(::sqrt(value));
       if (to_do == Finish::log) value = static_cast<State>(::log(value));
     }
-    return static_cast<T>(value);
+    return static_cast<Out>(value);
   }
 };
 
@@ -197,6 +197,13 @@ KernelFn make_reduce(NodeSpec& spec, Finish finish) {
   return dispatch_float(type, with);
 }
 
+KernelFn make_wide_sum(NodeSpec& spec) {
+  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return make_with(spec, ReduceOp<T, Kind::sum, ComputeType<T>>());
+  });
+}
+
 KernelFn make_log_sum_exp(NodeSpec& spec) {
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     return make_with(spec, LogSumExpOp<typename decltype(tag)::type>());
@@ -261,6 +268,8 @@ void register_reduce(KernelRegistry& registry) {
   add("ReduceL2", make_reduce<Kind::sum_squares>, Finish::sqrt);
   add("ReduceSumSquare", make_reduce<Kind::sum_squares>, Finish::none);
   add("ReduceLogSum", make_reduce<Kind::sum>, Finish::log);
+  registry.add("ortrain::WideReduceSum",
+               {{.name = "lines", .why_not = why_not, .make = make_wide_sum}});
   registry.add("ReduceLogSumExp",
                {{.name = "lines", .why_not = why_not, .make = make_log_sum_exp}});
   registry.add("ortrain::ReduceProdGrad",

@@ -151,6 +151,32 @@ KernelFn make_log_sum_exp(NodeSpec& spec) {
   });
 }
 
+// Sums of 16-bit values as floats.
+KernelFn make_wide_sum(NodeSpec& spec) {
+  ReductionLayout layout = reduction_layout(spec.input(0).dims, reduced_axes(spec));
+  ReducedRuns runs = reduced_runs(layout);
+  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
+    using T = typename decltype(tag)::type;
+    return [layout = std::move(layout), runs = std::move(runs)](const KernelArgs& args) {
+      const T* in = args.input<T>(0);
+      auto* const out = args.output<ComputeType<T>>(0);
+      parallel_for(layout.outputs, 2048 / std::max<int64_t>(layout.count, 1) + 1,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t o = begin; o < end; ++o) {
+                       const int64_t first = output_offset(layout, o);
+                       double sum = 0;
+                       for_each_run(runs, [&](int64_t start) {
+                         for (int64_t i = 0; i < runs.length; ++i) {
+                           sum += widened(in[first + start + i * runs.stride]);
+                         }
+                       });
+                       out[o] = static_cast<ComputeType<T>>(sum);
+                     }
+                   });
+    };
+  });
+}
+
 // Products of the elements before and after each one: exact with zeros, no division.
 KernelFn make_prod_grad(NodeSpec& spec) {
   const Dims& dims = spec.input(1).dims;
@@ -209,6 +235,7 @@ void register_reduce(KernelRegistry& registry) {
   add("ReduceSumSquare", {sum_squares, ReduceFinish::none});
   add("ReduceLogSum", {sum, ReduceFinish::log});
   registry.add("ReduceLogSumExp", {{.name = "ref", .make = make_log_sum_exp}});
+  registry.add("ortrain::WideReduceSum", {{.name = "ref", .make = make_wide_sum}});
   registry.add("ortrain::ReduceProdGrad", {{.name = "ref", .make = make_prod_grad}});
 }
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from benchmarks.gpu_all import conformance_suites, doors
+from benchmarks.gpu_all.line import result_of
 from benchmarks.gpu_all.programs import PROGRAMS, Wrap, alone
 from benchmarks.gpu_all.programs.training import Net
+from benchmarks.worker import TIME_LIMIT
 from ortrain import ORTModule
 from tests.python.unit.gpu_all_runs import run
 
@@ -38,6 +40,23 @@ def test_figures_count_what_differs_or_raises() -> None:
     ]
     found = conformance_suites.figures("architectures", models)
     assert (found["wrong"], found["one graph"], found["no graph"]) == (1, 1, ["C: why"])
+
+
+def test_what_was_cut_off_is_not_called_right_or_wrong() -> None:
+    nothing = conformance_suites.figures("stateful", [])
+    assert nothing == {"compared": 0}
+    line = next(line for line in conformance_suites.LINES if line.key == "suite-stateful")
+    assert result_of(line, nothing, 1.0, rehearsal=False)["status"] == "incomplete"
+    made = {
+        "a": {"right": True},
+        "b": {"right": False, "error": f"b: {TIME_LIMIT}"},
+        "c": {"right": False, "error": "raised"},
+    }
+    found = doors.figures(made)
+    assert (found["wrong"], found["compared"]) == (1, 2)
+    assert found["unfinished"] == "cut off by the time: b"
+    found = doors.figures({name: made[name] for name in "ab"})
+    assert result_of(doors.LINES[0], found, 1.0, rehearsal=False)["status"] == "incomplete"
 
 
 @pytest.mark.slow
