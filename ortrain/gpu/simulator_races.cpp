@@ -3,6 +3,7 @@
 #include "ortrain/gpu/simulator_races.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <array>
 #include <memory>
@@ -43,6 +44,23 @@ std::string where(const void* code) {
   const std::string file = info.dli_fname;
   return str(file.substr(file.rfind('/') + 1), "+",
              reinterpret_cast<uintptr_t>(code) - reinterpret_cast<uintptr_t>(info.dli_fbase));
+}
+
+// What all loaded files have of it: shared memory of every kernel, 1.4 MB here.
+uintptr_t bytes_of_thread_storage() {
+  uintptr_t bytes = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* sum) {
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const ElfW(Phdr) & header = info->dlpi_phdr[i];
+          if (header.p_type == PT_TLS) {
+            *static_cast<uintptr_t*>(sum) += header.p_memsz + header.p_align;
+          }
+        }
+        return 0;
+      },
+      &bytes);
+  return bytes;
 }
 
 class Shadow {
@@ -88,9 +106,9 @@ class Shadow {
   // Static shared memory is the thread's own storage, in front of its control block.
   bool is_shared(uintptr_t at) const {
     if (at - shared_ < shared_bytes_) return true;
-    constexpr uintptr_t kStorage = uintptr_t{1} << 20;
+    static const uintptr_t storage = bytes_of_thread_storage();
     const auto end = reinterpret_cast<uintptr_t>(__builtin_thread_pointer());
-    return at < end && end - at <= kStorage;
+    return at < end && end - at <= storage;
   }
 
   void note(uintptr_t at, const Access& now, bool shared) {

@@ -32,24 +32,19 @@ struct Group {
 
 class CastJoiner {
  public:
-  explicit CastJoiner(Graph& graph) : graph_(graph), builder_(graph) {
-    for (const GraphInput& input : graph.inputs()) {
-      is_input_.resize(graph.num_values());
-      is_input_[static_cast<size_t>(input.value)] = true;
-    }
-  }
+  explicit CastJoiner(Graph& graph) : graph_(graph), builder_(graph) {}
 
   bool run() {
     const std::vector<NodeId> order = graph_.order();
     for (NodeId id : order) {
       const Node& node = graph_.node(id);
       if (node.op != "Cast" || !node.domain.empty() || node.phase != Phase::forward ||
-          node.checkpoint != 0 || !is_input_[static_cast<size_t>(node.inputs[0])]) {
+          node.checkpoint != 0) {
         continue;
       }
       const Value& from = graph_.value(node.inputs[0]);
       const Value& to = graph_.value(node.outputs[0]);
-      if (!is_float(from.dtype) || !is_float(to.dtype)) continue;
+      if (from.kind != ValueKind::input || !is_float(from.dtype) || !is_float(to.dtype)) continue;
       const std::optional<int64_t> bytes = bytes_of_value(to);
       if (!bytes) continue;
       Group& group = groups_[{from.dtype, to.dtype}];
@@ -86,7 +81,6 @@ class CastJoiner {
 
   Graph& graph_;
   GraphBuilder builder_;
-  std::vector<bool> is_input_;
   std::map<std::pair<DType, DType>, Group> groups_;
   bool changed_ = false;
 };

@@ -6,6 +6,7 @@
 
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/pipeline.h"
 #include "ortrain/runtime/session.h"
 
 namespace ortrain {
@@ -82,6 +83,45 @@ TEST(JoinCasts, LeavesOpenExtentsAndWhatIsLarge) {
   EXPECT_TRUE(apply(large));
   EXPECT_EQ(count(large, "CastEach"), 2);
   EXPECT_EQ(count(large, "Cast"), 1);
+}
+
+TEST(JoinCasts, LeavesWhatIsComputed) {
+  Graph without_inputs = parse_graph(R"(
+    graph g () => (y, z) {
+      const s = int64[1] {4}
+      r = ConstantOfShape <value = float32[1] {1.5}> (s)
+      y = Cast <to = 16> (r)
+      z = Cast <to = 10> (r)
+    })");
+  EXPECT_FALSE(apply(without_inputs));
+  // A group that is full becomes a node before the casts behind it are looked at.
+  std::string inputs, casts, results;
+  for (int i = 0; i < 300; ++i) {
+    const std::string k = std::to_string(i);
+    inputs += (i ? ", float32[2] w" : "float32[2] w") + k;
+    results += (i ? ", u" : "u") + k;
+    casts +=
+        "  y" + k + " = Cast <to = 16> (w" + k + ")\n  u" + k + " = Cast <to = 1> (y" + k + ")\n";
+  }
+  Graph graph = parse_graph("graph g (" + inputs + ") => (" + results + ") {\n" + casts + "}");
+  EXPECT_TRUE(apply(graph));
+  EXPECT_EQ(count(graph, "CastEach"), 4);  // of 96 at most
+  EXPECT_EQ(count(graph, "Cast"), 300);
+}
+
+TEST(JoinCasts, IsLeftOutUnderABudgetAndOnTheCpu) {
+  const Graph graph = parse_graph(R"(
+    graph g (float32[4] a, float32[4] b) => (v, w) {
+      v = Cast <to = 16> (a)
+      w = Cast <to = 16> (b)
+    })");
+  for (const auto& [part, processor, joined] : {std::tuple{StagePart::whole, Processor::gpu, 1},
+                                                {StagePart::whole, Processor::cpu, 0},
+                                                {StagePart::behind_recompute, Processor::gpu, 0}}) {
+    Graph made = graph;
+    run_pipeline(made, "fuse", part, processor);
+    EXPECT_EQ(count(made, "CastEach"), joined);
+  }
 }
 
 TEST(JoinCasts, LeavesCheckpointsAndIntegers) {

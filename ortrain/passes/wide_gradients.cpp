@@ -28,7 +28,28 @@ std::string_view wide_form(const Node& node) {
   return is_weight_grad ? "WideLinearWeightGrad" : "";
 }
 
+// Per value whether it is computed from a gradient that the backward is given. What a checkpoint or
+// a budget of memory computes again in the backward is not.
+std::vector<bool> from_gradients(const Graph& graph) {
+  std::vector<bool> found(graph.num_values(), false);
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.role == InputRole::gradient) found[static_cast<size_t>(input.value)] = true;
+  }
+  for (NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    const bool comes = std::ranges::any_of(node.inputs, [&](ValueId input) {
+      return input != kNoValue && found[static_cast<size_t>(input)];
+    });
+    if (!comes) continue;
+    for (ValueId output : node.outputs) {
+      if (output != kNoValue) found[static_cast<size_t>(output)] = true;
+    }
+  }
+  return found;
+}
+
 bool run(Graph& graph) {
+  const std::vector<bool> is_gradient = from_gradients(graph);
   std::vector<size_t> uses;
   for (const auto& list : graph.users()) uses.push_back(list.size());
   for (const GraphOutput& output : graph.outputs()) ++uses[static_cast<size_t>(output.value)];
@@ -41,7 +62,7 @@ bool run(Graph& graph) {
     if (cast.op != "Cast" || !cast.domain.empty() || cast.phase != Phase::backward) continue;
     ValueId narrow = cast.inputs[0];
     if (graph.value(cast.outputs[0]).dtype != DType::f32 ||
-        size_of(graph.value(narrow).dtype) != 2 || !is_float(graph.value(narrow).dtype)) {
+        graph.value(narrow).dtype != DType::bf16 || !is_gradient[static_cast<size_t>(narrow)]) {
       continue;
     }
     // Views and transposes in between are made of the wide sums.
@@ -85,7 +106,7 @@ bool run(Graph& graph) {
 Pass wide_gradients() {
   return {.name = "wide_gradients",
           .summary =
-              "On GPUs, 16-bit gradients that are only cast to float32 are given as they "
+              "On GPUs, bfloat16 gradients that are only cast to float32 are given as they "
               "were summed.",
           .run = run};
 }

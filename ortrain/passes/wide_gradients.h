@@ -15,8 +15,12 @@ namespace ortrain {
 //   ReduceSum(dy, axes)     ─ Cast float32      =>  WideReduceSum(dy, axes)
 //
 // through views and transposes in between. A third of the bytes and a launch for each. The results
-// differ from PyTorch's by not being rounded in between: they are closer to those in float32. Nodes
-// of the backward alone: what a forward rounds, it meant to.
+// differ from PyTorch's by not being rounded in between: they are closer to those in float32.
+//
+// Of what comes from the gradients that a backward is given alone: what a forward rounds, it meant
+// to, also where it is computed again in the backward. Of bfloat16 alone, whose range is float32's:
+// that a gradient in float16 overflows is what scalers of losses look for. Left out under a budget
+// of memory.
 Pass wide_gradients();
 
 }  // namespace ortrain

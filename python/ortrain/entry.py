@@ -195,6 +195,7 @@ class Entry:
                 from_disk="load" in stages,
                 escapes=tuple(prepared.escapes),
                 fixed=prepared.fixed,
+                read_once=prepared.read_once,
             ),
             device=device,
             rows=RowSelection.of(graph, device),

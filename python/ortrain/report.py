@@ -11,6 +11,8 @@ from typing import Any
 from ortrain import report_page
 from ortrain.capture.escapes import Escape
 
+_MOST_SHOWN = 6  # of what was read once, on a line
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CaptureRecord:
@@ -32,6 +34,8 @@ class CaptureRecord:
       fixed: The sizes that the graph holds for as they were, since symbols for them take too long, in
         words.
       first_call: Whether PyTorch ran one call alone, which makes what later calls find.
+      read_once: What installed packages hold that the graph has as it was at the capture, whatever becomes of it:
+        contents of tables that hold tables or objects, of deques and arrays, generators.
     """
 
     reason: str
@@ -47,6 +51,7 @@ class CaptureRecord:
     breaks: tuple[str, ...] = ()
     first_call: bool = False
     fixed: str = ""
+    read_once: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +114,10 @@ class ModuleReport:
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
             lines += [f"    in PyTorch: {escape}" for escape in record.escapes]
             lines += [f"    cut: {cause}" for cause in record.breaks]
+            if record.read_once:
+                shown = ", ".join(record.read_once[:_MOST_SHOWN])
+                more = len(record.read_once) - _MOST_SHOWN
+                lines.append(f"    read once: {shown}" + (f" and {more} more" if more > 0 else ""))
         if self.memory is not None:
             lines.append(f"  memory: {_describe(self.memory)}")
         if self.verified:

@@ -179,10 +179,18 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
       for (; r < end; r += warps) add(load_pack<kWidth>(from + a.step(r)), r);
     }
-    constexpr int kWarps = kColumnThreads / kWarpSize;
-    merge_warps_of<kWarps>(states, op, [&](int i, const typename Op::State& state) {
-      if (column < inner) to.store(op, a, o + i, blockIdx.y, state);
-    });
+    if constexpr (sizeof(states) <= 64) {
+      constexpr int kWarps = kColumnThreads / kWarpSize;
+      merge_warps_of<kWarps>(states, op, [&](int i, const typename Op::State& state) {
+        if (column < inner) to.store(op, a, o + i, blockIdx.y, state);
+      });
+    } else {  // more shared memory than is worth an exchange
+      ORTRAIN_UNROLL
+      for (int i = 0; i < kWidth; ++i) {
+        const typename Op::State state = merge_warps(states[i], op);
+        if (warp() == 0 && column < inner) to.store(op, a, o + i, blockIdx.y, state);
+      }
+    }
   }
 }
 

@@ -8,11 +8,17 @@ an object there whose attributes are meant, of which another one may follow; the
 
 from __future__ import annotations
 
+import array
+import collections
+import contextvars
+import random
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortrain.capture.library_reads import Variable, attributes_of
+import torch
+
+from ortrain.capture.library_reads import Variable, attributes_of, is_of_library
 from ortrain.capture.prepared import NotStorableError
 from ortrain.capture.reachable_state import home_of
 
@@ -20,6 +26,10 @@ Place = list[str]
 
 _COUNTS = frozenset({"", "same", "own", "stands", "items"})
 _MOST_PLACES = 1 << 14
+_HOLDERS = (
+    *(dict, list, set, frozenset, tuple, bytearray, memoryview, types.MappingProxyType),
+    *(collections.deque, array.array, contextvars.ContextVar, random.Random, torch.Generator),
+)
 
 
 def places_of(variables: Iterable[Variable]) -> list[Place]:
@@ -29,7 +39,45 @@ def places_of(variables: Iterable[Variable]) -> list[Place]:
       NotStorableError: Nothing leads to one of them by names.
     """
     variables = list(variables)
-    objects: dict[int, tuple[str, str]] = {}  # where each holds its attributes
+    objects = _objects_of(variables)
+    places = []
+    for owner, name, *counts in variables:
+        place = _place_of(owner, objects)
+        if place is None:
+            raise NotStorableError(f"no name leads to what holds '{name}'")
+        places.append([*place, name, *(counts or [""])])
+    return places
+
+
+def read_once(variables: Iterable[Variable]) -> tuple[str, ...]:
+    """Return which variables hold something that may change and that no guard looks into, in words."""
+    variables = list(variables)
+    objects = _objects_of(variables)
+    found = set()
+    for owner, name, *counts in variables:
+        if counts != ["stands"] or not isinstance(owner, (dict, type)):
+            continue
+        value = _items_of(owner).get(name)
+        if _may_change_unseen(value):
+            module, path = _place_of(owner, objects) or ("?", "")
+            place = ".".join(filter(None, (module, *path.split("="), name)))
+            found.add(f"{place} ({type(value).__name__})")
+    return tuple(sorted(found))
+
+
+def _may_change_unseen(value: Any) -> bool:
+    """Tell whether a value that counts by standing there has contents of which nobody tells."""
+    cls = type(value)
+    if issubclass(cls, _HOLDERS) or hasattr(cls, "__next__"):
+        return True
+    if cls.__module__.partition(".")[0] == "numpy":
+        return cls.__name__ in ("ndarray", "Generator", "RandomState")
+    return is_of_library(cls) and attributes_of(value) is None  # with slots
+
+
+def _objects_of(variables: Iterable[Variable]) -> dict[int, tuple[str, str]]:
+    """Return where the objects that variables hold have their attributes, by the id of these."""
+    objects: dict[int, tuple[str, str]] = {}
     known = -1
     while known < len(objects):
         known = len(objects)
@@ -41,13 +89,7 @@ def places_of(variables: Iterable[Variable]) -> list[Place]:
             if place is not None and attributes is not None:
                 module, path = place
                 objects.setdefault(id(attributes), (module, f"{path}={name}"))
-    places = []
-    for owner, name, *counts in variables:
-        place = _place_of(owner, objects)
-        if place is None:
-            raise NotStorableError(f"no name leads to what holds '{name}'")
-        places.append([*place, name, *(counts or [""])])
-    return places
+    return objects
 
 
 def _place_of(owner: Any, objects: Mapping[int, tuple[str, str]]) -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ from ortrain.capture.convert.registry import conversion
 from ortrain.capture.errors import CaptureError, FirstCallError, ForeignModeError, UnseenStateError
 from ortrain.capture.export import capture
 from ortrain.capture.gradient_paths import add_zero_gradients
+from ortrain.capture.library_places import read_once
 from ortrain.capture.names_read import NamesRead, functions_with
 from ortrain.capture.operator_internals import decomposition, is_escapable
 from ortrain.capture.prepared import PreparedGraph
@@ -91,6 +92,7 @@ def prepare(
         # While a trace goes on they are hidden.
         prepared.others = functions_with(captured.others, libraries)
         prepared.asks_of_memory = read.asks_of_memory()
+        prepared.read_once = read_once(libraries)
         if kept:
             raise FirstCallError(
                 f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__

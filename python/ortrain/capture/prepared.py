@@ -77,6 +77,7 @@ class PreparedGraph:
       outside: By the name of an input of the graph, a tensor in no table of a layer.
       others: Functions of the user's that have run and to which the module does not lead.
       asks_of_memory: What the user's own code may ask of how its arguments lie in memory.
+      read_once: What installed packages hold that the forward has read and no guard looks into, in words.
     """
 
     graph: Any
@@ -100,6 +101,7 @@ class PreparedGraph:
     asks_of_memory: MemoryQuestions = MemoryQuestions()
     views: ResultViews | None = None
     fixed: str = ""
+    read_once: tuple[str, ...] = ()
 
     @property
     def draws(self) -> bool:
@@ -159,6 +161,7 @@ class PreparedGraph:
             "outside": {n: _attribute_that_holds(module, t) for n, t in self.outside.items()},
             "fixed": self.fixed,
             "asks_of_memory": list(self.asks_of_memory),
+            "read_once": list(self.read_once),
             "name": self.graph.name,
         }
         text = json.dumps(description).encode()
@@ -243,6 +246,7 @@ def _described(read: Json, graph: Any, module: nn.Module) -> PreparedGraph:
         cloned=frozenset(_texts(read["cloned"])),
         fixed=_texts([read["fixed"]])[0],
         asks_of_memory=MemoryQuestions(*map(_flag, read["asks_of_memory"])),
+        read_once=tuple(_texts(read["read_once"])),
     )
 
 

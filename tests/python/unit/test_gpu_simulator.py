@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from typer.testing import CliRunner
 
 from ortrain import ORTModule, _core, devices
@@ -146,6 +147,44 @@ class Weights(nn.Module):
 
     def forward(self) -> torch.Tensor:
         return torch.softmax(torch.log_softmax(self.scores, 1).view(3, 80), 0)
+
+
+class RoundedSums(nn.Module):
+    """What it costs to round sums, in a checkpoint: computed again in the backward, as it was rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+        self.factors = nn.Parameter(torch.randn(64, 8))
+
+    def cost(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = (x * self.factors).bfloat16()
+        return (narrow.sum(0).float() - narrow.float().sum(0)) * self.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.cost, x, use_reentrant=False)
+
+
+def test_a_checkpoint_rounds_again_as_its_forward_did() -> None:
+    torch.manual_seed(0)
+    ours, plain = pair(RoundedSums())
+    x = torch.randn(64, 8)
+    for module in (ours, plain):
+        module(x).sum().backward()
+    assert plain.weight.grad.abs().max() > 1e-3
+    torch.testing.assert_close(ours.module.weight.grad, plain.weight.grad)
+    assert_simulated(ours)
+
+
+def test_gradients_overflow_in_float16_as_pytorchs_do() -> None:
+    ours, plain = pair(nn.Linear(4, 3))
+    x = torch.full((200, 4), 30.0)
+    for module in (ours, plain):
+        with torch.autocast("cpu", dtype=torch.float16):
+            y = module(x)
+        (y.float().sum() * 2000.0).backward()
+    assert plain.weight.grad.isinf().all() and ours.module.weight.grad.isinf().all()
+    assert_simulated(ours)
 
 
 def test_repeated_steps_are_launched_from_recordings() -> None:

@@ -485,3 +485,83 @@ def test_attention_registered_anew_is_followed() -> None:
     finally:
         ALL_ATTENTION_FUNCTIONS.register("sdpa", usual)
     torch.testing.assert_close(ours(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+HOLDERS = """
+import collections
+import contextvars
+import itertools
+import random
+
+NESTED = {"a": {"b": 1.0}}
+PLAIN = {"a": 1.0}
+QUEUE = collections.deque([1.0])
+SETTING = contextvars.ContextVar("setting", default=1.0)
+COUNTER = itertools.count()
+DRAWS = random.Random(0)
+GAIN = 1.0
+
+
+class Slots:
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        self.factor = 1.0
+
+
+class Open:
+    def __init__(self):
+        self.factor = 1.0
+        self.history = [[]]
+
+
+SLOTS = Slots()
+OPEN = Open()
+
+
+def scaled(x):
+    len(QUEUE), COUNTER, DRAWS, PLAIN["a"], OPEN.history
+    return x * NESTED["a"]["b"] * SETTING.get() * SLOTS.factor * OPEN.factor * GAIN
+
+
+def nested(x):
+    return x * NESTED["a"]["b"]
+"""
+
+
+def test_what_is_read_once_is_reported(
+    imported_package: Callable[..., types.ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "graphs"))
+    monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
+    holders = imported_package("holders", {"": HOLDERS})
+
+    module = Net(holders.scaled)
+    model = ORTModule(copy.copy(module))
+    model(torch.ones(1, 2))
+    [record] = model.report().captures
+    assert {told for told in record.read_once if told.startswith("holders")} == {
+        "holders.NESTED (dict)",
+        "holders.QUEUE (deque)",
+        "holders.SETTING (ContextVar)",
+        "holders.COUNTER (count)",
+        "holders.DRAWS (Random)",
+        "holders.SLOTS (Slots)",
+        "holders.OPEN.history (list)",
+    }
+    shown = str(model.report())
+    assert "read once: " in shown and "holders.DRAWS (Random)" in shown and " more" in shown
+    nested, from_disk = Net(holders.nested), []
+    for _ in range(2):
+        ours = ORTModule(copy.copy(nested))
+        ours(torch.ones(1, 2))
+        [record] = ours.report().captures
+        assert "holders.NESTED (dict)" in record.read_once
+        from_disk.append(record.from_disk)
+    assert from_disk == [False, True]
+    plain = ORTModule(nn.Linear(2, 2))
+    plain(torch.ones(1, 2))
+    assert plain.report().captures[0].read_once == ()
+    assert "read once" not in str(plain.report())
