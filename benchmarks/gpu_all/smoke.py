@@ -32,17 +32,18 @@ def caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 # --- in a worker
 
 
-def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
-    """Return layers by name, with the shape of an input."""
+def _layers(rehearsal: bool) -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
+    """Return layers by name, with the shape of an input; small ones for a rehearsal."""
     import torch
     from torch import nn
     from torch.nn import functional as F
 
     class Call(nn.Module):
-        def __init__(self, function: Callable[[Any], Any], *weight: int) -> None:
+        # One number for all would have a gradient whose rounding errors may cancel on one side.
+        def __init__(self, function: Callable[[Any], Any], columns: int) -> None:
             super().__init__()
             self.function = function
-            self.scale = nn.Parameter(torch.ones(weight or (1,)))
+            self.scale = nn.Parameter(torch.ones(columns))
 
         def forward(self, x: Any) -> Any:
             return self.function(x * self.scale)
@@ -101,15 +102,16 @@ def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         "square": (lambda x: torch.square(x @ x.transpose(0, 1)), (17, 33)),
         "nearest": (lambda x: F.interpolate(x @ x.transpose(-1, -2), scale_factor=2), (2, 3, 8, 8)),
     }
+    vocabulary = 257 if rehearsal else 50257
     layers: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
-        name: (functools.partial(Call, function), shape)
+        name: (functools.partial(Call, function, shape[-1]), shape)
         for name, (function, shape) in calls.items()
     }
     return layers | {
         "linear": (lambda: nn.Linear(65, 129), (33, 65)),
-        "linear of a vocabulary": (lambda: nn.Linear(64, 50257), (48, 64)),
+        "linear of a vocabulary": (lambda: nn.Linear(64, vocabulary), (48, 64)),
         # Large enough for products of rows that are padded.
-        "linear of odd rows": (lambda: nn.Linear(768, 50257, bias=False), (1024, 768)),
+        "linear of odd rows": (lambda: nn.Linear(768, vocabulary, bias=False), (1024, 768)),
         "layer norm of 768": (lambda: nn.LayerNorm(768), (4096, 768)),
         "layer norm": (lambda: nn.LayerNorm(769), (64, 769)),
         "rms norm": (lambda: nn.RMSNorm(512), (64, 512)),
@@ -126,7 +128,7 @@ def _layers() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
     }
 
 
-def check_layers(device: str, dtype: str) -> dict[str, Any]:
+def check_layers(device: str, dtype: str, rehearsal: bool) -> dict[str, Any]:
     """Compare layers, forwards and gradients, with PyTorch on the device.
 
     The bound is the engine's distance from PyTorch in float64 on the CPU: at most three times
@@ -177,7 +179,7 @@ def check_layers(device: str, dtype: str) -> dict[str, Any]:
 
     return {
         name: caught(functools.partial(one, make, shape))
-        for name, (make, shape) in _layers().items()
+        for name, (make, shape) in _layers(rehearsal).items()
     }
 
 
@@ -324,7 +326,7 @@ def _ask(run: Run, function: str, environment: dict[str, str], **arguments: Any)
 
 def measure_layers(run: Run, *, dtype: str) -> dict[str, Any]:
     """Compare layers in a worker."""
-    made = _ask(run, "check_layers", {}, device=run.device, dtype=dtype)
+    made = _ask(run, "check_layers", {}, device=run.device, dtype=dtype, rehearsal=run.rehearsal)
     return {"wrong": sum(not each["right"] for each in made.values()), "layers": made}
 
 
