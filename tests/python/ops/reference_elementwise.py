@@ -143,3 +143,10 @@ def expm1(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
 @reference("ortrain::Log1p")
 def log1p(inputs: list[np.ndarray], attrs: dict) -> list[np.ndarray]:
     return [np.log1p(inputs[0])]
+
+
+@reference("ortrain::CastEach")
+def cast_each(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    """Return what PyTorch casts each to: float32, float16, float64 or bfloat16, by ONNX's numbers."""
+    to = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}[attrs["to"]]
+    return [torch.from_numpy(np.asarray(x)).to(to).double().numpy() for x in inputs]

@@ -38,6 +38,7 @@ def linear(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     return [y + wide(inputs[2]) if len(inputs) > 2 else y]
 
 
+@reference("ortrain::WideLinearWeightGrad")
 @reference("ortrain::LinearWeightGrad")
 def linear_weight_grad(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     dy, x = (wide(v) for v in inputs[:2])

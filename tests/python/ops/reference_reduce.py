@@ -30,6 +30,14 @@ def reduced_axes(inputs: list[np.ndarray | None], attrs: dict) -> list[int]:
     return list(range(inputs[0].ndim))
 
 
+@reference("ortrain::WideReduceSum")
+def wide_reduce_sum(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
+    """Return the sum in float64."""
+    axes = tuple(reduced_axes(inputs, attrs))
+    keepdims = bool(attrs.get("keepdims", 1))
+    return [np.sum(inputs[0], axis=axes, keepdims=keepdims, dtype=np.float64)]
+
+
 @reference("ReduceLogSum")
 def reduce_log_sum(inputs: list[np.ndarray | None], attrs: dict) -> list[np.ndarray]:
     """Return log of the sum, cut to the integer for integers."""
