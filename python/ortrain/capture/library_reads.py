@@ -125,6 +125,7 @@ class _Reads:
         if not is_users:
             for name in named - table.keys() - vars(builtins).keys():
                 self._take_none(table, name)
+                self._take_none(vars(builtins), name)
         for module in modules_imported_by(code, table):
             self._module(module, code)
         # Somebody may have found it by an import of his own.

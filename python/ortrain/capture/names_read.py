@@ -171,6 +171,8 @@ class NamesRead:
         def see_handled(code: types.CodeType, _: int, error: BaseException) -> None:
             if isinstance(error, ENDS_OF_A_SEARCH) or threading.get_ident() != thread:
                 return
+            if isinstance(error, NameError) and is_installed(code.co_filename):
+                return  # guards know that the name is not there
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next

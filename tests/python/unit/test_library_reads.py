@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers, tables and methods of installed packages, set or replaced while graphs are in use."""
 
+import builtins
 import copy
 import gc
 import itertools
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -268,11 +269,12 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def toolbox(imported_package: Callable[..., types.ModuleType]) -> types.ModuleType:
+def toolbox(imported_package: Callable[..., types.ModuleType]) -> Iterator[types.ModuleType]:
     name = f"installed_toolbox{next(_numbers)}"  # Dynamo knows modules by their names
     source = SOURCE.replace("installed_toolbox", name)
     parts = {"deep": "CONSTANT = 2.0\n", "other": "CONSTANT = 5.0\n"}
-    return imported_package(name, {"": source, **parts})
+    yield imported_package(name, {"": source, **parts})
+    vars(builtins).pop("ABSENT", None)
 
 
 CASES = {
@@ -322,6 +324,7 @@ CASES = {
     "a call of a class below": ("by_call", "box.Below.__call__ = lambda self, x: x * 7"),
     "an attribute that was not there": ("by_missing", "box.REGISTRY.missing = 5.0"),
     "a name that was not there": ("by_absent", "box.ABSENT = 5.0"),
+    "a name that comes to be Python's": ("by_absent", "import builtins; builtins.ABSENT = 5.0"),
     "an object in a class": ("by_single", "box.Single.instance.factor = 5.0"),
     "another object in a class": (
         "by_single",
