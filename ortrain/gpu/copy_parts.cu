@@ -29,12 +29,7 @@ static_assert(sizeof(KernelParts) <= 4000);
 template <int kWord, class Index>
 __global__ void __launch_bounds__(kThreads) copy_parts(KernelParts parts, int count) {
   using Word = typename WordOf<kWord>::type;
-  int low = 0, high = count;  // the part of this block is in [low, high)
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (parts[middle].first_block <= blockIdx.x ? low : high) = middle;
-  }
-  const KernelPart& part = parts[low];
+  const KernelPart& part = of_this_block(parts, count);
   const Word* from = static_cast<const Word*>(part.from);
   Word* to = static_cast<Word*>(part.to);
   const int64_t first = int64_t{blockIdx.x - part.first_block} * kPerBlock + threadIdx.x;

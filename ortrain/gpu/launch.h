@@ -130,6 +130,18 @@ struct DeviceArray {
   ORTRAIN_HOST_DEVICE const T& operator[](int i) const { return values[i]; }
 };
 
+// Of several tensors that the blocks of a launch take one after the other, the one of this block:
+// the last of `count` whose first_block is not behind it.
+template <class T, int N>
+ORTRAIN_DEVICE const T& of_this_block(const DeviceArray<T, N>& all, int count) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (all[middle].first_block <= blockIdx.x ? low : high) = middle;
+  }
+  return all[low];
+}
+
 // Where a kernel reports values that are out of range; see Fault.
 struct FaultReporter {
   Fault* slot = nullptr;

@@ -31,16 +31,6 @@ struct Chunk {
 };
 static_assert(sizeof(Chunk) <= 4000);
 
-// Which tensor the block is for.
-ORTRAIN_DEVICE const StepTensor& tensor_of_block(const Chunk& chunk) {
-  int low = 0, high = chunk.count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (chunk.tensors[middle].first_block <= blockIdx.x ? low : high) = middle;
-  }
-  return chunk.tensors[low];
-}
-
 // Elements that a thread takes at a time: 16 bytes in the type of the computation.
 template <class C>
 inline constexpr int kAtOnce = 16 / static_cast<int>(sizeof(C));
@@ -114,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
     step_tensors(Chunk chunk, CoefficientList<typename Row::Coefficients> coefficients,
                  const LambNorms* norms, const uint8_t* skip) {
   if (skip != nullptr && *skip != 0) return;
-  const StepTensor& t = tensor_of_block(chunk);
+  const StepTensor& t = of_this_block(chunk.tensors, chunk.count);
   const auto& c = coefficients.values[coefficients.one_for_all ? 0 : t.index];
   Row row(c);
   if constexpr (!Row::kGradient) row.rate = static_cast<C>(c.lr * lamb_ratio(norms[t.index], c));
@@ -147,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
     lamb_pieces(Chunk chunk, CoefficientList<LambCoefficients> coefficients, const uint8_t* skip,
                 double* pieces) {
   if (skip != nullptr && *skip != 0) return;
-  const StepTensor& t = tensor_of_block(chunk);
+  const StepTensor& t = of_this_block(chunk.tensors, chunk.count);
   const LambRow<C> row(coefficients.values[coefficients.one_for_all ? 0 : t.index]);
   constexpr int kN = kAtOnce<C>;
   double param = 0, update = 0;
@@ -199,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class C>
 __global__ void __launch_bounds__(kThreads) square_gradients(Chunk chunk, double* pieces) {
-  const StepTensor& t = tensor_of_block(chunk);
+  const StepTensor& t = of_this_block(chunk.tensors, chunk.count);
   double sum = 0;
   for_runs<C>(t, [&](int64_t i, int count) {
     C g[kAtOnce<C>];

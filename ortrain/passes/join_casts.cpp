@@ -3,7 +3,8 @@
 #include "ortrain/passes/join_casts.h"
 
 #include <map>
-#include <tuple>
+#include <optional>
+#include <utility>
 
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/passes/pass_notes.h"
@@ -90,7 +91,9 @@ class CastJoiner {
 Pass join_casts() {
   return {.name = "join_casts",
           .summary = "On GPUs, casts of weights go together, in few launches.",
-          .run = [](Graph& graph) { return CastJoiner(graph).run(); }};
+          .run = [](Graph& graph) { return CastJoiner(graph).run(); },
+          .of_gpus = true,
+          .takes_memory = true};
 }
 
 }  // namespace ortrain

@@ -16,6 +16,10 @@ struct Pass {
   std::string name;     // "fuse_elementwise"; also the name in ORTRAIN_DISABLE_PASSES
   std::string summary;  // one sentence for docs/passes.md
   std::function<bool(Graph&)> run;
+  // Left out on the CPU, which computes less while it moves a byte, and begins a node sooner.
+  bool of_gpus = false;
+  // Left out behind what a budget of memory computes again: it gains time for memory.
+  bool takes_memory = false;
 };
 
 }  // namespace ortrain

@@ -3,7 +3,6 @@
 #include "ortrain/passes/pipeline.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <iterator>
 #include <mutex>
@@ -34,16 +33,6 @@ namespace {
 
 // A stage can be halted behind it.
 constexpr std::string_view kRecomputePass = "recompute_checkpoints";
-// Left out on the CPU, which computes less while it moves a byte, and begins a node sooner.
-constexpr std::array<std::string_view, 3> kGpuPasses{"recompute_elementwise", "wide_gradients",
-                                                     "join_casts"};
-
-// Left out behind what a budget of memory computes again: they gain time for memory.
-constexpr std::array<std::string_view, 2> kPassesThatTakeMemory{"wide_gradients", "join_casts"};
-
-bool is_one_of(std::string_view name, std::span<const std::string_view> names) {
-  return std::ranges::find(names, name) != names.end();
-}
 
 struct Stage {
   std::string name;
@@ -144,10 +133,8 @@ std::vector<PassResult> run_pipeline(Graph& graph, const std::string& stage_name
     const auto run_all = [&](std::span<const Pass> passes, bool verify_after) {
       for (const Pass& pass : passes) {
         if (is_disabled(pass.name)) continue;
-        if (is_one_of(pass.name, kGpuPasses) && processor != Processor::gpu) continue;
-        if (is_one_of(pass.name, kPassesThatTakeMemory) && part == StagePart::behind_recompute) {
-          continue;
-        }
+        if (pass.of_gpus && processor != Processor::gpu) continue;
+        if (pass.takes_memory && part == StagePart::behind_recompute) continue;
         results.push_back(run_pass(pass, graph, stage.name, verify_after));
       }
     };

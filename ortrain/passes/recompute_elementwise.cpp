@@ -378,7 +378,8 @@ Pass recompute_elementwise() {
           .summary =
               "On GPUs, elementwise values that a kernel of the backward reads are computed "
               "again in it, where fewer bytes move.",
-          .run = run};
+          .run = run,
+          .of_gpus = true};
 }
 
 }  // namespace ortrain

@@ -108,7 +108,9 @@ Pass wide_gradients() {
           .summary =
               "On GPUs, bfloat16 gradients that are only cast to float32 are given as they "
               "were summed.",
-          .run = run};
+          .run = run,
+          .of_gpus = true,
+          .takes_memory = true};
 }
 
 }  // namespace ortrain

@@ -34,12 +34,7 @@ template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     cast_parts(DeviceArray<CastPart<From, To>, kParts> parts, int count, bool packed) {
   constexpr int kPack = kWidth<From, To>;
-  int low = 0, high = count;  // the part of this block is in [low, high)
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (parts[middle].first_block <= blockIdx.x ? low : high) = middle;
-  }
-  const CastPart<From, To>& part = parts[low];
+  const CastPart<From, To>& part = of_this_block(parts, count);
   const From* const from = part.from;
   To* const to = part.to;
   const auto cast = [](From x) {

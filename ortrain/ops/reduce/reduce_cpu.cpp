@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "ortrain/base/dtype_dispatch.h"
 #include "ortrain/cpu/odometer.h"
@@ -133,47 +134,40 @@ T rounded(double value) {
   }
 }
 
-KernelFn make_log_sum_exp(NodeSpec& spec) {
+// One output from the runs of its elements: value(address of the first, runs) in double, given as
+// Out<T>.
+template <template <typename> typename Out, typename Value>
+KernelFn make_by_output(NodeSpec& spec, const Value& value) {
   ReductionLayout layout = reduction_layout(spec.input(0).dims, reduced_axes(spec));
   ReducedRuns runs = reduced_runs(layout);
   return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
     using T = typename decltype(tag)::type;
-    return [layout = std::move(layout), runs = std::move(runs)](const KernelArgs& args) {
+    return [value, layout = std::move(layout), runs = std::move(runs)](const KernelArgs& args) {
       const T* in = args.input<T>(0);
-      T* out = args.output<T>(0);
+      Out<T>* out = args.output<Out<T>>(0);
       parallel_for(layout.outputs, 2048 / std::max<int64_t>(layout.count, 1) + 1,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t o = begin; o < end; ++o) {
-                       out[o] = rounded<T>(log_sum_exp(in + output_offset(layout, o), runs));
+                       out[o] = rounded<Out<T>>(value(in + output_offset(layout, o), runs));
                      }
                    });
     };
   });
 }
 
+KernelFn make_log_sum_exp(NodeSpec& spec) {
+  return make_by_output<std::type_identity_t>(
+      spec, [](const auto* x, const ReducedRuns& runs) { return log_sum_exp(x, runs); });
+}
+
 // Sums of 16-bit values as floats.
 KernelFn make_wide_sum(NodeSpec& spec) {
-  ReductionLayout layout = reduction_layout(spec.input(0).dims, reduced_axes(spec));
-  ReducedRuns runs = reduced_runs(layout);
-  return dispatch_float(spec.input(0).dtype, [&](auto tag) -> KernelFn {
-    using T = typename decltype(tag)::type;
-    return [layout = std::move(layout), runs = std::move(runs)](const KernelArgs& args) {
-      const T* in = args.input<T>(0);
-      auto* const out = args.output<ComputeType<T>>(0);
-      parallel_for(layout.outputs, 2048 / std::max<int64_t>(layout.count, 1) + 1,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t o = begin; o < end; ++o) {
-                       const int64_t first = output_offset(layout, o);
-                       double sum = 0;
-                       for_each_run(runs, [&](int64_t start) {
-                         for (int64_t i = 0; i < runs.length; ++i) {
-                           sum += widened(in[first + start + i * runs.stride]);
-                         }
-                       });
-                       out[o] = static_cast<ComputeType<T>>(sum);
-                     }
-                   });
-    };
+  return make_by_output<ComputeType>(spec, [](const auto* x, const ReducedRuns& runs) {
+    double sum = 0;
+    for_each_run(runs, [&](int64_t start) {
+      for (int64_t i = 0; i < runs.length; ++i) sum += widened(x[start + i * runs.stride]);
+    });
+    return sum;
   });
 }
 
