@@ -45,6 +45,7 @@ def page(report: ModuleReport, title: str) -> str:
     if report.pieces:
         sections.append(captures_table("Its pieces", report.pieces))
     sections.append(in_pytorch_table([*report.captures, *report.pieces]))
+    sections.append(read_once_list([*report.captures, *report.pieces]))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>{STYLE}</style></head><body>
@@ -117,4 +118,16 @@ def in_pytorch_table(records: Sequence[CaptureRecord]) -> str:
     return (
         "<h2>In PyTorch</h2><table><tr><th>what</th><th>layer</th><th>why</th><th>line</th></tr>"
         f"{body}</table>"
+    )
+
+
+def read_once_list(records: Sequence[CaptureRecord]) -> str:
+    """Return a list of what of installed packages graphs have as it was when they were captured; "" for nothing."""
+    found = dict.fromkeys(name for record in records for name in record.read_once)
+    if not found:
+        return ""
+    items = "".join(f"<li><code>{html.escape(name)}</code></li>" for name in found)
+    return (
+        "<h2>Read once</h2><p>What installed packages keep here was read when a graph was captured; the graph does not "
+        f"follow what becomes of it.</p><ul>{items}</ul>"
     )

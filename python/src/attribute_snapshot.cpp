@@ -24,16 +24,6 @@ bool is_baked_in(PyObject* value) {
          type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
 }
 
-PyObject* imported(const char* module, const char* name) {
-  return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
-}
-
-bool is_instance(PyObject* value, PyObject* type) {
-  const int found = PyObject_IsInstance(value, type);
-  if (found < 0) PyErr_Clear();
-  return found == 1;
-}
-
 int64_t version_of(PyObject* tensor) {
   static PyObject* const name = PyUnicode_InternFromString("_version");
   const nb::object version = attribute(tensor, name);
@@ -44,6 +34,11 @@ int64_t version_of(PyObject* tensor) {
 bool is_deque(PyObject* value) {
   static PyObject* const deque = imported("collections", "deque");
   return is_instance(value, deque);
+}
+
+bool is_context_variable(PyObject* value) {
+  static PyObject* const variable = imported("contextvars", "ContextVar");
+  return is_instance(value, variable);
 }
 
 // Arrays, and whatever else lies in memory that others may write to.
@@ -60,16 +55,6 @@ bool is_weak_reference(PyObject* value) {
 bool shows_items(PyObject* value) {
   static PyObject* const proxy = imported("types", "MappingProxyType");
   return is_instance(value, proxy) || PyDictViewSet_Check(value) || PyDictValues_Check(value);
-}
-
-bool is_context_variable(PyObject* value) {
-  static PyObject* const variable = imported("contextvars", "ContextVar");
-  return is_instance(value, variable);
-}
-
-bool is_function(PyObject* value) {
-  static PyObject* const function = imported("types", "FunctionType");
-  return reinterpret_cast<PyObject*>(Py_TYPE(value)) == function;
 }
 
 bool is_method(PyObject* value) {
@@ -309,6 +294,21 @@ nb::object attribute(PyObject* object, PyObject* name) {
   nb::object value = nb::steal(PyObject_GetAttr(object, name));
   if (!value.is_valid()) PyErr_Clear();
   return value;
+}
+
+PyObject* imported(const char* module, const char* name) {
+  return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
+}
+
+bool is_instance(PyObject* value, PyObject* type) {
+  const int found = PyObject_IsInstance(value, type);
+  if (found < 0) PyErr_Clear();
+  return found == 1;
+}
+
+bool is_function(PyObject* value) {
+  static PyObject* const function = imported("types", "FunctionType");
+  return reinterpret_cast<PyObject*>(Py_TYPE(value)) == function;
 }
 
 bool are_equal_strings(PyObject* a, PyObject* b) {

@@ -17,6 +17,12 @@ namespace ortrain::python {
 // cannot be read.
 nanobind::object attribute(PyObject* object, PyObject* name);
 
+// What a module has under a name, for as long as the process lives.
+PyObject* imported(const char* module, const char* name);
+// False, and no Python error left, where that cannot be told.
+bool is_instance(PyObject* value, PyObject* type);
+bool is_function(PyObject* value);
+
 bool are_equal_strings(PyObject* a, PyObject* b);
 // Whether two keys of dictionaries are one object, or equal strings.
 inline bool is_same_name(PyObject* a, PyObject* b) { return a == b || are_equal_strings(a, b); }

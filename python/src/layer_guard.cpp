@@ -45,6 +45,15 @@ bool is_one_of(PyObject* key, std::span<const std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// There are seven dictionaries per layer to be asked.
+bool is_empty(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_used == 0;
+#else
+  return PyDict_Size(dict) == 0;
+#endif
+}
+
 // PyTorch gives every hook of a process a number of its own, by which tables hold it.
 std::vector<long> handles_of(PyObject* table) {
   std::vector<long> handles;
@@ -354,7 +363,7 @@ bool LayerGuard::Attribute::holds(PyObject* now, const Present& present) {
       return now == table.ptr();
     case Compared::hooks:
       if (!PyDict_Check(now)) return false;
-      if (hooks.empty() ? PyDict_Size(now) != 0 : handles_of(now) != hooks) return false;
+      if (hooks.empty() ? !is_empty(now) : handles_of(now) != hooks) return false;
       break;
     case Compared::nothing:
       return true;
@@ -369,7 +378,7 @@ LayerGuard::Changing::Changing(Attribute& attribute)
       has_no_hooks_(attribute.compared == Attribute::Compared::hooks && attribute.hooks.empty()) {}
 
 bool LayerGuard::Changing::holds(const Present& present) const {
-  return has_no_hooks_ ? PyDict_Size(seen_) == 0 : attribute_->holds(seen_, present);
+  return has_no_hooks_ ? is_empty(seen_) : attribute_->holds(seen_, present);
 }
 
 }  // namespace ortrain::python

@@ -1,6 +1,5 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
-#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -12,9 +11,11 @@
 #include <vector>
 
 #include "python/src/attribute_snapshot.h"
+#include "python/src/function_parts.h"
 #include "python/src/init.h"
 #include "python/src/layer_guard.h"
 #include "python/src/table_items.h"
+#include "python/src/watched_class.h"
 #include "python/src/watched_dict.h"
 
 namespace nb = nanobind;
@@ -22,24 +23,10 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-// The dictionary of a class, which says more quickly than attributes do what it has itself; what shows its items where
-// this Python hands none out.
-nb::object dictionary_of_class(nb::handle cls) {
-#if PY_VERSION_HEX < 0x030C0000
-  if (PyObject* dict = reinterpret_cast<PyTypeObject*>(cls.ptr())->tp_dict) return nb::borrow(dict);
-#else
-  using Get = PyObject* (*)(PyTypeObject*);  // outside of the limited API
-  static const Get get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "PyType_GetDict"));
-  if (PyObject* dict = get ? get(reinterpret_cast<PyTypeObject*>(cls.ptr())) : nullptr) {
-    return nb::steal(dict);
-  }
-#endif
-  return cls.attr("__dict__");
-}
-
-// A variable outside of the module: an item of a mapping, or an attribute of an object. A third part says what
-// counts of some: "same", which object it is; "stands", that too, but what it holds describes it; "items", which
-// table it is and which objects stand in it; "own", which object a class itself has under that name.
+// A variable outside of the module: an item of a mapping, or an attribute of an object. A third
+// part says what counts of some: "same", which object it is; "stands", that too, but what it holds
+// describes it; "items", which table it is and which objects stand in it; "own", which object a
+// class itself has under that name.
 class Variable {
  public:
   explicit Variable(nb::handle described)
@@ -68,11 +55,24 @@ class Variable {
     }
   }
 
-  // The dictionary that alone can change the value; null where other things can.
-  PyObject* dictionary() const {
+  // Those that it names, alone or in a table.
+  void append_functions(PartsOfFunctions& functions) const {
+    if (items_.is_valid()) {
+      items_.append_functions(functions);
+    } else if (same_.is_valid()) {
+      functions.take(same_);
+    }
+  }
+
+  // The dictionary, or the class with its bases, that alone can change the value; null where other
+  // things can.
+  PyObject* holder() const {
     const bool may_change =
         items_.is_valid() || (!value_.empty() && value_[0].may_change_in_place());
-    return !may_change && PyDict_CheckExact(items()) ? items() : nullptr;
+    if (may_change) return nullptr;
+    if (PyDict_CheckExact(items())) return items();
+    if (items_of_class_.is_valid() || !PyType_Check(items())) return nullptr;
+    return is_held_by_class(items(), name_.ptr()) ? items() : nullptr;
   }
 
   bool holds(const Present& present) {
@@ -121,28 +121,30 @@ class Variable {
   std::vector<AttributeSnapshot> value_;  // one, where more counts
 };
 
-// Variables that nothing but a write to one dictionary can change, and others, of which nobody tells.
+// Variables that nothing but a write to one dictionary can change, and others, of which nobody
+// tells.
 class Variables {
  public:
   void take(nb::list described, SnapshotContext& context) {
     for (nb::handle each : described) {
       Variable variable(each);
       variable.take(context);
-      group_of(variable.dictionary()).variables.push_back(std::move(variable));
+      variable.append_functions(functions_);
+      group_of(variable.holder()).variables.push_back(std::move(variable));
     }
   }
 
   bool hold(const Present& present) {
     for (Group& group : groups_) {
       // Read first: comparing may run code that sets one.
-      const uint64_t version = group.dictionary.version();
+      const uint64_t version = group.now();
       if (version != 0 && version == group.version) continue;
       group.version = 0;
       const auto holds = [&](Variable& variable) { return variable.holds(present); };
       if (!std::ranges::all_of(group.variables, holds)) return false;
       group.version = version;
     }
-    return true;
+    return functions_.hold();
   }
 
   int traverse(visitproc visit, void* arg) const {
@@ -152,24 +154,32 @@ class Variables {
         if (const int found = variable.traverse(visit, arg)) return found;
       }
     }
-    return 0;
+    return functions_.traverse(visit, arg);
   }
 
  private:
   struct Group {
     WatchedDict dictionary;  // of null for those that other things can change
+    PyObject* cls;  // whose attributes they are, alive as their owner; null where they are items
     std::vector<Variable> variables;
-    uint64_t version = 0;  // of the dictionary when they were last compared
+    uint64_t version = 0;  // of the dictionary or the class when they were last compared
+
+    uint64_t now() const { return cls != nullptr ? version_of_class(cls) : dictionary.version(); }
   };
 
-  Group& group_of(PyObject* dictionary) {
-    const auto [found, is_first] = places_.try_emplace(dictionary, groups_.size());
-    if (is_first) groups_.push_back({WatchedDict(dictionary), {}});
+  Group& group_of(PyObject* holder) {
+    const auto [found, is_first] = places_.try_emplace(holder, groups_.size());
+    if (is_first) {
+      const bool is_class = holder != nullptr && PyType_Check(holder);
+      groups_.push_back(
+          {WatchedDict(is_class ? nullptr : holder), is_class ? holder : nullptr, {}});
+    }
     return groups_[found->second];
   }
 
   std::vector<Group> groups_;
-  std::unordered_map<PyObject*, size_t> places_;  // of the groups, by dictionary
+  PartsOfFunctions functions_;                    // which may change while they stay in place
+  std::unordered_map<PyObject*, size_t> places_;  // of the groups, by dictionary or class
 };
 
 // What runs the layers: packages replace it in their own classes and in PyTorch's.
@@ -187,9 +197,13 @@ class LayerMethods {
     }
   }
 
-  bool hold() const {
-    return std::all_of(methods_.begin(), methods_.end(), [](const Method& method) {
-      return attribute(method.owner.ptr(), method.name.ptr()).is(method.function);
+  bool hold() {
+    return std::ranges::all_of(methods_, [](Method& method) {
+      const uint64_t version = method.is_held ? version_of_class(method.owner.ptr()) : 0;
+      if (version != 0 && version == method.version) return true;
+      if (!attribute(method.owner.ptr(), method.name.ptr()).is(method.function)) return false;
+      method.version = version;
+      return true;
     });
   }
 
@@ -204,12 +218,15 @@ class LayerMethods {
  private:
   struct Method {
     nb::object owner, name, function;  // no function: the class has none
+    bool is_held = false;              // by the owner or one of its bases
+    uint64_t version = 0;              // of the owner when it was last compared
   };
 
   void take(nb::handle owner, const char* name) {
     nb::object key = nb::steal(PyUnicode_InternFromString(name));
     nb::object function = attribute(owner.ptr(), key.ptr());
-    methods_.push_back({nb::borrow(owner), std::move(key), std::move(function)});
+    const bool is_held = is_held_by_class(owner.ptr(), key.ptr());
+    methods_.push_back({nb::borrow(owner), std::move(key), std::move(function), is_held});
   }
 
   std::vector<Method> methods_;

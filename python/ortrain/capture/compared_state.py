@@ -8,6 +8,7 @@ that is not told. What is told and has no description raises Unkeyable.
 
 from __future__ import annotations
 
+import collections
 import threading
 import types
 from collections.abc import Iterable
@@ -167,12 +168,16 @@ class _ComparisonDigest(ValueDigest):
     def _items(self, table: Any, where: str) -> None:
         self._place(table)
         self._class(type(table))
-        if isinstance(table, dict):
-            self._mapping(table, where)
-        elif isinstance(table, list):
+        if isinstance(table, (dict, types.MappingProxyType)):
+            self._mapping(dict(table), where)
+            if isinstance(table, collections.OrderedDict):
+                self._sequence(collections.OrderedDict.__iter__(table), where)
+        elif isinstance(table, (list, tuple, collections.deque)):
             self._sequence(table, where)
-        else:
+        elif isinstance(table, set):
             self._set(table, where)
+        else:
+            self.add(table, where)
 
     def _leaf(self, value: Any, where: str) -> None:
         if is_array(value):

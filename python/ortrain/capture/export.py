@@ -195,6 +195,7 @@ class _FlatModule(nn.Module):
                             path.end(flat, tree)
                 finally:
                     changes, caches = before.restore(), before.caches.emptied()
+                    drawn, counted = read.take_back_state(), read.take_back_globals()
                 refuse_caches(caches, name)
                 if any(switched) or switches_gradients_in_region(module):
                     raise CaptureError(
@@ -207,9 +208,14 @@ class _FlatModule(nn.Module):
                     raise CaptureError(
                         f"its forward prints in {printing[0]}, which a graph would not", module=name
                     )
-                if changed := read.take_back_globals():
+                if drawn:
+                    raise UnseenStateError(
+                        f"its forward draws from, or changes, {drawn}, which a graph would do only once",
+                        module=name,
+                    )
+                if counted:
                     raise CaptureError(
-                        f"its forward changes {changed}, which a graph would not", module=name
+                        f"its forward changes {counted}, which a graph would not", module=name
                     )
                 what, where = read.outside_reads()
                 if what:

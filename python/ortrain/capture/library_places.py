@@ -3,7 +3,8 @@
 """Where the variables of installed packages stand, in words by which another process finds them.
 
 A place is a list of four texts: a module; in it "" for itself, or the qualified name of a class, and "=" with the name of
-an object there whose attributes are meant, of which another one may follow; the name of the variable; what counts of it.
+an object or a function there whose attributes are meant, of which another one may follow, and "=" where its slots are; the
+name of the variable; what counts of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.library_reads import Variable, attributes_of, is_of_library
+from ortrain.capture.library_reads import (
+    PARTS_WITH_TABLES,
+    Variable,
+    attributes_of,
+    is_of_library,
+    slot_of,
+    slots_of,
+)
 from ortrain.capture.prepared import NotStorableError
 from ortrain.capture.reachable_state import home_of
 
@@ -55,11 +63,14 @@ def read_once(variables: Iterable[Variable]) -> tuple[str, ...]:
     objects = _objects_of(variables)
     found = set()
     for owner, name, *counts in variables:
-        if counts != ["stands"] or not isinstance(owner, (dict, type)):
+        if counts != ["stands"]:
             continue
-        value = _items_of(owner).get(name)
+        value = _held_by(owner, name)
         if _may_change_unseen(value):
-            module, path = _place_of(owner, objects) or ("?", "")
+            if isinstance(owner, types.FunctionType):
+                module, path = owner.__module__, owner.__qualname__
+            else:
+                module, path = _place_of(owner, objects) or ("?", "")
             place = ".".join(filter(None, (module, *path.split("="), name)))
             found.add(f"{place} ({type(value).__name__})")
     return tuple(sorted(found))
@@ -72,23 +83,28 @@ def _may_change_unseen(value: Any) -> bool:
         return True
     if cls.__module__.partition(".")[0] == "numpy":
         return cls.__name__ in ("ndarray", "Generator", "RandomState")
-    return is_of_library(cls) and attributes_of(value) is None  # with slots
+    return is_of_library(cls) and attributes_of(value) is None and not slots_of(value)
 
 
 def _objects_of(variables: Iterable[Variable]) -> dict[int, tuple[str, str]]:
-    """Return where the objects that variables hold have their attributes, by the id of these."""
+    """Return where objects and functions that variables hold have attributes and slots, by the id of what has them."""
     objects: dict[int, tuple[str, str]] = {}
     known = -1
     while known < len(objects):
         known = len(objects)
         for owner, name, *counts in variables:
-            if counts != ["stands"]:
+            value = _held_by(owner, name)
+            if counts != ["stands"] and not isinstance(value, types.FunctionType):
                 continue
             place = _place_of(owner, objects)
-            attributes = attributes_of(_items_of(owner).get(name))
-            if place is not None and attributes is not None:
-                module, path = place
+            if place is None:
+                continue
+            module, path = place
+            attributes = attributes_of(value)
+            if attributes is not None:
                 objects.setdefault(id(attributes), (module, f"{path}={name}"))
+            if slots_of(value):
+                objects.setdefault(id(value), (module, f"{path}={name}="))
     return objects
 
 
@@ -96,10 +112,10 @@ def _place_of(owner: Any, objects: Mapping[int, tuple[str, str]]) -> tuple[str, 
     """Return the module and the path that lead to what holds variables; None where none does."""
     if isinstance(owner, type):
         place = owner.__module__, owner.__qualname__
-    elif not isinstance(owner, dict):
-        return None
     elif id(owner) in objects:
         place = objects[id(owner)]
+    elif not isinstance(owner, dict):
+        return None
     else:
         place = str(owner.get("__name__")), ""
     return place if _owner_at(*place) is owner else None
@@ -143,16 +159,26 @@ def _owner_at(module: str, path: str) -> Any:
     found: Any = home.__dict__
     classes, *objects = path.split("=")
     for name in classes.split(".") if classes else ():
-        found = _items_of(found).get(name)
+        found = _held_by(found, name)
         if not isinstance(found, type):
             return None
-    for name in objects:
-        found = attributes_of(_items_of(found).get(name))
+    for i, name in enumerate(objects):
+        if not name:
+            continue
+        value = _held_by(found, name)
+        has_slots = objects[i + 1 : i + 2] == [""] and bool(slots_of(value))
+        found = value if has_slots else attributes_of(value)
         if found is None:
             return None
     return found
 
 
-def _items_of(owner: dict[str, Any] | type) -> Mapping[str, Any]:
-    """Return what a dictionary or a class holds under names, without running code of a metaclass."""
-    return owner if isinstance(owner, dict) else type.__getattribute__(owner, "__dict__")
+def _held_by(owner: Any, name: str) -> Any:
+    """Return what a dictionary, a class or the slots of an object hold under a name, None for nothing; runs no code of theirs."""
+    if isinstance(owner, dict):
+        return dict.get(owner, name)
+    if isinstance(owner, type):
+        return type.__getattribute__(owner, "__dict__").get(name)
+    if isinstance(owner, types.FunctionType):
+        return getattr(owner, name) if name in PARTS_WITH_TABLES else None
+    return slot_of(owner, name)

@@ -2,15 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a forward has read of installed packages that somebody may replace or set while a graph is in use.
 
-Functions, methods of classes, numbers, names and tables, in modules, in classes and in objects that modules hold. Of
-functions and classes which ones they are counts, not what becomes of them: packages do not rewrite their own.
+Functions, methods of classes, numbers, names and tables, in modules, in classes, in objects that modules hold and in
+functions. Of functions it counts which ones they are, their code, their defaults and what they close over; of classes
+which ones they are.
 """
 
 from __future__ import annotations
 
+import array
 import builtins
+import collections
+import contextvars
+import copyreg
 import enum
 import functools
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,14 +32,19 @@ from ortrain.capture.value_digest import attribute_of
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
 # counts of what stands there: by default all that can be compared; "same": which object it is; "own": that too, of a
 # class itself and not of its bases; "stands": that too, what it holds being told by others; "items": which objects
-# stand in a table.
+# stand in a table, and in tables within it. Of functions, "same", "own" and in tables, their parts count as well.
 Variable = tuple[Any, str] | tuple[Any, str, str]
 
 _FUNCTIONS = types.FunctionType, functools.partial, type(functools.lru_cache(len))
 _NUMBERS = bool, int, float, complex, str, bytes, type(None)
 _SETTINGS = torch.dtype, torch.device, torch.memory_format, torch.layout
-_TABLES = dict, list, set
-_MOST_ITEMS = 1024
+_TABLES = dict, list, set, types.MappingProxyType, collections.deque, contextvars.ContextVar
+_BUFFERS = bytearray, array.array
+# Of a function.
+PARTS_WITH_TABLES = "__defaults__", "__kwdefaults__", "__closure__"
+_MOST_ITEMS = 1024  # of a table and those within it
+_MOST_TABLES = 8  # within each other
+_MOST_BYTES = 1 << 16  # of an array
 _ASK = frozenset({"getattr", "hasattr"})
 # Of each layer, by the guards themselves.
 _COMPARED = frozenset({"forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"})
@@ -95,7 +106,9 @@ class _Reads:
     def _take(self, owner: Any, name: str, value: Any) -> None:
         """Take what stands at a name of an owner, and what code names within it."""
         counts = _what_counts(value)
-        if counts == "stands" and is_of_library(type(value)):
+        if isinstance(value, types.FunctionType) and is_installed(value.__code__.co_filename):
+            self._function(value)
+        elif counts == "stands" and is_of_library(type(value)):
             self._object(value)
         elif isinstance(value, type) and is_of_library(value):
             self.class_of_library(value)
@@ -161,6 +174,30 @@ class _Reads:
             if isinstance(getattr(cls, name), types.FunctionType):
                 self._take(cls, name, getattr(cls, name))
 
+    def _function(self, function: types.FunctionType) -> None:
+        """Take the attributes of a function that code names, what `functools.singledispatch` registers with it, and tables.
+
+        Which objects its parts are is compared where the function is.
+        """
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        attributes = function.__dict__
+        for name in attributes.keys() & {*self._names, "registry"}:
+            if not name.startswith("__"):
+                self._take(attributes, name, attributes[name])
+        for name in PARTS_WITH_TABLES:
+            part = getattr(function, name) or ()
+            held = [content for item in _items_of(part) for content in _contents_of(item)]
+            if any(issubclass(type(each), _TABLES) for each in held):
+                counts = "items" if _is_plain_table(part) else "stands"
+                self.found.setdefault((id(function), name), (function, name, counts))
+            for each in held:
+                if is_of_library(type(each)):
+                    self._object(each)
+        if isinstance(wrapped := attributes.get("__wrapped__"), types.FunctionType):
+            self._function(wrapped)
+
     def _object(self, value: Any) -> None:
         """Take the attributes of an object that code names, of its own and of its class."""
         if id(value) in self._seen:
@@ -168,6 +205,8 @@ class _Reads:
         self._seen.add(id(value))
         cls = type(value)
         self.class_of_library(cls)
+        for name in self._names & set(slots_of(value)):
+            self._take(value, name, slot_of(value, name))
         attributes = attributes_of(value)
         if attributes is None:
             return
@@ -196,6 +235,9 @@ class _Reads:
         """Take methods of a class that have run, and of a package's what code names of it."""
         for name in self._methods(cls):
             self.found.setdefault((id(cls), name), (cls, name, "own"))
+            function = function_behind(vars(cls)[name])
+            if function is not None and is_installed(function.__code__.co_filename):
+                self._function(function)
         if not is_of_library(cls):
             return
         for name in self._names & vars(cls).keys():
@@ -224,13 +266,31 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return attributes if type(attributes) is dict else None
 
 
+def slots_of(value: Any) -> tuple[str, ...]:
+    """Return the names of an object's slots."""
+    return tuple(copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
+
+
+def slot_of(value: Any, name: str) -> Any:
+    """Return what an object has in a slot, without running code of its class; None for nothing."""
+    for cls in type(value).__mro__:
+        slot = vars(cls).get(name)
+        if isinstance(slot, types.MemberDescriptorType):
+            try:
+                return slot.__get__(value)
+            except AttributeError:
+                return None
+    return None
+
+
 def _what_counts(value: Any) -> str:
     """Return what counts of a value, "" for all."""
     if isinstance(value, (*_FUNCTIONS, type, enum.Enum, types.ModuleType)):
         return "same"
-    if is_plain(value):
+    if is_plain(value) or _is_small_array(value):
         return ""
-    is_table = issubclass(type(value), _TABLES)  # what a proxy says of its class is another's
+    # What a proxy says of its class is another's.
+    is_table = issubclass(type(value), (*_TABLES, tuple))
     return "items" if is_table and _is_plain_table(value) else "stands"
 
 
@@ -244,20 +304,60 @@ def _is_plain_tuple(value: Any) -> bool:
     return is_tuple and all(isinstance(v, _NUMBERS) or _is_plain_tuple(v) for v in value)
 
 
-def _length(table: Any) -> int:
-    kind = next(kind for kind in _TABLES if isinstance(table, kind))
-    return kind.__len__(table)
+def _is_small_array(value: Any) -> bool:
+    """Tell whether a value is an array that is compared by its contents."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray:
+        return bool(value.nbytes <= _MOST_BYTES and not value.dtype.hasobject)
+    return type(value) in _BUFFERS and memoryview(value).nbytes <= _MOST_BYTES
 
 
-def _is_plain_table(value: Any) -> bool:
-    """Tell whether a table holds what packages register, no results that it keeps."""
-    if _length(value) > _MOST_ITEMS:
-        return False
-    if isinstance(value, set):  # those of classes grow by imports
-        return all(isinstance(item, _NUMBERS) for item in set.__iter__(value))
-    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
-    kinds = *_NUMBERS, *_SETTINGS, *_FUNCTIONS, type, enum.Enum, tuple, frozenset
-    return all(isinstance(item, kinds) or callable(item) for item in items)
+def _is_plain_table(table: Any) -> bool:
+    """Tell whether a table, and those within it, hold what packages register, no results that they keep."""
+    kinds = *_NUMBERS, *_SETTINGS, *_FUNCTIONS, type, enum.Enum, frozenset
+    left = _MOST_ITEMS
+    pending = [(table, 1)]
+    while pending:
+        holder, depth = pending.pop()
+        items = _items_of(holder)
+        left -= len(items)
+        if left < 0 or depth > _MOST_TABLES:
+            return False
+        if isinstance(holder, set):  # those of classes grow by imports
+            if not all(isinstance(item, _NUMBERS) for item in items):
+                return False
+            continue
+        for item in items:
+            if issubclass(type(item), (*_TABLES, tuple, types.CellType)):
+                pending.append((item, depth + 1))
+            elif not (isinstance(item, kinds) or callable(item) or isinstance(holder, tuple)):
+                return False
+    return True
+
+
+def _items_of(table: Any) -> list[Any]:
+    """Return what a table holds, of a mapping its values, without running code of its class."""
+    if isinstance(table, types.MappingProxyType):
+        return list(table.values())
+    if isinstance(table, types.CellType):
+        return list(_contents_of(table))
+    if isinstance(table, contextvars.ContextVar):
+        try:
+            return [table.get()]
+        except LookupError:
+            return []
+    kind = next(k for k in (dict, list, set, tuple, collections.deque) if isinstance(table, k))
+    return list(dict.values(table) if kind is dict else kind.__iter__(table))
+
+
+def _contents_of(value: Any) -> tuple[Any, ...]:
+    """Return what a cell holds, a value itself."""
+    if not isinstance(value, types.CellType):
+        return (value,)
+    try:
+        return (value.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def is_of_library(cls: type) -> bool:

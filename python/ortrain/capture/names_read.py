@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import mpmath
 import sympy
-import torch
 import typing_extensions
 
 from ortrain import _core
@@ -28,6 +27,7 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.library_reads import Variable, library_reads
+from ortrain.capture.library_state import LibraryState, is_another_count
 from ortrain.capture.names_in_code import codes_in, globals_of
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
@@ -106,7 +106,9 @@ class NamesRead:
         self._codes: dict[types.CodeType, dict[str, Any]] = {}  # with the globals
         # Functions of a user that went on after an error, and where that began.
         self._handled: list[tuple[types.CodeType, types.CodeType]] = []
-        self._globals: list[dict[str, Any]] = []  # of installed packages, before a trace
+        # Of installed packages, before a trace.
+        self._globals: list[dict[str, Any]] = []
+        self._state = LibraryState(())
         self.has_begun = False
         self.fakes = FakesMade()
         # Plain attributes that the forward made, and that are there since its capture.
@@ -134,7 +136,9 @@ class NamesRead:
         """Record the code of this thread's functions."""
         self.has_begun = True
         self._handled.clear()
-        self._globals = [dict(vars(module)) for module in _packages()]
+        packages = list(_packages())
+        self._globals = [dict(vars(module)) for module in packages]
+        self._state = LibraryState(packages)
         with without_collections(), without_collection_callbacks(), self._watching():
             yield
 
@@ -256,6 +260,13 @@ class NamesRead:
         naming = tuple(filter(_is_users, self._codes))
         return tuple(library_reads(self._codes, naming, layers, reached))
 
+    def take_back_state(self) -> str:
+        """Set back what objects of installed packages count, collect and draw; return which, "" for none."""
+        state, self._state = self._state, LibraryState(())
+        return state.take_back(
+            {n for code in self._codes if _is_users(code) for n in code.co_names}
+        )
+
     def take_back_globals(self) -> str:
         """Set back the numbers and tensors that code of installed packages has set in its modules; return which, "" for none."""
         before = {values["__name__"]: values for values in self._globals}
@@ -268,8 +279,7 @@ class NamesRead:
                 name = step.argval
                 if step.opname != "STORE_GLOBAL" or name not in held or name not in table:
                     continue
-                kinds = type(held[name]), type(table[name])
-                if table[name] is not held[name] and all(map(_is_counted, kinds)):
+                if is_another_count(held[name], table[name]):
                     table[name] = held[name]
                     found = f"'{name}' of {table['__name__']}"
         return found
@@ -375,11 +385,6 @@ def _packages() -> Iterator[types.ModuleType]:
             continue
         if isinstance(module, types.ModuleType) and vars(module).get("__name__") == name:
             yield module
-
-
-def _is_counted(cls: type) -> bool:
-    """Tell whether a global of a class may be a count or an average, and not a flag that something was done."""
-    return issubclass(cls, (int, float, complex, torch.Tensor)) and cls is not bool
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

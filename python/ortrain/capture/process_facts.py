@@ -218,7 +218,9 @@ def fact_named(owner: Any, name: str) -> str:
         return _of_module(owner.__name__, name)
     if type(owner).__module__.partition(".")[0] == "logging":
         return "" if name in _OF_LOGGERS else "logging"
-    if isinstance(owner, pathlib.PurePath) or owner in (pathlib.Path, pathlib.PosixPath):
+    if isinstance(owner, pathlib.PurePath) or any(
+        owner is cls for cls in (pathlib.Path, pathlib.PosixPath)
+    ):
         return "files" if name in _FILES else ""
     if isinstance(owner, type) and issubclass(owner, datetime.date):
         return "a clock" if name in _BUT["datetime"] else ""

@@ -496,10 +496,10 @@ import contextvars
 import itertools
 import random
 
-NESTED = {"a": {"b": 1.0}}
+CLASSES = {int}
 PLAIN = {"a": 1.0}
-QUEUE = collections.deque([1.0])
-SETTING = contextvars.ContextVar("setting", default=1.0)
+NESTED = {"a": {"b": 1.0}, "many": list(range(2000))}
+SETTING = contextvars.ContextVar("setting", default=object())
 COUNTER = itertools.count()
 DRAWS = random.Random(0)
 GAIN = 1.0
@@ -515,16 +515,24 @@ class Slots:
 class Open:
     def __init__(self):
         self.factor = 1.0
-        self.history = [[]]
+        self.history = [object()]
 
 
 SLOTS = Slots()
 OPEN = Open()
 
 
+def closing():
+    table = {"object": object()}
+    return lambda x: len(table)
+
+
+closed = closing()
+
+
 def scaled(x):
-    len(QUEUE), COUNTER, DRAWS, PLAIN["a"], OPEN.history
-    return x * NESTED["a"]["b"] * SETTING.get() * SLOTS.factor * OPEN.factor * GAIN
+    len(CLASSES), COUNTER, DRAWS, PLAIN["a"], OPEN.history, SETTING
+    return x * NESTED["a"]["b"] * SLOTS.factor * OPEN.factor * GAIN * closed(x)
 
 
 def nested(x):
@@ -547,14 +555,16 @@ def test_what_is_read_once_is_reported(
     [record] = model.report().captures
     assert {told for told in record.read_once if told.startswith("holders")} == {
         "holders.NESTED (dict)",
-        "holders.QUEUE (deque)",
+        "holders.CLASSES (set)",
+        "holders.closing.<locals>.<lambda>.__closure__ (tuple)",
         "holders.SETTING (ContextVar)",
         "holders.COUNTER (count)",
         "holders.DRAWS (Random)",
-        "holders.SLOTS (Slots)",
         "holders.OPEN.history (list)",
     }
     shown = str(model.report())
+    page = model.report().to_html()
+    assert "Read once" in page and "<code>holders.DRAWS (Random)</code>" in page
     assert "read once: " in shown and "holders.DRAWS (Random)" in shown and " more" in shown
     nested, from_disk = Net(holders.nested), []
     for _ in range(2):
@@ -568,3 +578,4 @@ def test_what_is_read_once_is_reported(
     plain(torch.ones(1, 2))
     assert plain.report().captures[0].read_once == ()
     assert "read once" not in str(plain.report())
+    assert "Read once" not in plain.report().to_html()
