@@ -45,6 +45,7 @@ TOPICS = (
     "hooks",
     "modes",
     "arithmetic",
+    "kinds",
     "indexing",
     "layers",
     "questions",

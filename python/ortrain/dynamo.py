@@ -8,6 +8,7 @@ becomes a graph of the engine, with a backward, as a whole module does under ``O
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def backend(
     """
     if options:
         raise TypeError(f"the backend 'ortrain' takes no options, got {', '.join(sorted(options))}")
-    restore_checkpoints(graph_module)
+    restore_meaning(graph_module)
     varies = has_sizes_that_vary(graph_module)
     return runner_of(graph_module, lambda piece: Engine(piece, any_sizes=varies).run)
 
@@ -72,24 +73,44 @@ def runner_of(
     return internals.outside_compiled_code(run)
 
 
-def restore_checkpoints(graph_module: fx.GraphModule) -> None:
+def restore_meaning(graph_module: fx.GraphModule) -> None:
+    """Let a piece compute what the code that it was made of says.
+
+    Raises:
+      SkipFrame: (for Dynamo) Python has to run that code.
+    """
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            _restore_checkpoints(part)
+            _restore_powers(part)
+
+
+def _restore_checkpoints(part: fx.GraphModule) -> None:
     """Let checkpoints of a piece be PyTorch's own again, which draw the same numbers when they run again.
 
     Those that Dynamo leaves in their place count on a compiler for that.
-
-    Raises:
-      SkipFrame: (for Dynamo) Python has to run the code that the piece was made of.
     """
-    for part in graph_module.modules():
-        if not isinstance(part, fx.GraphModule):
-            continue
-        nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
-        for node in nodes:
-            if _may_give_no_gradient(node):
-                raise skipped_frame("a reentrant checkpoint whose arguments may want no gradient")
-            node.target = _checkpoint
-        if nodes:
-            part.recompile()
+    nodes = part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    for node in nodes:
+        if _may_give_no_gradient(node):
+            raise skipped_frame("a reentrant checkpoint whose arguments may want no gradient")
+        node.target = _checkpoint
+    if nodes:
+        part.recompile()
+
+
+def _restore_powers(part: fx.GraphModule) -> None:
+    """Let powers of negative numbers be that: as the code of a piece, ``-1 ** k`` is something else."""
+    powers = [node for node in part.graph.nodes if node.target in (operator.pow, operator.ipow)]
+    of_numbers = [node for node in powers if not isinstance(node.args[0], fx.Node)]
+    for node in of_numbers:
+        node.target = _power
+    if of_numbers:
+        part.recompile()
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return base**exponent
 
 
 def _may_give_no_gradient(node: fx.Node) -> bool:

@@ -83,7 +83,7 @@ class Pieces:
 
     def _runner_of(self, graph_module: fx.GraphModule) -> Callable[..., Any]:
         """Return what runs a piece; it keeps neither this object nor an engine."""
-        dynamo.restore_checkpoints(graph_module)
+        dynamo.restore_meaning(graph_module)
         in_pytorch = graph_module.forward
         chooses = piece_costs.Choice.current() is piece_costs.Choice.WORTHWHILE
         piece = _Piece(piece_costs.gain(graph_module) if chooses else math.inf)

@@ -23,12 +23,14 @@ _log = logs.get_logger("ortrain.capture")
 
 # Hooks of layers may come and go; a counter among the attributes shall not mean another compilation
 # per call; what Dynamo itself cannot do runs in PyTorch; an assert raises what it says, where it stands;
-# NumPy's random numbers are NumPy's, not others of PyTorch's generator; nobody is told of side effects.
+# NumPy computes with its own functions, dtypes and random numbers, not by PyTorch's likenesses of them; nobody is told
+# of side effects.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
     "rewrite_assert_with_torch_assert": False,
+    "trace_numpy": False,
     "use_numpy_random_stream": True,
     "side_effect_replay_policy": "silent",
 }
@@ -81,6 +83,7 @@ def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]
 def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
     spare_reports()
+    cut_where_python_is_replaced()
     before, _thread.makes_pieces = getattr(_thread, "makes_pieces", False), True
     try:
         with _settings_held():
@@ -165,6 +168,40 @@ def spare_reports() -> None:
             error.msg = _Message(error.msg)
 
     exc.Unsupported.__init__ = made
+
+
+@functools.cache
+def cut_where_python_is_replaced() -> None:
+    """Let Dynamo cut, while it makes pieces, where it has something else than Python do, of which it says nothing.
+
+    Numbers and arrays of NumPy have likenesses of other dtypes; ``max`` and ``min`` of tensors compare elements and give
+    none of their operands.
+    """
+    from torch._dynamo import exc
+    from torch._dynamo.variables.builtin import BuiltinVariable
+    from torch._dynamo.variables.tensor import NumpyNdarrayVariable, UnspecializedPythonVariable
+
+    def cut(home: Any, name: str, is_replaced: Callable[..., bool], what: str) -> None:
+        original = getattr(home, name, None)
+        if original is None:  # by another name in this PyTorch
+            return
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_thread, "makes_pieces", False) and is_replaced(*args):
+                raise exc.Unsupported(what)
+            return original(*args, **kwargs)
+
+        setattr(home, name, call)
+
+    def are_tensors(_: Any, __: Any, *operands: Any) -> bool:
+        return any(
+            getattr(each, "is_tensor", bool)() and not isinstance(each, UnspecializedPythonVariable)
+            for each in operands
+        )
+
+    cut(NumpyNdarrayVariable, "__init__", lambda *_: True, "a number or an array of NumPy")
+    cut(BuiltinVariable, "_call_min_max_binary", are_tensors, "max or min of tensors")
 
 
 # What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.

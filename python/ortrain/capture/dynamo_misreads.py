@@ -21,6 +21,10 @@ _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
 # Dynamo of 2.11 was seen to miss attributes of classes that a forward counts up, and hooks of layers
 # that are exchanged between calls: nothing that changes can be left to its guards.
 _MISSES_CHANGES = TORCH_VERSION < (2, 12)
+# By what code makes a set, or changes one.
+_MAKE_SETS = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE"})
+_SETS = frozenset({"set", "frozenset"})
+_CHANGE_SETS = frozenset({"add", "discard", "remove", "pop", "update", "clear"})
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
 
@@ -29,7 +33,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
 
     Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func,
     does not compare which of two objects a name stands for, raises errors of its own past a handler of PyTorch's,
-    half-way through, and lets a checkpoint keep the parameters that PyTorch reads again.
+    half-way through, lets a checkpoint keep the parameters that PyTorch reads again, and goes through a set in the order
+    in which items came.
 
     Args:
       module: The module.
@@ -44,12 +49,15 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
         issubclass(c, torch.autograd.Function) and c is not torch.autograd.Function
         for c in reached.classes
     )
+    holds_sets = any(isinstance(v, set) for layer in module.modules() for v in vars(layer).values())
     names: set[str] = set()
     for function in reached.functions:
         for code in _codes(function.__code__):
             names.update(code.co_names)
             if functions and not _TRANSFORMS.isdisjoint(code.co_names):
                 return "an autograd function inside of torch.func"
+            if _has_sets(code, holds_sets):
+                return f"the order of a set in {function.__qualname__}"
             if _compares_objects(code, function.__globals__):
                 return f"which object is which in {function.__qualname__}"
             if handles_errors(code):
@@ -57,6 +65,15 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     if "checkpoint" in names and any(map(_WRITES.fullmatch, names)):
         return "a checkpoint, and writes to tensors"
     return ""
+
+
+def _has_sets(code: types.CodeType, holds_sets: bool) -> bool:
+    """Tell whether a function makes a set, or may change one of the module; those for ``in`` alone are constants."""
+    if not _SETS.isdisjoint(code.co_names):
+        return True
+    if holds_sets and not _CHANGE_SETS.isdisjoint(code.co_names):
+        return True
+    return any(step.opname in _MAKE_SETS for step in dis.get_instructions(code))
 
 
 def _compares_objects(code: types.CodeType, variables: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from ortrain.capture.number_functions import functions_answer
 from ortrain.capture.size_internals import DataDependentError
 
 # These ask for the numbers of a trace by their own names.
@@ -144,6 +145,8 @@ def numbers_answer() -> Iterator[list[Exception]]:
     """
     refused: list[Exception] = []
     with contextlib.ExitStack() as stack:
+        # Within the others, which ask who calls them.
+        stack.enter_context(functions_answer(_is_users))
 
         def put(kind: type, name: str, made: Any) -> None:
             stack.enter_context(mock.patch.object(kind, name, made, create=True))

@@ -294,6 +294,12 @@ def test_powers_have_exact_logarithms() -> None:
     assert_same(lambda x: torch.erfc(x).log(), torch.linspace(-2, 8, 21, dtype=torch.float64))
 
 
+def test_gradients_of_no_logit_are_none() -> None:
+    assert_same(torch.logit, torch.tensor([0.3, 1.5, -0.2, 0.0, 1.0, NAN, INF, -1.0, 1e-30]))
+    assert_same(lambda x: torch.logit(x).nansum(), torch.tensor([0.3, 1.5, -0.2]))
+    assert_same(lambda x: torch.logit(x, 1e-3), torch.tensor([0.3, 1.5, -0.2, 0.0, 1.0]))
+
+
 def test_between_far_ends() -> None:
     ends = torch.full((4,), 1e8), torch.ones(4)
     assert_same(torch.lerp, *ends, torch.tensor([1.0, 0.75, 0.25, 0.0]))

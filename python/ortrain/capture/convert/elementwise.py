@@ -169,8 +169,13 @@ def logit(e: Emitter, x: Tensor, eps: float | None = None) -> Value:
         outside = e.node("Or", e.node("Less", value, least), e.node("Greater", value, most))
         bound = e.node("StopGradient", e.node("Clip", value, least, most), domain="ortrain")
         value = e.where(outside, bound, value)  # NaN keeps its gradient, unlike that of Clip
-    odds = e.node("Div", value, e.node("Sub", e.scalar(1.0, dtype), value))
-    return e.cast(e.node("Log", odds), given)
+    else:  # the gradient is NaN, too, where there is no logit
+        zero, one = e.scalar(0.0, dtype), e.scalar(1.0, dtype)
+        outside = e.node("Or", e.node("Less", value, zero), e.node("Greater", value, one))
+        value = e.node("Mul", value, e.where(outside, e.scalar(math.nan, dtype), one))
+    # Each by itself, so that the gradients at 0 and 1 are infinite.
+    of_rest = e.node("Log", e.node("Sub", e.scalar(1.0, dtype), value))
+    return e.cast(e.node("Sub", e.node("Log", value), of_rest), given)
 
 
 @converts(

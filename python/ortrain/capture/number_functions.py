@@ -1,0 +1,218 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What functions of Python and NumPy give the user's code for the numbers of a trace: the kind that they always give."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ortrain.capture.errors import CaptureError
+
+_LIVE = torch.SymInt, torch.SymFloat
+# NumPy's functions that are Python's operators, with floats for floats.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "negative": operator.neg,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
+# Which give floats, where Python's give ints.
+_ROUNDING: dict[str, Callable[[Any], Any]] = {
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "trunc": math.trunc,
+}
+_ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
+
+
+@contextlib.contextmanager
+def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
+    """Let functions of Python and NumPy give the user's code what they give for the numbers that those of a trace stand for.
+
+    An export has put others in the place of three of them: ``max`` and ``min`` that compare elements and take the kind
+    of either operand, a ``math.pow`` that gives ints.
+
+    Args:
+      is_users: Tells whether a frame is one of the user's code.
+    """
+    numpy = _NumPy()
+    with contextlib.ExitStack() as stack:
+
+        def put(home: Any, name: str, made: Any) -> None:
+            stack.enter_context(mock.patch.object(home, name, made, create=True))
+
+        for name, is_better in (("max", operator.gt), ("min", operator.lt)):
+            put(builtins, name, _extreme(getattr(builtins, name), is_better, is_users))
+        put(math, "pow", _float_power(math.pow, is_users))
+        for kind in _LIVE:
+            put(kind, "__array_ufunc__", numpy.called_with())
+            for name in (f"__{r}{n}__" for n in _ARITHMETIC for r in ("", "r")):
+                if hasattr(kind, name):
+                    put(kind, name, numpy.met_by(getattr(kind, name)))
+        for name in ("tensor", "as_tensor", "asarray"):
+            put(torch, name, numpy.held_by(getattr(torch, name)))
+        yield
+
+
+def _extreme(
+    replaced: Callable[..., Any],
+    is_better: Callable[[Any, Any], Any],
+    is_users: Callable[[Any], bool],
+) -> Callable[..., Any]:
+    """Return ``max`` or ``min``, which compare and give one of their operands.
+
+    Args:
+      replaced: What an export has in its place, which knows Python's.
+    """
+    python = getattr(replaced, "keywords", {}).get("real_callable", replaced)
+
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        if not is_users(sys._getframe(1)):
+            return replaced(*args, **kwargs)
+        items = args if len(args) > 1 else list(args[0]) if args else ()
+        first = items[0] if items and isinstance(items[0], torch.Tensor) else None
+        if kwargs or first is None or not all(_may_take_its_place(i, first) for i in items):
+            return python(*args, **kwargs) if len(args) != 1 else python(items, **kwargs)
+        return functools.reduce(lambda a, b: torch.where(is_better(b, a), b, a), items)
+
+    return extreme
+
+
+def _may_take_its_place(item: Any, first: torch.Tensor) -> bool:
+    """Tell whether one of two tensors of one element may stand for either, so that no number need be known."""
+    return (
+        isinstance(item, torch.Tensor)
+        and item.dtype is first.dtype
+        and item.device == first.device
+        and item.requires_grad == first.requires_grad
+        and item.dim() == first.dim() == 0
+    )
+
+
+def _float_power(
+    replaced: Callable[..., Any], is_users: Callable[[Any], bool]
+) -> Callable[..., Any]:
+    def power(base: Any, exponent: Any, /) -> Any:
+        if not is_users(sys._getframe(1)):
+            return replaced(base, exponent)
+        if not isinstance(base, _LIVE) and not isinstance(exponent, _LIVE):
+            return _POWER(base, exponent)
+        return _float_of(base) ** _float_of(exponent)
+
+    return power
+
+
+_POWER = math.pow
+
+
+def _float_of(number: Any) -> Any:
+    return torch.sym_float(number) if isinstance(number, _LIVE) else float(number)
+
+
+class _NumPy:
+    """What NumPy does with the numbers of one trace.
+
+    Attributes:
+      took_part: Whether a number of the trace may stand for one of NumPy's floats, of which tensors are made in float64.
+    """
+
+    def __init__(self) -> None:
+        self.took_part = False
+
+    def called_with(self) -> Callable[..., Any]:
+        """Return how a number of a trace answers a function of NumPy."""
+
+        def call(_: Any, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+            name = function.__name__
+            is_plain = method == "__call__" and not options and all(map(_is_number, operands))
+            if is_plain and (name in _OPERATORS or name in _ROUNDING):
+                self.took_part = True
+                if name in _OPERATORS:
+                    return _OPERATORS[name](*map(_of_python, operands))
+                return torch.sym_float(_ROUNDING[name](*operands))
+            given = [_fixed(each) for each in operands]
+            return getattr(function, method)(*given, **options)
+
+        return call
+
+    def met_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an operator of a number of a trace, which may meet a number of NumPy's."""
+
+        @functools.wraps(original)
+        def operate(number: Any, other: Any, *more: Any) -> Any:
+            if type(other).__module__ == "numpy":
+                self.took_part = True
+                if not _is_number(other):  # an array, or a number of fewer bits
+                    return getattr(operator, _name_of(original))(
+                        *_in_order(original, number, other)
+                    )
+                other = _of_python(other)
+            return original(number, other, *more)
+
+        return operate
+
+    def held_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that makes a tensor of numbers, whose dtype may be one that NumPy's floats ask for."""
+
+        @functools.wraps(original)
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.took_part and kwargs.get("dtype") is None and not args and _has_float(data):
+                raise CaptureError(
+                    "it makes a tensor of a number that NumPy may have made, whose dtype a trace does not know"
+                )
+            return original(data, *args, **kwargs)
+
+        return make
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether an operand is a number of Python, of a trace, or one of NumPy's that computes like Python's."""
+    if isinstance(value, (*_LIVE, int, float)):
+        return True
+    return type(value).__name__ in ("int64", "float64", "bool") and hasattr(value, "item")
+
+
+def _of_python(number: Any) -> Any:
+    return number.item() if type(number).__module__ == "numpy" else number
+
+
+def _fixed(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else value
+
+
+def _name_of(method: Callable[..., Any]) -> str:
+    """Return the function of ``operator`` that an operator's method stands for."""
+    name = method.__name__.strip("_")
+    return name if hasattr(operator, name) else name[1:]
+
+
+def _in_order(method: Callable[..., Any], number: Any, other: Any) -> tuple[Any, Any]:
+    is_reflected = not hasattr(operator, method.__name__.strip("_"))
+    return (other, _fixed(number)) if is_reflected else (_fixed(number), other)
+
+
+def _has_float(data: Any) -> bool:
+    if isinstance(data, (list, tuple)):
+        return any(map(_has_float, data))
+    return isinstance(data, torch.SymFloat)

@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Code in pieces gives what Python and NumPy give where Dynamo, or its code, gives something else."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+
+GAIN = np.float64(1.5)
+
+
+@pytest.fixture(autouse=True)
+def everything_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ORTRAIN_PIECES", "all")
+    yield
+    torch._dynamo.reset()
+
+
+def _counts(x: torch.Tensor) -> np.ndarray:
+    return np.bincount(x.detach().argmax(1).numpy(), minlength=4)
+
+
+CASES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "a negative base": lambda m, x: x * (-1) ** torch.arange(4),
+    "a negative float base": lambda m, x: x * (-0.5) ** torch.arange(4),
+    "a negative number": lambda m, x: x * (-1) ** m.calls,
+    "negative attributes": lambda m, x: (
+        x * (-m.calls) ** torch.arange(4) * (m.calls - 9) ** (torch.arange(4) + 1)
+    ),
+    "operator.pow": lambda m, x: x * operator.pow(-2, torch.arange(4)),
+    "class weights": lambda m, x: x * torch.from_numpy(_counts(x) / _counts(x).sum()),
+    "positions": lambda m, x: torch.from_numpy(1 / 10000 ** (np.arange(4) / 4)) * x,
+    "an array of ints divided": lambda m, x: torch.from_numpy(m.array / 3),
+    "a quantile": lambda m, x: x * torch.as_tensor(np.quantile(m.array, 0.3)),
+    "a float of NumPy": lambda m, x: (torch.arange(4) * GAIN, x * GAIN),
+    "a float of NumPy's functions": lambda m, x: (torch.arange(4) * np.ceil(m.calls / 2), x),
+    "a float of a number": lambda m, x: (
+        x * (2 if isinstance(np.float64(1) * m.calls, float) else 3)
+    ),
+    "the larger of tensors": lambda m, x: max(x.sum() * 0, x.mean() * 0) + m.layer.bias,
+    "a number or a tensor": lambda m, x: x * (2 if type(max(0.5, x.min() * 0)) is float else 3),
+    "a set": lambda m, x: [x[i % 3] for i in {9, 1, m.calls % 3 + 4}],
+    "a list of a set": lambda m, x: [x[i % 3] for i in list({3, 1, m.calls + 4})],
+    "a set of a loop": lambda m, x: [x[i % 3] for i in {v % 5 for v in (9, 3, m.calls)}],
+    "a set by its name": lambda m, x: [x[i % 3] for i in set(range(m.calls, 9, 4)) | {5}],
+}
+
+
+class Counting(nn.Module):
+    """Counts its calls, so that no graph holds it whole."""
+
+    def __init__(self, case: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.case = nn.Linear(4, 4), case
+        self.calls, self.array = 0, np.arange(4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.case(self, self.layer(x).exp())
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_compute_as_python(name: str) -> None:
+    plain = Counting(CASES[name])
+    ours, x = ORTModule(copy.deepcopy(plain)), torch.eye(4)[[0, 0, 1, 2, 3, 3]]
+    for _ in range(4):
+        expected, actual = plain(x), ours(x)
+        torch.testing.assert_close(actual, expected)
+        grads = [
+            torch.autograd.grad(
+                sum(r.sum() for r in (result if isinstance(result, (list, tuple)) else [result])),
+                list(module.parameters()),
+                allow_unused=True,
+            )
+            for result, module in ((expected, plain), (actual, ours))
+            if "divided" not in name
+        ]
+        if grads:
+            torch.testing.assert_close(*grads)
+    assert ours.calls == plain.calls == 4
+
+
+def test_compiled_powers_of_negative_numbers() -> None:
+    def signed(x: torch.Tensor) -> torch.Tensor:
+        return x * (-1) ** torch.arange(4)
+
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(torch.compile(signed, backend="ortrain")(x), signed(x))
