@@ -17,13 +17,6 @@ namespace {
 
 constexpr int kDepth = 24;  // of objects within each other; deeper ones are compared by identity
 
-// What a capture bakes in.
-bool is_baked_in(PyObject* value) {
-  const PyTypeObject* type = Py_TYPE(value);
-  return value == Py_None || type == &PyBool_Type || type == &PyLong_Type ||
-         type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
-}
-
 int64_t version_of(PyObject* tensor) {
   static PyObject* const name = PyUnicode_InternFromString("_version");
   const nb::object version = attribute(tensor, name);
@@ -187,23 +180,6 @@ bool is_library(PyObject* module_name) {
   return found == 1;
 }
 
-// Of two objects whether they are of one class and mean the same to a graph: -0.0 is not 0.0, and
-// NaN is what it was.
-bool are_equal_values(PyObject* a, PyObject* b) {
-  if (Py_TYPE(a) != Py_TYPE(b)) return false;
-  const auto are_equal_bits = [](double x, double y) {
-    return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y);
-  };
-  if (PyFloat_CheckExact(a)) return are_equal_bits(PyFloat_AsDouble(a), PyFloat_AsDouble(b));
-  if (PyComplex_CheckExact(a)) {
-    return are_equal_bits(PyComplex_RealAsDouble(a), PyComplex_RealAsDouble(b)) &&
-           are_equal_bits(PyComplex_ImagAsDouble(a), PyComplex_ImagAsDouble(b));
-  }
-  const int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-  if (equal < 0) PyErr_Clear();
-  return equal == 1;
-}
-
 // What a set holds, in its order; None where a class of its own does not tell.
 nb::object items_of(PyObject* set) {
   nb::object items = nb::steal(PySequence_Tuple(set));
@@ -294,6 +270,27 @@ nb::object attribute(PyObject* object, PyObject* name) {
   nb::object value = nb::steal(PyObject_GetAttr(object, name));
   if (!value.is_valid()) PyErr_Clear();
   return value;
+}
+
+bool is_baked_in(PyObject* value) {
+  const PyTypeObject* type = Py_TYPE(value);
+  return value == Py_None || type == &PyBool_Type || type == &PyLong_Type ||
+         type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyComplex_Type;
+}
+
+bool are_equal_values(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  const auto are_equal_bits = [](double x, double y) {
+    return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y);
+  };
+  if (PyFloat_CheckExact(a)) return are_equal_bits(PyFloat_AsDouble(a), PyFloat_AsDouble(b));
+  if (PyComplex_CheckExact(a)) {
+    return are_equal_bits(PyComplex_RealAsDouble(a), PyComplex_RealAsDouble(b)) &&
+           are_equal_bits(PyComplex_ImagAsDouble(a), PyComplex_ImagAsDouble(b));
+  }
+  const int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
 }
 
 PyObject* imported(const char* module, const char* name) {

@@ -23,6 +23,12 @@ PyObject* imported(const char* module, const char* name);
 bool is_instance(PyObject* value, PyObject* type);
 bool is_function(PyObject* value);
 
+// What a capture bakes in.
+bool is_baked_in(PyObject* value);
+// Of two objects whether they are of one class and mean the same to a graph: -0.0 is not 0.0, and
+// NaN is what it was.
+bool are_equal_values(PyObject* a, PyObject* b);
+
 bool are_equal_strings(PyObject* a, PyObject* b);
 // Whether two keys of dictionaries are one object, or equal strings.
 inline bool is_same_name(PyObject* a, PyObject* b) { return a == b || are_equal_strings(a, b); }

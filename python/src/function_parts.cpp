@@ -69,8 +69,13 @@ FunctionParts::FunctionParts(nb::object function) : function_(std::move(function
 
 bool FunctionParts::hold() const {
   size_t next = 0;
-  const bool same =
-      each([&](PyObject* part) { return next < parts_.size() && parts_[next++].ptr() == part; });
+  const bool same = each([&](PyObject* part) {
+    if (next == parts_.size()) return false;
+    PyObject* const before = parts_[next++].ptr();
+    if (part == before) return true;
+    return part != nullptr && before != nullptr && is_baked_in(before) &&
+           are_equal_values(before, part);
+  });
   return same && next == parts_.size();
 }
 

@@ -150,6 +150,7 @@ class Variables {
   int traverse(visitproc visit, void* arg) const {
     for (const Group& group : groups_) {
       if (const int found = group.dictionary.traverse(visit, arg)) return found;
+      if (const int found = group.cls.traverse(visit, arg)) return found;
       for (const Variable& variable : group.variables) {
         if (const int found = variable.traverse(visit, arg)) return found;
       }
@@ -160,19 +161,20 @@ class Variables {
  private:
   struct Group {
     WatchedDict dictionary;  // of null for those that other things can change
-    PyObject* cls;  // whose attributes they are, alive as their owner; null where they are items
+    WatchedClass cls;        // whose attributes they are; none where they are items
     std::vector<Variable> variables;
     uint64_t version = 0;  // of the dictionary or the class when they were last compared
 
-    uint64_t now() const { return cls != nullptr ? version_of_class(cls) : dictionary.version(); }
+    uint64_t now() const { return cls.is_valid() ? cls.version() : dictionary.version(); }
   };
 
   Group& group_of(PyObject* holder) {
     const auto [found, is_first] = places_.try_emplace(holder, groups_.size());
     if (is_first) {
       const bool is_class = holder != nullptr && PyType_Check(holder);
-      groups_.push_back(
-          {WatchedDict(is_class ? nullptr : holder), is_class ? holder : nullptr, {}});
+      groups_.push_back({WatchedDict(is_class ? nullptr : holder),
+                         WatchedClass(is_class ? holder : nullptr),
+                         {}});
     }
     return groups_[found->second];
   }
@@ -199,7 +201,7 @@ class LayerMethods {
 
   bool hold() {
     return std::ranges::all_of(methods_, [](Method& method) {
-      const uint64_t version = method.is_held ? version_of_class(method.owner.ptr()) : 0;
+      const uint64_t version = method.watched.version();
       if (version != 0 && version == method.version) return true;
       if (!attribute(method.owner.ptr(), method.name.ptr()).is(method.function)) return false;
       method.version = version;
@@ -211,6 +213,7 @@ class LayerMethods {
     for (const Method& method : methods_) {
       Py_VISIT(method.owner.ptr());
       Py_VISIT(method.function.ptr());
+      if (const int found = method.watched.traverse(visit, arg)) return found;
     }
     return 0;
   }
@@ -218,15 +221,16 @@ class LayerMethods {
  private:
   struct Method {
     nb::object owner, name, function;  // no function: the class has none
-    bool is_held = false;              // by the owner or one of its bases
+    WatchedClass watched;              // the owner, where it or a base holds the function
     uint64_t version = 0;              // of the owner when it was last compared
   };
 
   void take(nb::handle owner, const char* name) {
     nb::object key = nb::steal(PyUnicode_InternFromString(name));
     nb::object function = attribute(owner.ptr(), key.ptr());
-    const bool is_held = is_held_by_class(owner.ptr(), key.ptr());
-    methods_.push_back({nb::borrow(owner), std::move(key), std::move(function), is_held});
+    WatchedClass watched(is_held_by_class(owner.ptr(), key.ptr()) ? owner.ptr() : nullptr);
+    methods_.push_back(
+        {nb::borrow(owner), std::move(key), std::move(function), std::move(watched)});
   }
 
   std::vector<Method> methods_;

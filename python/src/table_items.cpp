@@ -74,8 +74,15 @@ bool TableItems::holds(nb::handle now) {
   if (!now.is(table_)) return false;
   const uint64_t version = dictionary_.version();
   if (version == 0 || version != version_) {
-    const std::vector<nb::object> items = read();
-    const auto is_same = [](const nb::object& a, const nb::object& b) { return a.is(b); };
+    std::vector<nb::object> items;
+    try {
+      items = read();
+    } catch (nb::python_error&) {  // of a mapping that a proxy shows
+      return false;
+    }
+    const auto is_same = [](const nb::object& a, const nb::object& b) {
+      return a.is(b) || (is_baked_in(a.ptr()) && are_equal_values(a.ptr(), b.ptr()));
+    };
     if (!std::ranges::equal(items, items_, is_same)) return false;
     version_ = version;
   }

@@ -4,6 +4,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "python/src/attribute_snapshot.h"
 
 namespace nb = nanobind;
@@ -35,6 +38,132 @@ bool is_held_by_class(PyObject* cls, PyObject* name) {
     PyErr_Clear();
   }
   return false;
+}
+
+#if PY_VERSION_HEX < 0x030C0000
+
+WatchedClass::WatchedClass(PyObject* cls) : class_(nb::borrow(cls)) {}
+
+WatchedClass::~WatchedClass() = default;
+
+uint64_t WatchedClass::version() const {
+  const auto number = [](const PyTypeObject* type) -> uint64_t {
+    return PyType_HasFeature(const_cast<PyTypeObject*>(type), Py_TPFLAGS_VALID_VERSION_TAG)
+               ? type->tp_version_tag
+               : 0;
+  };
+  if (!class_.is_valid()) return 0;
+  PyObject* const cls = class_.ptr();
+  const uint64_t own = number(reinterpret_cast<PyTypeObject*>(cls)), meta = number(Py_TYPE(cls));
+  return own == 0 || meta == 0 ? 0 : own << 32 | meta;
+}
+
+#else
+
+namespace {
+
+struct Record {
+  uint64_t version;
+  size_t uses;
+};
+
+struct ClassWatcher {
+  int number = -1;  // that Python gave; negative where it tells nothing
+  int (*watch)(int number, PyObject* cls) = nullptr;
+  int (*unwatch)(int number, PyObject* cls) = nullptr;
+  // Numbers a class, without which Python does not tell of changes; 0 where it is out of numbers.
+  int (*assign)(PyTypeObject* cls) = nullptr;
+  std::unordered_map<PyTypeObject*, Record> records;
+  uint64_t last = 0;  // version that was given
+};
+
+ClassWatcher& class_watcher();
+
+// Called after a numbered class, or one of its bases, was written to, which takes the number away.
+int note_class(PyTypeObject* cls) {
+  const auto found = class_watcher().records.find(cls);
+  if (found != class_watcher().records.end()) found->second.version = ++class_watcher().last;
+  return 0;
+}
+
+template <typename Function>
+void look_up(Function& function, const char* name) {
+  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+// Never freed: classes change until the interpreter has ended.
+ClassWatcher& class_watcher() {
+  static ClassWatcher* const made = [] {
+    auto* watcher = new ClassWatcher;
+#ifndef Py_GIL_DISABLED  // records have no lock
+    int (*add)(int (*callback)(PyTypeObject*)) = nullptr;
+    look_up(add, "PyType_AddWatcher");
+    look_up(watcher->watch, "PyType_Watch");
+    look_up(watcher->unwatch, "PyType_Unwatch");
+    look_up(watcher->assign, "PyUnstable_Type_AssignVersionTag");
+    if (add && watcher->watch && watcher->unwatch && watcher->assign) {
+      watcher->number = add(note_class);
+      if (watcher->number < 0) PyErr_Clear();
+    }
+#endif
+    return watcher;
+  }();
+  return *made;
+}
+
+bool begin_watching(PyTypeObject* cls) {
+  ClassWatcher& watcher = class_watcher();
+  const auto [found, is_first] = watcher.records.try_emplace(cls, Record{0, 0});
+  if (is_first) {
+    if (watcher.watch(watcher.number, reinterpret_cast<PyObject*>(cls)) != 0) {
+      PyErr_Clear();
+      watcher.records.erase(found);
+      return false;
+    }
+    found->second.version = ++watcher.last;
+  }
+  ++found->second.uses;
+  return true;
+}
+
+void end_watching(PyTypeObject* cls) {
+  ClassWatcher& watcher = class_watcher();
+  const auto found = watcher.records.find(cls);
+  if (--found->second.uses != 0) return;
+  if (watcher.unwatch(watcher.number, reinterpret_cast<PyObject*>(cls)) != 0) PyErr_Clear();
+  watcher.records.erase(found);
+}
+
+}  // namespace
+
+WatchedClass::WatchedClass(PyObject* cls) : class_(nb::borrow(cls)) {
+  if (cls == nullptr || class_watcher().number < 0) return;
+  if (!begin_watching(reinterpret_cast<PyTypeObject*>(cls))) return;
+  is_watched_ = begin_watching(Py_TYPE(cls));
+  if (!is_watched_) end_watching(reinterpret_cast<PyTypeObject*>(cls));
+}
+
+WatchedClass::~WatchedClass() {
+  if (!is_watched_) return;
+  end_watching(reinterpret_cast<PyTypeObject*>(class_.ptr()));
+  end_watching(Py_TYPE(class_.ptr()));
+}
+
+uint64_t WatchedClass::version() const {
+  if (!is_watched_) return 0;
+  ClassWatcher& watcher = class_watcher();
+  auto* const cls = reinterpret_cast<PyTypeObject*>(class_.ptr());
+  PyTypeObject* const meta = Py_TYPE(class_.ptr());
+  if (watcher.assign(cls) == 0 || watcher.assign(meta) == 0) return 0;
+  // Whichever was written to last has the largest version of all.
+  return std::max(watcher.records.at(cls).version, watcher.records.at(meta).version);
+}
+
+#endif
+
+int WatchedClass::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(class_.ptr());
+  return 0;
 }
 
 }  // namespace ortrain::python

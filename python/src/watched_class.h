@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace ortrain::python {
 
@@ -16,21 +17,39 @@ nanobind::object dictionary_of_class(nanobind::handle cls);
 // what something there makes of it when it is asked.
 bool is_held_by_class(PyObject* cls, PyObject* name);
 
-// A number that is another one whenever what a class, one of its bases or its metaclass has under a
-// name was set or removed; never again that of another state of a class. 0 where Python does not
-// tell: before 3.12 it numbers classes as they are used, and later does not show the numbers.
-inline uint64_t version_of_class([[maybe_unused]] PyObject* cls) {
-#if PY_VERSION_HEX < 0x030C0000
-  const auto number = [](const PyTypeObject* type) -> uint64_t {
-    return PyType_HasFeature(const_cast<PyTypeObject*>(type), Py_TPFLAGS_VALID_VERSION_TAG)
-               ? type->tp_version_tag
-               : 0;
-  };
-  const uint64_t own = number(reinterpret_cast<PyTypeObject*>(cls)), meta = number(Py_TYPE(cls));
-  return own == 0 || meta == 0 ? 0 : own << 32 | meta;
-#else
-  return 0;
-#endif
-}
+// A class that is kept alive, and a number that says whether it is the same as before.
+//
+// Before 3.12 Python itself numbers classes as they are used. Later it calls those that watch a
+// class when it is written to; these functions are outside of the limited API, so that they are
+// looked up at run time.
+class WatchedClass {
+ public:
+  WatchedClass() = default;
+  // Of null, nothing is told.
+  explicit WatchedClass(PyObject* cls);
+  WatchedClass(WatchedClass&& other) noexcept { swap(other); }
+  WatchedClass& operator=(WatchedClass&& other) noexcept {
+    WatchedClass(std::move(other)).swap(*this);
+    return *this;
+  }
+  WatchedClass(const WatchedClass&) = delete;
+  WatchedClass& operator=(const WatchedClass&) = delete;
+  ~WatchedClass();
+
+  bool is_valid() const { return class_.is_valid(); }
+  // Another one whenever what the class, one of its bases or its metaclass has under a name was set
+  // or removed; never again that of another state. 0 where nobody tells.
+  uint64_t version() const;
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  void swap(WatchedClass& other) noexcept {
+    std::swap(class_, other.class_);
+    std::swap(is_watched_, other.is_watched_);
+  }
+
+  nanobind::object class_;
+  bool is_watched_ = false;  // from 3.12 on
+};
 
 }  // namespace ortrain::python

@@ -179,7 +179,11 @@ def cut_where_python_is_replaced() -> None:
     """
     from torch._dynamo import exc
     from torch._dynamo.variables.builtin import BuiltinVariable
-    from torch._dynamo.variables.tensor import NumpyNdarrayVariable, UnspecializedPythonVariable
+    from torch._dynamo.variables.tensor import (
+        NumpyNdarrayVariable,
+        SymNodeVariable,
+        UnspecializedPythonVariable,
+    )
 
     def cut(home: Any, name: str, is_replaced: Callable[..., bool], what: str) -> None:
         original = getattr(home, name, None)
@@ -194,14 +198,21 @@ def cut_where_python_is_replaced() -> None:
 
         setattr(home, name, call)
 
-    def are_tensors(_: Any, __: Any, *operands: Any) -> bool:
-        return any(
+    def are_replaced(_: Any, __: Any, *operands: Any) -> bool:
+        """Tell whether there are tensors among operands, or sizes among floats, of which Python gives the very one."""
+        numbers = [each for each in operands if isinstance(each, SymNodeVariable)]
+        floats = any(isinstance(getattr(each, "value", None), float) for each in operands)
+        return bool(numbers and floats) or any(
             getattr(each, "is_tensor", bool)() and not isinstance(each, UnspecializedPythonVariable)
             for each in operands
         )
 
+    def rounds_off_ints(_: Any, __: Any, number: Any, digits: Any = None) -> bool:
+        return isinstance(number, SymNodeVariable) and digits is not None
+
     cut(NumpyNdarrayVariable, "__init__", lambda *_: True, "a number or an array of NumPy")
-    cut(BuiltinVariable, "_call_min_max_binary", are_tensors, "max or min of tensors")
+    cut(BuiltinVariable, "_call_min_max_binary", are_replaced, "max or min of tensors or sizes")
+    cut(BuiltinVariable, "call_round", rounds_off_ints, "digits of a size")
 
 
 # What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.

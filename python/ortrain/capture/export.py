@@ -195,7 +195,7 @@ class _FlatModule(nn.Module):
                             path.end(flat, tree)
                 finally:
                     changes, caches = before.restore(), before.caches.emptied()
-                    drawn, counted = read.take_back_state(), read.take_back_globals()
+                    kept = read.take_back_state()
                 refuse_caches(caches, name)
                 if any(switched) or switches_gradients_in_region(module):
                     raise CaptureError(
@@ -208,15 +208,17 @@ class _FlatModule(nn.Module):
                     raise CaptureError(
                         f"its forward prints in {printing[0]}, which a graph would not", module=name
                     )
-                if drawn:
+                if kept.drawn:
                     raise UnseenStateError(
-                        f"its forward draws from, or changes, {drawn}, which a graph would do only once",
+                        f"its forward draws from, or changes, {kept.drawn}, which a graph would do only once",
                         module=name,
                     )
-                if counted:
+                if kept.counted:
                     raise CaptureError(
-                        f"its forward changes {counted}, which a graph would not", module=name
+                        f"its forward changes {kept.counted}, which a graph would not", module=name
                     )
+                if kept.made:
+                    raise first_call_error([kept.made.replace("'", "")], name)
                 what, where = read.outside_reads()
                 if what:
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError

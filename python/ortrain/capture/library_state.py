@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import functools
 import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,173 +28,258 @@ _NO_STATE = (
     *(type, str, bytes, int, float, complex, bool, tuple, frozenset, type(None)),
 )
 
-# How to see that an object has changed, and how to set it back.
-_Watched = tuple[Callable[[], bool], Callable[[], None]]
+
+class Change(NamedTuple):
+    """What a trace has made of what a package keeps at one place.
+
+    Attributes:
+      where: The place, in words.
+      is_counted: Whether it will be another one at each call: a number, a tensor or a state in the place of another.
+      set_back: Makes it what it was.
+    """
+
+    where: str
+    is_counted: bool
+    set_back: Callable[[], None]
 
 
-class _State(NamedTuple):
+class _Kept(NamedTuple):
     """What a package keeps at one place.
 
     Attributes:
-      names: The global of its module, and attributes that lead from there; others that lead to the same object.
+      names: The global of its module, and attributes that lead there; others that lead to the same object.
       module: The first of these modules.
-      has_changed: Whether it is another one than before, by what counts a call.
-      set_back: Makes it what it was.
+      seen: Returns which change there is, None for none.
     """
 
     names: list[tuple[str, ...]]
     module: str
-    has_changed: Callable[[], bool]
-    set_back: Callable[[], None]
+    seen: Callable[[str, Collection[str]], Change | None]
 
 
 class LibraryState:
     """The state of packages at the moment at which this is made.
+
+    Objects that do not let themselves be looked at are left out.
 
     Args:
       modules: Of the packages.
     """
 
     def __init__(self, modules: Iterable[types.ModuleType]) -> None:
-        self._kinds: dict[type, _Kind | None] = dict.fromkeys(_NO_STATE)
-        self._known: dict[int, list[_State]] = {}  # by the object
+        # By the class, which need not be hashable; kept alive beside it.
+        self._kinds: dict[int, tuple[type, _Kind | None]] = {id(c): (c, None) for c in _NO_STATE}
+        self._known: dict[int, _Kept | None] = {}  # by the object
         for module in modules:
             table = vars(module)
             for name, value in list(table.items()):
-                self._take(table, (name,), value, module.__name__)
+                self._take(table, (name,), value, str(table.get("__name__")))
 
-    def take_back(self, names: Collection[str]) -> str:
-        """Set back what has changed since, as far as code led there by names; return which that was, "" for none."""
-        found = ""
-        for state in itertools.chain.from_iterable(self._known.values()):
-            is_named = any(all(name in names for name in way) for way in state.names)
-            if is_named and state.has_changed():
-                state.set_back()
-                found = f"'{'.'.join(state.names[0])}' of {state.module}"
+    def changes(self, names: Collection[str]) -> list[Change]:
+        """Return what has changed since, as far as code led there by names."""
+        found = []
+        for kept in self._known.values():
+            if kept is None or not any(all(n in names for n in way) for way in kept.names):
+                continue
+            with contextlib.suppress(
+                Exception
+            ):  # of what the package's objects do when they are asked
+                change = kept.seen(f"'{'.'.join(kept.names[0])}' of {kept.module}", names)
+                found += [] if change is None else [change]
         return found
 
     def _take(
         self, holder: dict[str, Any], names: tuple[str, ...], value: Any, module: str
     ) -> None:
         cls = type(value)
-        try:
-            kind = self._kinds[cls]
-        except KeyError:
-            kind = self._kinds[cls] = _kind_of(cls)
+        if id(cls) not in self._kinds:
+            kind = None
+            with contextlib.suppress(Exception):  # of a metaclass
+                kind = _kind_of(cls)
+            self._kinds[id(cls)] = cls, kind
+        kind = self._kinds[id(cls)][1]
         if kind is None:
             return
         if id(value) in self._known:
-            for state in self._known[id(value)]:
-                state.names.append((*names, *state.names[0][len(names) :]))
+            if (known := self._known[id(value)]) is not None:
+                known.names.append(names)
             return
-        states = self._known[id(value)] = []
-        if kind is not _watched_object:
-            if (watched := kind(holder, names[-1], value)) is not None:
-                states.append(_State([names], module, *watched))
+        self._known[id(value)] = None
+        attributes = attributes_of(value) if kind is _seen_attributes else None
+        if kind is _seen_attributes and (attributes is None or len(names) > _MOST_OBJECTS):
             return
-        attributes = attributes_of(value)
-        if attributes is None or len(names) > _MOST_OBJECTS:
-            return
-        for name, held in list(attributes.items()):
-            if is_counted(type(held)):
-                states.append(_State([(*names, name)], module, *_watched_item(attributes, name)))
-            else:
-                self._take(attributes, (*names, name), held, module)
+        with contextlib.suppress(Exception):  # of a class that answers in its own way
+            if kind is _seen_count:
+                kind = functools.partial(_seen_count, holder, names[-1])
+            seen = kind(value if attributes is None else attributes)
+            if seen is not None:
+                self._known[id(value)] = _Kept([names], module, seen)
+        for name, held in list((attributes or {}).items()):
+            self._take(attributes or {}, (*names, name), held, module)
+
+
+def changes_of_globals(
+    before: Mapping[str, Any], table: dict[str, Any], names: Iterable[str]
+) -> Iterator[Change]:
+    """Return what has changed of the globals that a module had before."""
+    for name in names:
+        if name in before and name in table and table[name] is not before[name]:
+            yield Change(
+                f"'{name}' of {table.get('__name__')}",
+                is_another_count(before[name], table[name]),
+                functools.partial(table.__setitem__, name, before[name]),
+            )
 
 
 def is_counted(cls: type) -> bool:
     """Tell whether values of a class may be counts or averages, and not flags that something was done."""
-    return issubclass(cls, (int, float, complex, torch.Tensor)) and cls is not bool
+    return issubclass(cls, (int, float, complex, *_OF_TRACES)) and cls is not bool
 
 
 def is_another_count(before: Any, now: Any) -> bool:
     """Tell whether a number or a tensor has taken the place of another one."""
     if now is before or not (is_counted(type(before)) and is_counted(type(now))):
         return False
-    if isinstance(before, torch.Tensor) or isinstance(now, torch.Tensor):
+    if isinstance(before, _OF_TRACES) or isinstance(now, _OF_TRACES):
         return True
     return bool((type(now), now) != (type(before), before))
 
 
-# Of what holds an object, the name under which it does so, and the object; None where nothing of it counts.
-_Kind = Callable[[dict[str, Any], str, Any], "_Watched | None"]
+_OF_TRACES = torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool
+
+
+_Seen = Callable[[str, Collection[str]], "Change | None"]
+# Of an object; None where nothing of it counts.
+_Kind = Callable[[Any], "_Seen | None"]
 
 
 def _kind_of(cls: type) -> _Kind | None:
-    """Return what counts of objects of a class; None for nothing."""
+    """Return how what counts of objects of a class is seen; None for nothing."""
     if issubclass(cls, random.Random):
-        return None if issubclass(cls, random.SystemRandom) else _watched_random
+        return None if issubclass(cls, random.SystemRandom) else _seen_random
     numpy = sys.modules.get("numpy")
     if numpy and issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
-        return _watched_bits
+        return _seen_bits
     if cls is itertools.count:
-        return _watched_iterator
+        return _seen_count
     if issubclass(cls, dict):
-        return _watched_table
+        return _seen_table
     if issubclass(cls, (list, collections.deque)):
-        return _watched_list
-    return _watched_object if is_of_library(cls) else None
+        return _seen_list
+    if issubclass(cls, set):
+        return _seen_set
+    return _seen_attributes if is_of_library(cls) else None
 
 
-def _watched_object(_: Any, __: str, ___: Any) -> None:
-    """Stand for objects of packages: their attributes count one by one."""
+def _told(read: Callable[[], Any], write: Callable[[Any], Any]) -> _Seen:
+    """Watch a state that is told and written as a whole."""
+    before = read()
+
+    def seen(where: str, _: Collection[str]) -> Change | None:
+        if is_equal(read(), before):
+            return None
+        return Change(where, True, lambda: write(before))
+
+    return seen
 
 
-def _watched_item(attributes: dict[str, Any], name: str) -> _Watched:
-    before = attributes[name]
-    return (
-        lambda: is_another_count(before, attributes.get(name)),
-        lambda: attributes.update({name: before}),
-    )
+def _seen_random(generator: random.Random) -> _Seen:
+    return _told(generator.getstate, generator.setstate)
 
 
-def _watched_random(_: Any, __: str, generator: random.Random) -> _Watched:
-    before = generator.getstate()
-    return lambda: generator.getstate() != before, lambda: generator.setstate(before)
-
-
-def _watched_bits(_: Any, __: str, generator: Any) -> _Watched:
+def _seen_bits(generator: Any) -> _Seen:
     """Watch a generator of NumPy; one of the earlier kind has one of the later kind's within."""
     bits = getattr(generator, "bit_generator", None) or generator._bit_generator
-    before = copy.deepcopy(bits.state)
-    return lambda: not is_equal(bits.state, before), lambda: setattr(bits, "state", before)
+    return _told(lambda: copy.deepcopy(bits.state), functools.partial(setattr, bits, "state"))
 
 
-def _watched_iterator(holder: dict[str, Any], name: str, count: Any) -> _Watched:
+def _seen_count(holder: dict[str, Any], name: str, count: Any) -> _Seen:
     """Watch a count; nobody can set one back, so that another one takes its place."""
     before = copy.copy(count)
-    return lambda: repr(count) != repr(before), lambda: holder.update({name: before})
+
+    def seen(where: str, _: Collection[str]) -> Change | None:
+        if repr(count) == repr(before):
+            return None
+        return Change(where, True, functools.partial(holder.__setitem__, name, before))
+
+    return seen
 
 
-def _watched_table(_: Any, __: str, table: dict[Any, Any]) -> _Watched | None:
-    """Watch the numbers of a table; more items may come."""
-    if dict.__len__(table) > _MOST_ITEMS:
+def _seen_table(table: dict[Any, Any]) -> _Seen | None:
+    return _seen_items(table, lambda _, __: True) if dict.__len__(table) <= _MOST_ITEMS else None
+
+
+def _seen_attributes(attributes: dict[str, Any]) -> _Seen | None:
+    """Watch the attributes of an object that code names."""
+    return _seen_items(attributes, lambda name, names: name in names)
+
+
+def _seen_items(table: dict[Any, Any], counts: Callable[[Any, Collection[str]], bool]) -> _Seen:
+    before = dict(dict.items(table))
+
+    def seen(where: str, names: Collection[str]) -> Change | None:
+        now = dict(dict.items(table))
+        others = {k: v for k, v in now.items() if k not in before or before[k] is not v}
+        gone = before.keys() - now.keys()
+        differing = [k for k in (*others, *gone) if counts(k, names)]
+        if not differing:
+            return None
+
+        def set_back() -> None:
+            for key in differing:
+                if key in before:
+                    dict.__setitem__(table, key, before[key])
+                else:
+                    dict.pop(table, key, None)
+
+        pairs = [(before.get(key), now.get(key)) for key in differing]
+        return Change(
+            where,
+            any(is_another_count(*pair) for pair in pairs),
+            set_back,
+        )
+
+    return seen
+
+
+def _seen_set(items: set[Any]) -> _Seen | None:
+    if set.__len__(items) > _MOST_ITEMS:
         return None
-    counts = {key: value for key, value in dict.items(table) if is_counted(type(value))}
-    if not counts:
-        return None
+    before = set.copy(items)
 
-    def has_changed() -> bool:
-        return any(is_another_count(count, dict.get(table, key)) for key, count in counts.items())
+    def seen(where: str, _: Collection[str]) -> Change | None:
+        if set.__eq__(items, before):
+            return None
 
-    return has_changed, lambda: dict.update(table, counts)
+        def set_back() -> None:
+            set.intersection_update(items, before)
+            set.update(items, before)
+
+        return Change(where, False, set_back)
+
+    return seen
 
 
-def _watched_list(_: Any, __: str, items: Any) -> _Watched | None:
-    """Watch a list or a queue of numbers, and those that come."""
+def _seen_list(items: Any) -> _Seen | None:
+    """Watch a list or a queue; of numbers, those that come count too."""
     kind: Any = list if isinstance(items, list) else collections.deque
-    before = list(kind.__iter__(items)) if kind.__len__(items) <= _MOST_ITEMS else [None]
-    if not all(is_counted(type(item)) for item in before):
+    if kind.__len__(items) > _MOST_ITEMS:
         return None
+    before = list(kind.__iter__(items))
 
-    def has_changed() -> bool:
+    def seen(where: str, _: Collection[str]) -> Change | None:
         now = list(kind.__iter__(items))
         if len(now) == len(before):
-            return any(map(is_another_count, before, now))
-        return all(is_counted(type(item)) for item in now)
+            if all(a is b for a, b in zip(now, before, strict=True)):
+                return None
+            counted = any(map(is_another_count, before, now))
+        else:
+            counted = all(is_counted(type(item)) for item in (*before, *now))
 
-    def set_back() -> None:
-        kind.clear(items)
-        kind.extend(items, before)
+        def set_back() -> None:
+            kind.clear(items)
+            kind.extend(items, before)
 
-    return has_changed, set_back
+        return Change(where, counted, set_back)
+
+    return seen

@@ -27,7 +27,7 @@ from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
 from ortrain.capture.library_reads import Variable, library_reads
-from ortrain.capture.library_state import LibraryState, is_another_count
+from ortrain.capture.library_state import Change, LibraryState, changes_of_globals
 from ortrain.capture.names_in_code import codes_in, globals_of
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
@@ -260,29 +260,33 @@ class NamesRead:
         naming = tuple(filter(_is_users, self._codes))
         return tuple(library_reads(self._codes, naming, layers, reached))
 
-    def take_back_state(self) -> str:
-        """Set back what objects of installed packages count, collect and draw; return which, "" for none."""
+    def take_back_state(self) -> StateChanged:
+        """Set back what code of installed packages has changed of what these keep, and return where that is."""
         state, self._state = self._state, LibraryState(())
-        return state.take_back(
-            {n for code in self._codes if _is_users(code) for n in code.co_names}
-        )
-
-    def take_back_globals(self) -> str:
-        """Set back the numbers and tensors that code of installed packages has set in its modules; return which, "" for none."""
         before = {values["__name__"]: values for values in self._globals}
-        found = ""
+        named: set[str] = set()
+        in_globals: list[Change] = []
         for code, table in self._codes.items():
-            if _STORES not in code.co_code[::2] or not is_installed(code.co_filename):
+            if not _is_users(code):
                 continue
-            held = before.get(table.get("__name__", ""), {})
-            for step in dis.get_instructions(code):
-                name = step.argval
-                if step.opname != "STORE_GLOBAL" or name not in held or name not in table:
-                    continue
-                if is_another_count(held[name], table[name]):
-                    table[name] = held[name]
-                    found = f"'{name}' of {table['__name__']}"
-        return found
+            named.update(code.co_names)
+            if _STORES in code.co_code[::2] and is_installed(code.co_filename):
+                names = {
+                    step.argval
+                    for step in dis.get_instructions(code)
+                    if step.opname == "STORE_GLOBAL"
+                }
+                held = before.get(table.get("__name__", ""), {})
+                in_globals += changes_of_globals(held, table, names)
+        in_objects = state.changes(named)
+        every = [*in_objects, *in_globals]
+        for change in every:
+            change.set_back()
+        return StateChanged(
+            next((c.where for c in in_objects if c.is_counted), ""),
+            next((c.where for c in in_globals if c.is_counted), ""),
+            next((c.where for c in every), ""),
+        )
 
     def asks_of_memory(self) -> MemoryQuestions:
         """Return what the user's own code may ask of how tensors lie in memory."""
@@ -344,6 +348,20 @@ class MemoryQuestions(NamedTuple):
     gaps: bool = False
     copies: bool = False
     storage: bool = False
+
+
+class StateChanged(NamedTuple):
+    """Where installed packages keep what a forward has changed, in words, "" for nowhere.
+
+    Attributes:
+      drawn: In objects of theirs, what is another number, state or list at each call.
+      counted: In globals.
+      made: Anywhere, as a first call does.
+    """
+
+    drawn: str
+    counted: str
+    made: str
 
 
 class OthersFunctions(NamedTuple):

@@ -19,23 +19,17 @@ import torch
 from ortrain.capture.errors import CaptureError
 
 _LIVE = torch.SymInt, torch.SymFloat
-# NumPy's functions that are Python's operators, with floats for floats.
+# NumPy's functions that are Python's operators.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
     "divide": operator.truediv,
-    "floor_divide": operator.floordiv,
-    "remainder": operator.mod,
     "negative": operator.neg,
-    "less": operator.lt,
-    "less_equal": operator.le,
-    "greater": operator.gt,
-    "greater_equal": operator.ge,
-    "equal": operator.eq,
-    "not_equal": operator.ne,
 }
-# Which give floats, where Python's give ints.
+# Of ints they and what comes of them have 64 bits.
+_MOST = 1 << 31
+# Which give floats of floats, where Python's give ints.
 _ROUNDING: dict[str, Callable[[Any], Any]] = {
     "ceil": math.ceil,
     "floor": math.floor,
@@ -60,11 +54,12 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
         def put(home: Any, name: str, made: Any) -> None:
             stack.enter_context(mock.patch.object(home, name, made, create=True))
 
-        for name, is_better in (("max", operator.gt), ("min", operator.lt)):
-            put(builtins, name, _extreme(getattr(builtins, name), is_better, is_users))
+        for name in ("max", "min"):
+            put(builtins, name, _extreme(getattr(builtins, name), is_users))
         put(math, "pow", _float_power(math.pow, is_users))
         for kind in _LIVE:
             put(kind, "__array_ufunc__", numpy.called_with())
+            put(kind, "__array__", numpy.array)
             for name in (f"__{r}{n}__" for n in _ARITHMETIC for r in ("", "r")):
                 if hasattr(kind, name):
                     put(kind, name, numpy.met_by(getattr(kind, name)))
@@ -73,11 +68,7 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
         yield
 
 
-def _extreme(
-    replaced: Callable[..., Any],
-    is_better: Callable[[Any, Any], Any],
-    is_users: Callable[[Any], bool],
-) -> Callable[..., Any]:
+def _extreme(replaced: Callable[..., Any], is_users: Callable[[Any], bool]) -> Callable[..., Any]:
     """Return ``max`` or ``min``, which compare and give one of their operands.
 
     Args:
@@ -86,26 +77,9 @@ def _extreme(
     python = getattr(replaced, "keywords", {}).get("real_callable", replaced)
 
     def extreme(*args: Any, **kwargs: Any) -> Any:
-        if not is_users(sys._getframe(1)):
-            return replaced(*args, **kwargs)
-        items = args if len(args) > 1 else list(args[0]) if args else ()
-        first = items[0] if items and isinstance(items[0], torch.Tensor) else None
-        if kwargs or first is None or not all(_may_take_its_place(i, first) for i in items):
-            return python(*args, **kwargs) if len(args) != 1 else python(items, **kwargs)
-        return functools.reduce(lambda a, b: torch.where(is_better(b, a), b, a), items)
+        return (python if is_users(sys._getframe(1)) else replaced)(*args, **kwargs)
 
     return extreme
-
-
-def _may_take_its_place(item: Any, first: torch.Tensor) -> bool:
-    """Tell whether one of two tensors of one element may stand for either, so that no number need be known."""
-    return (
-        isinstance(item, torch.Tensor)
-        and item.dtype is first.dtype
-        and item.device == first.device
-        and item.requires_grad == first.requires_grad
-        and item.dim() == first.dim() == 0
-    )
 
 
 def _float_power(
@@ -133,10 +107,17 @@ class _NumPy:
 
     Attributes:
       took_part: Whether a number of the trace may stand for one of NumPy's floats, of which tensors are made in float64.
+      array: An attribute of numbers, which NumPy asks for when it makes an array of objects, and which there is not.
     """
 
     def __init__(self) -> None:
         self.took_part = False
+
+        def array(_: Any) -> Any:
+            self.took_part = True
+            raise AttributeError("__array__")
+
+        self.array = property(array)
 
     def called_with(self) -> Callable[..., Any]:
         """Return how a number of a trace answers a function of NumPy."""
@@ -148,7 +129,9 @@ class _NumPy:
                 self.took_part = True
                 if name in _OPERATORS:
                     return _OPERATORS[name](*map(_of_python, operands))
-                return torch.sym_float(_ROUNDING[name](*operands))
+                (number,) = operands
+                if isinstance(number, torch.SymFloat):
+                    return torch.sym_float(_ROUNDING[name](number))
             given = [_fixed(each) for each in operands]
             return getattr(function, method)(*given, **options)
 
@@ -186,9 +169,9 @@ class _NumPy:
 
 def _is_number(value: Any) -> bool:
     """Tell whether an operand is a number of Python, of a trace, or one of NumPy's that computes like Python's."""
-    if isinstance(value, (*_LIVE, int, float)):
+    if isinstance(value, (*_LIVE, float)):
         return True
-    return type(value).__name__ in ("int64", "float64", "bool") and hasattr(value, "item")
+    return (type(value) is int or type(value).__name__ == "int64") and abs(value) < _MOST
 
 
 def _of_python(number: Any) -> Any:

@@ -26,6 +26,7 @@ import random
 import types
 
 import numpy
+import torch
 
 ORDERED = collections.OrderedDict(a=1.0, b=3.0)
 NESTED = {"a": {"b": [1.0, {"c": 2.0}]}}
@@ -248,6 +249,55 @@ def failing(x):
     return x * COUNTS["calls"] * DRAWS.random()
 
 
+class State:
+    def __init__(self):
+        self.table, self.number = None, 0
+
+
+STATE = State()
+DONE = {"done": False, "value": 0}
+SIZES = []
+IS_ON = False
+ROWS = 0
+
+
+def caching(x):
+    if STATE.table is None:
+        STATE.table = torch.ones(3) * 2
+    return x * STATE.table
+
+
+def initializing(x):
+    if not DONE["done"]:
+        DONE["value"] = 7
+        DONE["done"] = True
+    return x * DONE["value"]
+
+
+def initializing_objects(x):
+    if STATE.table is None:
+        STATE.table, STATE.number = object(), 3
+    return x * STATE.number
+
+
+def keeping_sizes(x):
+    SIZES.append(x.shape[0])
+    STATE.number += x.shape[0]
+    return x * sum(SIZES) * STATE.number
+
+
+def summing_sizes(x):
+    global ROWS
+    ROWS += x.shape[0]
+    return x * ROWS
+
+
+def switching(x):
+    global IS_ON
+    IS_ON = not IS_ON
+    return x * (2 if IS_ON else 3)
+
+
 @functools.singledispatch
 def dispatched(x):
     return x * 2
@@ -373,7 +423,8 @@ def test_graphs_on_disk_are_those_of_contents(
     "function",
     [
         *("counting_queue", "counting_list", "counting_table", "counting_iterator", "drawing"),
-        *("drawing_bits", "counting_object", "failing"),
+        *("drawing_bits", "counting_object", "failing", "caching", "initializing"),
+        *("initializing_objects", "keeping_sizes", "summing_sizes", "switching"),
     ],
 )
 def test_what_packages_count_and_draw_is_not_read_once(
@@ -386,3 +437,40 @@ def test_what_packages_count_and_draw_is_not_read_once(
     wanted = [Net(getattr(plain, function))(x) for _ in range(4)]
     for each in wanted:
         torch.testing.assert_close(model(x), each)
+
+
+def test_packages_that_refuse_to_be_looked_at_do_not_matter(
+    imported_package: Callable[..., types.ModuleType],
+) -> None:
+    source = """
+import random
+
+
+class Meta(type):
+    def __eq__(cls, other):
+        return cls is other
+
+
+class Unhashable(metaclass=Meta):
+    pass
+
+
+class Refusing(random.Random):
+    def getstate(self):
+        raise RuntimeError
+
+
+UNHASHABLE, REFUSING = Unhashable(), Refusing()
+"""
+    imported_package(f"installed_box{next(_numbers)}", {"": source})
+    ours = ORTModule(nn.Linear(2, 2))
+    ours(torch.ones(1, 2))
+    assert [record.fallback for record in ours.report().captures] == [""]
+
+
+def test_equal_numbers_set_anew_are_no_others(box: types.ModuleType) -> None:
+    ours, x = ORTModule(Net(box.by_setting)), torch.ones(3)
+    for _ in range(3):
+        box.SETTING.set(float("1.5"))
+        ours(x)
+    assert len(ours.report().captures) == 1

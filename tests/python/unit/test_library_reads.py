@@ -414,11 +414,14 @@ def test_numbers_that_packages_count_are_counted(toolbox: types.ModuleType, func
         torch.testing.assert_close(ours(x), each)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs in")
 def test_flags_that_packages_set_are_left(toolbox: types.ModuleType) -> None:
     ours, x = ORTModule(Net(toolbox.by_flag)), torch.ones(2)
     for _ in range(2):
         torch.testing.assert_close(ours(x), 3 * x)
-    assert [record.fallback for record in ours.report().captures] == [""]
+    # Of the call that sets it PyTorch knows what it does; the others are those of a graph.
+    first, second = (record.fallback for record in ours.report().captures)
+    assert "HAS_WARNED of" in first and second == ""
 
 
 def test_methods_that_are_named_alone_are_the_same(toolbox: types.ModuleType) -> None:
