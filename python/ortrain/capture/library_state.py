@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import enum
 import functools
 import itertools
 import random
@@ -16,16 +17,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ortrain.capture.library_reads import attributes_of, is_of_library
+from ortrain.capture.library_reads import attributes_of, is_of_library, slot_of, slots_of
 from ortrain.capture.shallow_copies import is_equal
 
 _MOST_ITEMS = 1024
-_MOST_OBJECTS = 3  # within each other
+_MOST_BYTES = 1 << 16  # of a tensor
+_MOST_HOLDERS = 3  # within each other
 # Of the globals of modules, most; the numbers among them are told by the code that sets them.
 _NO_STATE = (
-    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
-    *(type, str, bytes, int, float, complex, bool, tuple, frozenset, type(None)),
+    *(types.BuiltinFunctionType, types.ModuleType, enum.EnumMeta),
+    *(str, bytes, int, float, complex, bool, tuple, frozenset, type(None)),
 )
 
 
@@ -79,11 +82,11 @@ class LibraryState:
         """Return what has changed since, as far as code led there by names."""
         found = []
         for kept in self._known.values():
-            if kept is None or not any(all(n in names for n in way) for way in kept.names):
+            # The last name alone: objects have others by which code comes to them.
+            if kept is None or not any(way[-1] in names for way in kept.names):
                 continue
-            with contextlib.suppress(
-                Exception
-            ):  # of what the package's objects do when they are asked
+            # Of what a package's objects do when they are asked.
+            with contextlib.suppress(Exception):
                 change = kept.seen(f"'{'.'.join(kept.names[0])}' of {kept.module}", names)
                 found += [] if change is None else [change]
         return found
@@ -92,30 +95,47 @@ class LibraryState:
         self, holder: dict[str, Any], names: tuple[str, ...], value: Any, module: str
     ) -> None:
         cls = type(value)
-        if id(cls) not in self._kinds:
+        known_kind = self._kinds.get(id(cls))
+        if known_kind is None:
             kind = None
             with contextlib.suppress(Exception):  # of a metaclass
                 kind = _kind_of(cls)
-            self._kinds[id(cls)] = cls, kind
-        kind = self._kinds[id(cls)][1]
-        if kind is None:
+            known_kind = self._kinds[id(cls)] = cls, kind
+        kind = known_kind[1]
+        if kind is None or (kind is _seen_function and _holds_nothing(value)):
             return
         if id(value) in self._known:
             if (known := self._known[id(value)]) is not None:
                 known.names.append(names)
             return
         self._known[id(value)] = None
-        attributes = attributes_of(value) if kind is _seen_attributes else None
-        if kind is _seen_attributes and (attributes is None or len(names) > _MOST_OBJECTS):
+        if len(names) > _MOST_HOLDERS:
             return
+        held: Iterable[tuple[str, Any]] = ()
         with contextlib.suppress(Exception):  # of a class that answers in its own way
+            seen: _Seen | None
             if kind is _seen_count:
-                kind = functools.partial(_seen_count, holder, names[-1])
-            seen = kind(value if attributes is None else attributes)
+                seen = _seen_count(holder, names[-1], value)
+            elif kind is _seen_class:
+                seen, held = self._of_class(value, module)
+            else:
+                seen, held = kind(value), _held_by(value, names[-1])
             if seen is not None:
                 self._known[id(value)] = _Kept([names], module, seen)
-        for name, held in list((attributes or {}).items()):
-            self._take(attributes or {}, (*names, name), held, module)
+        attributes = attributes_of(value) or {}
+        for name, each in held:
+            self._take(attributes, (*names, name), each, module)
+
+    def _of_class(self, cls: type, module: str) -> tuple[_Seen | None, list[tuple[str, Any]]]:
+        """Return what counts of a class that is of this module: what it holds besides its code."""
+        if cls.__module__ != module:
+            return None, []
+        held = [
+            (name, value)
+            for name, value in type.__getattribute__(cls, "__dict__").items()
+            if type(value) not in _OF_CODE and name[:2] != "__"
+        ]
+        return (_seen_class(cls, dict(held)) if held else None), held
 
 
 def changes_of_globals(
@@ -150,7 +170,44 @@ _OF_TRACES = torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool
 
 _Seen = Callable[[str, Collection[str]], "Change | None"]
 # Of an object; None where nothing of it counts.
-_Kind = Callable[[Any], "_Seen | None"]
+_Kind = Callable[..., "_Seen | None"]
+# Of what a class holds.
+_OF_CODE = frozenset(
+    {types.FunctionType, staticmethod, classmethod, property, str, types.MemberDescriptorType}
+    | {types.GetSetDescriptorType, functools.cached_property, tuple, type}
+)
+
+
+def _holds_nothing(function: types.FunctionType) -> bool:
+    return (
+        function.__closure__ is None
+        and not function.__dict__
+        and (
+            function.__defaults__ is None
+            or all(type(d) in _NO_STATE for d in function.__defaults__)
+        )
+        and function.__kwdefaults__ is None
+    )
+
+
+def _held_by(value: Any, name: str) -> list[tuple[str, Any]]:
+    """Return what an object, a table or a function holds, under the names by which code comes there."""
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        wrapped = value.__dict__.get("__wrapped__")
+        return [(name, each) for each in (*cells, *defaults, wrapped)]
+    if isinstance(value, (dict, list, collections.deque)):
+        items = list(dict.values(value)) if isinstance(value, dict) else list(value)
+        is_of_texts = len(items) > _MOST_ITEMS or not items or type(items[0]) in _PLAIN
+        return [] if is_of_texts else [(name, each) for each in items]
+    slots = [(slot, slot_of(value, slot)) for slot in slots_of(value)]
+    return [*slots, *(attributes_of(value) or {}).items()]
+
+
+_EMPTY = types.CellType()
+# Of which tables hold nothing else.
+_PLAIN = (str, type, int, float, tuple, types.FunctionType)
 
 
 def _kind_of(cls: type) -> _Kind | None:
@@ -160,8 +217,14 @@ def _kind_of(cls: type) -> _Kind | None:
     numpy = sys.modules.get("numpy")
     if numpy and issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
         return _seen_bits
+    if issubclass(cls, torch.Tensor):
+        return _seen_tensor
     if cls is itertools.count:
         return _seen_count
+    if issubclass(cls, type):
+        return _seen_class
+    if cls is types.FunctionType:
+        return _seen_function
     if issubclass(cls, dict):
         return _seen_table
     if issubclass(cls, (list, collections.deque)):
@@ -193,6 +256,27 @@ def _seen_bits(generator: Any) -> _Seen:
     return _told(lambda: copy.deepcopy(bits.state), functools.partial(setattr, bits, "state"))
 
 
+def _seen_tensor(tensor: torch.Tensor) -> _Seen | None:
+    """Watch what a small tensor holds: a trace writes to one that it does not know as it stands."""
+    if tensor.numel() * tensor.element_size() > _MOST_BYTES or tensor.device.type != "cpu":
+        return None
+    with _disable_current_modes(), torch.no_grad():
+        before = tensor.detach().clone()
+    version = tensor._version
+
+    def seen(where: str, _: Collection[str]) -> Change | None:
+        if tensor._version == version:
+            return None
+
+        def set_back() -> None:
+            with _disable_current_modes(), torch.no_grad():
+                tensor.copy_(before)
+
+        return Change(where, True, set_back)
+
+    return seen
+
+
 def _seen_count(holder: dict[str, Any], name: str, count: Any) -> _Seen:
     """Watch a count; nobody can set one back, so that another one takes its place."""
     before = copy.copy(count)
@@ -209,9 +293,63 @@ def _seen_table(table: dict[Any, Any]) -> _Seen | None:
     return _seen_items(table, lambda _, __: True) if dict.__len__(table) <= _MOST_ITEMS else None
 
 
-def _seen_attributes(attributes: dict[str, Any]) -> _Seen | None:
-    """Watch the attributes of an object that code names."""
+def _seen_attributes(value: Any) -> _Seen | None:
+    """Watch the attributes and slots of an object that code names."""
+    attributes, slots = attributes_of(value), slots_of(value)
+    of_slots = _seen_fields(
+        {n: slot_of(value, n) for n in slots},
+        functools.partial(slot_of, value),
+        functools.partial(object.__setattr__, value),
+    )
+    if attributes is None:
+        return of_slots if slots else None
     return _seen_items(attributes, lambda name, names: name in names)
+
+
+def _seen_class(cls: type, held: dict[str, Any]) -> _Seen:
+    """Watch the attributes of a class that code names."""
+    table = type.__getattribute__(cls, "__dict__")
+    return _seen_fields(held, table.get, functools.partial(type.__setattr__, cls))
+
+
+def _seen_function(function: types.FunctionType) -> _Seen | None:
+    """Watch what a function closes over; or else its attributes."""
+    cells = [cell for cell in function.__closure__ or () if cell != _EMPTY]
+    if not cells:
+        others = function.__dict__.keys() - {"__wrapped__"}
+        return _seen_items(function.__dict__, lambda name, names: name in names) if others else None
+    before = [cell.cell_contents for cell in cells]
+
+    def seen(where: str, _: Collection[str]) -> Change | None:
+        now = [cell.cell_contents for cell in cells]
+        if all(a is b for a, b in zip(now, before, strict=True)):
+            return None
+
+        def set_back() -> None:
+            for cell, content in zip(cells, before, strict=True):
+                cell.cell_contents = content
+
+        return Change(where, any(map(is_another_count, before, now)), set_back)
+
+    return seen
+
+
+def _seen_fields(
+    before: dict[str, Any], read: Callable[[str], Any], write: Callable[[str, Any], None]
+) -> _Seen:
+    def seen(where: str, names: Collection[str]) -> Change | None:
+        differing = [n for n, value in before.items() if n in names and read(n) is not value]
+        if not differing:
+            return None
+
+        def set_back() -> None:
+            for name in differing:
+                write(name, before[name])
+
+        counted = any(is_another_count(before[name], read(name)) for name in differing)
+        return Change(f"{where} ({', '.join(differing)})", counted, set_back)
+
+    return seen
 
 
 def _seen_items(table: dict[Any, Any], counts: Callable[[Any, Collection[str]], bool]) -> _Seen:

@@ -136,11 +136,12 @@ class NamesRead:
         """Record the code of this thread's functions."""
         self.has_begun = True
         self._handled.clear()
-        packages = list(_packages())
-        self._globals = [dict(vars(module)) for module in packages]
-        self._state = LibraryState(packages)
-        with without_collections(), without_collection_callbacks(), self._watching():
-            yield
+        with without_collections(), without_collection_callbacks():
+            packages = list(_packages())
+            self._globals = [dict(vars(module)) for module in packages]
+            self._state = LibraryState(packages)
+            with self._watching():
+                yield
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:

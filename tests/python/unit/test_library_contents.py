@@ -254,6 +254,76 @@ class State:
         self.table, self.number = None, 0
 
 
+class Classy:
+    calls = 0
+    table = {"calls": 0}
+
+    @classmethod
+    def counted(cls, x):
+        cls.calls += 1
+        return x * cls.calls
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+
+SLOTTED = Slotted()
+SLOTTED.calls = 0
+EMPTY = {}
+DEEP = {"a": {"n": 0}, "b": [[0]]}
+TOTAL = torch.zeros(1)
+
+
+def counting_class(x):
+    Classy.calls += 1
+    Classy.table["calls"] += 2
+    return Classy.counted(x) * Classy.calls * Classy.table["calls"]
+
+
+def counting_slots(x):
+    SLOTTED.calls += 1
+    return x * SLOTTED.calls
+
+
+def counting_new_items(x):
+    EMPTY["n"] = EMPTY.get("n", 0) + 1
+    return x * EMPTY["n"]
+
+
+def counting_deep(x):
+    DEEP["a"]["n"] += 1
+    DEEP["b"][0][0] += 1
+    return x * DEEP["a"]["n"] * DEEP["b"][0][0]
+
+
+def counting_tensor(x):
+    TOTAL.add_(1)
+    return x * TOTAL
+
+
+def counter():
+    calls, history = 0, [0]
+
+    def count(x, table=[0]):
+        nonlocal calls
+        calls += 1
+        history[0] += 1
+        table[0] += 1
+        return x * calls * history[0] * table[0]
+
+    return count
+
+
+counting_closure = counter()
+
+
+def counting_attribute(x):
+    counting_attribute.calls += 1
+    return x * counting_attribute.calls
+
+
+counting_attribute.calls = 0
 STATE = State()
 DONE = {"done": False, "value": 0}
 SIZES = []
@@ -425,6 +495,8 @@ def test_graphs_on_disk_are_those_of_contents(
         *("counting_queue", "counting_list", "counting_table", "counting_iterator", "drawing"),
         *("drawing_bits", "counting_object", "failing", "caching", "initializing"),
         *("initializing_objects", "keeping_sizes", "summing_sizes", "switching"),
+        *("counting_class", "counting_slots", "counting_new_items", "counting_deep"),
+        *("counting_tensor", "counting_closure", "counting_attribute"),
     ],
 )
 def test_what_packages_count_and_draw_is_not_read_once(
