@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ortrain.capture.library_reads import attributes_of, is_of_library, slot_of, slots_of
 from ortrain.capture.shallow_copies import is_equal
+from ortrain.capture.torch_internals import outside_of_modes
 
 _MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 16  # of a tensor
@@ -260,7 +260,7 @@ def _seen_tensor(tensor: torch.Tensor) -> _Seen | None:
     """Watch what a small tensor holds: a trace writes to one that it does not know as it stands."""
     if tensor.numel() * tensor.element_size() > _MOST_BYTES or tensor.device.type != "cpu":
         return None
-    with _disable_current_modes(), torch.no_grad():
+    with outside_of_modes(), torch.no_grad():
         before = tensor.detach().clone()
     version = tensor._version
 
@@ -269,7 +269,7 @@ def _seen_tensor(tensor: torch.Tensor) -> _Seen | None:
             return None
 
         def set_back() -> None:
-            with _disable_current_modes(), torch.no_grad():
+            with outside_of_modes(), torch.no_grad():
                 tensor.copy_(before)
 
         return Change(where, True, set_back)
