@@ -38,6 +38,7 @@ from ortrain.capture.source_files import (
     TORCH_ROOT,
     is_installed,
     is_standard,
+    is_taken_at_its_word,
     real_path,
 )
 from ortrain.capture.surviving_fakes import (
@@ -64,6 +65,19 @@ _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _STORES = dis.opmap["STORE_GLOBAL"]
 _UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
+# Large ones.
+_SEE_NO_TENSORS = frozenset(
+    {
+        "scipy",
+        "sklearn",
+        "pandas",
+        "matplotlib",
+        "huggingface_hub",
+        "tokenizers",
+        "pytest",
+        "_pytest",
+    }
+)
 _RAISES = dis.opmap["RAISE_VARARGS"]
 # PyTorch's tracing shows it, and it tells nobody anything.
 _PROGRESS = f"{os.sep}tqdm{os.sep}"
@@ -139,7 +153,7 @@ class NamesRead:
         with without_collections(), without_collection_callbacks():
             packages = list(_packages())
             self._globals = [dict(vars(module)) for module in packages]
-            self._state = LibraryState(packages)
+            self._state = LibraryState(filter(_may_keep_counts, packages))
             with self._watching():
                 yield
 
@@ -404,6 +418,12 @@ def _packages() -> Iterator[types.ModuleType]:
             continue
         if isinstance(module, types.ModuleType) and vars(module).get("__name__") == name:
             yield module
+
+
+def _may_keep_counts(module: types.ModuleType) -> bool:
+    """Tell whether a module's objects are looked at: no library's that is known, nor the user's own."""
+    root = module.__name__.partition(".")[0]
+    return not (root in _SEE_NO_TENSORS or is_taken_at_its_word(root) or is_own(module))
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

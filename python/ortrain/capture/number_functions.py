@@ -48,11 +48,12 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
     Args:
       is_users: Tells whether a frame is one of the user's code.
     """
-    numpy = _NumPy()
     with contextlib.ExitStack() as stack:
 
         def put(home: Any, name: str, made: Any) -> None:
             stack.enter_context(mock.patch.object(home, name, made, create=True))
+
+        numpy = _NumPy(put)
 
         for name in ("max", "min"):
             put(builtins, name, _extreme(getattr(builtins, name), is_users))
@@ -63,8 +64,6 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
             for name in (f"__{r}{n}__" for n in _ARITHMETIC for r in ("", "r")):
                 if hasattr(kind, name):
                     put(kind, name, numpy.met_by(getattr(kind, name)))
-        for name in ("tensor", "as_tensor", "asarray"):
-            put(torch, name, numpy.held_by(getattr(torch, name)))
         yield
 
 
@@ -110,14 +109,22 @@ class _NumPy:
       array: An attribute of numbers, which NumPy asks for when it makes an array of objects, and which there is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, put: Callable[[Any, str, Any], None]) -> None:
         self.took_part = False
+        self._put = put
 
         def array(_: Any) -> Any:
-            self.took_part = True
+            self._take_part()
             raise AttributeError("__array__")
 
         self.array = property(array)
+
+    def _take_part(self) -> None:
+        # From now on: a function in the place of one of PyTorch's is not traced as that.
+        if not self.took_part:
+            for name in ("tensor", "as_tensor", "asarray"):
+                self._put(torch, name, self.held_by(getattr(torch, name)))
+        self.took_part = True
 
     def called_with(self) -> Callable[..., Any]:
         """Return how a number of a trace answers a function of NumPy."""
@@ -126,7 +133,7 @@ class _NumPy:
             name = function.__name__
             is_plain = method == "__call__" and not options and all(map(_is_number, operands))
             if is_plain and (name in _OPERATORS or name in _ROUNDING):
-                self.took_part = True
+                self._take_part()
                 if name in _OPERATORS:
                     return _OPERATORS[name](*map(_of_python, operands))
                 (number,) = operands
@@ -143,7 +150,7 @@ class _NumPy:
         @functools.wraps(original)
         def operate(number: Any, other: Any, *more: Any) -> Any:
             if type(other).__module__ == "numpy":
-                self.took_part = True
+                self._take_part()
                 if not _is_number(other):  # an array, or a number of fewer bits
                     return getattr(operator, _name_of(original))(
                         *_in_order(original, number, other)
@@ -158,7 +165,7 @@ class _NumPy:
 
         @functools.wraps(original)
         def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.took_part and kwargs.get("dtype") is None and not args and _has_float(data):
+            if kwargs.get("dtype") is None and not args and _has_float(data):
                 raise CaptureError(
                     "it makes a tensor of a number that NumPy may have made, whose dtype a trace does not know"
                 )

@@ -133,6 +133,11 @@ def take_for_own(classes: Iterable[type]) -> None:
             is_installed.cache_clear()
 
 
+def is_taken_at_its_word(package: str) -> bool:
+    """Tell whether a package is one of the libraries of layers that are not taken for the user's own code."""
+    return package in _LIBRARIES
+
+
 @functools.cache
 def is_standard(file: str) -> bool:
     """Tell whether a file belongs to the standard library."""
