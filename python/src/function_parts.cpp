@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/function_parts.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
 
 #include "python/src/attribute_snapshot.h"
+#include "python/src/python_function.h"
 
 namespace nb = nanobind;
 
@@ -22,7 +21,7 @@ struct Access {
   using Part = PyObject* (*)(PyObject*);
 
   static Part named(const char* name) {
-    const auto found = reinterpret_cast<Part>(dlsym(RTLD_DEFAULT, name));
+    const auto found = python_function<Part>(name);
     if (found == nullptr) nb::raise("this Python has no %s", name);
     return found;
   }

@@ -2,12 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/watched_class.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <unordered_map>
 
 #include "python/src/attribute_snapshot.h"
+#include "python/src/python_function.h"
 
 namespace nb = nanobind;
 
@@ -18,7 +17,7 @@ nb::object dictionary_of_class(nb::handle cls) {
   if (PyObject* dict = reinterpret_cast<PyTypeObject*>(cls.ptr())->tp_dict) return nb::borrow(dict);
 #else
   using Get = PyObject* (*)(PyTypeObject*);  // outside of the limited API
-  static const Get get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "PyType_GetDict"));
+  static const Get get = python_function<Get>("PyType_GetDict");
   if (PyObject* dict = get ? get(reinterpret_cast<PyTypeObject*>(cls.ptr())) : nullptr) {
     return nb::steal(dict);
   }
@@ -62,18 +61,13 @@ uint64_t WatchedClass::version() const {
 
 namespace {
 
-struct Record {
-  uint64_t version;
-  size_t uses;
-};
-
 struct ClassWatcher {
   int number = -1;  // that Python gave; negative where it tells nothing
   int (*watch)(int number, PyObject* cls) = nullptr;
   int (*unwatch)(int number, PyObject* cls) = nullptr;
   // Numbers a class, without which Python does not tell of changes; 0 where it is out of numbers.
   int (*assign)(PyTypeObject* cls) = nullptr;
-  std::unordered_map<PyTypeObject*, Record> records;
+  std::unordered_map<PyTypeObject*, WatchedClass::Record> records;
   uint64_t last = 0;  // version that was given
 };
 
@@ -86,21 +80,15 @@ int note_class(PyTypeObject* cls) {
   return 0;
 }
 
-template <typename Function>
-void look_up(Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-}
-
 // Never freed: classes change until the interpreter has ended.
 ClassWatcher& class_watcher() {
   static ClassWatcher* const made = [] {
     auto* watcher = new ClassWatcher;
 #ifndef Py_GIL_DISABLED  // records have no lock
-    int (*add)(int (*callback)(PyTypeObject*)) = nullptr;
-    look_up(add, "PyType_AddWatcher");
-    look_up(watcher->watch, "PyType_Watch");
-    look_up(watcher->unwatch, "PyType_Unwatch");
-    look_up(watcher->assign, "PyUnstable_Type_AssignVersionTag");
+    const auto add = python_function<int (*)(int (*)(PyTypeObject*))>("PyType_AddWatcher");
+    watcher->watch = python_function<int (*)(int, PyObject*)>("PyType_Watch");
+    watcher->unwatch = python_function<int (*)(int, PyObject*)>("PyType_Unwatch");
+    watcher->assign = python_function<int (*)(PyTypeObject*)>("PyUnstable_Type_AssignVersionTag");
     if (add && watcher->watch && watcher->unwatch && watcher->assign) {
       watcher->number = add(note_class);
       if (watcher->number < 0) PyErr_Clear();
@@ -111,52 +99,51 @@ ClassWatcher& class_watcher() {
   return *made;
 }
 
-bool begin_watching(PyTypeObject* cls) {
+// Null where Python watches no more.
+WatchedClass::Record* begin_watching(PyTypeObject* cls) {
   ClassWatcher& watcher = class_watcher();
-  const auto [found, is_first] = watcher.records.try_emplace(cls, Record{0, 0});
+  const auto [found, is_first] = watcher.records.try_emplace(cls, WatchedClass::Record{0, 0});
   if (is_first) {
     if (watcher.watch(watcher.number, reinterpret_cast<PyObject*>(cls)) != 0) {
       PyErr_Clear();
       watcher.records.erase(found);
-      return false;
+      return nullptr;
     }
     found->second.version = ++watcher.last;
   }
   ++found->second.uses;
-  return true;
+  return &found->second;
 }
 
-void end_watching(PyTypeObject* cls) {
+void end_watching(PyTypeObject* cls, WatchedClass::Record* record) {
+  if (record == nullptr || --record->uses != 0) return;
   ClassWatcher& watcher = class_watcher();
-  const auto found = watcher.records.find(cls);
-  if (--found->second.uses != 0) return;
   if (watcher.unwatch(watcher.number, reinterpret_cast<PyObject*>(cls)) != 0) PyErr_Clear();
-  watcher.records.erase(found);
+  watcher.records.erase(cls);
 }
 
 }  // namespace
 
 WatchedClass::WatchedClass(PyObject* cls) : class_(nb::borrow(cls)) {
   if (cls == nullptr || class_watcher().number < 0) return;
-  if (!begin_watching(reinterpret_cast<PyTypeObject*>(cls))) return;
-  is_watched_ = begin_watching(Py_TYPE(cls));
-  if (!is_watched_) end_watching(reinterpret_cast<PyTypeObject*>(cls));
+  own_ = begin_watching(reinterpret_cast<PyTypeObject*>(cls));
+  meta_ = begin_watching(Py_TYPE(cls));
 }
 
 WatchedClass::~WatchedClass() {
-  if (!is_watched_) return;
-  end_watching(reinterpret_cast<PyTypeObject*>(class_.ptr()));
-  end_watching(Py_TYPE(class_.ptr()));
+  if (!class_.is_valid()) return;
+  end_watching(reinterpret_cast<PyTypeObject*>(class_.ptr()), own_);
+  end_watching(Py_TYPE(class_.ptr()), meta_);
 }
 
 uint64_t WatchedClass::version() const {
-  if (!is_watched_) return 0;
-  ClassWatcher& watcher = class_watcher();
-  auto* const cls = reinterpret_cast<PyTypeObject*>(class_.ptr());
+  if (own_ == nullptr || meta_ == nullptr) return 0;
+  const ClassWatcher& watcher = class_watcher();
   PyTypeObject* const meta = Py_TYPE(class_.ptr());
-  if (watcher.assign(cls) == 0 || watcher.assign(meta) == 0) return 0;
+  if (watcher.assign(reinterpret_cast<PyTypeObject*>(class_.ptr())) == 0) return 0;
+  if (watcher.assign(meta) == 0) return 0;
   // Whichever was written to last has the largest version of all.
-  return std::max(watcher.records.at(cls).version, watcher.records.at(meta).version);
+  return std::max(own_->version, meta_->version);
 }
 
 #endif

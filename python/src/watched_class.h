@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -37,6 +38,12 @@ class WatchedClass {
   ~WatchedClass();
 
   bool is_valid() const { return class_.is_valid(); }
+  // Of a class that is watched, kept while it is.
+  struct Record {
+    uint64_t version;
+    size_t uses;
+  };
+
   // Another one whenever what the class, one of its bases or its metaclass has under a name was set
   // or removed; never again that of another state. 0 where nobody tells.
   uint64_t version() const;
@@ -45,11 +52,14 @@ class WatchedClass {
  private:
   void swap(WatchedClass& other) noexcept {
     std::swap(class_, other.class_);
-    std::swap(is_watched_, other.is_watched_);
+    std::swap(own_, other.own_);
+    std::swap(meta_, other.meta_);
   }
 
   nanobind::object class_;
-  bool is_watched_ = false;  // from 3.12 on
+  // From 3.12 on, of the class and its metaclass; null where nobody tells.
+  Record* own_ = nullptr;
+  Record* meta_ = nullptr;
 };
 
 }  // namespace ortrain::python

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/watched_dict.h"
 
-#include <dlfcn.h>
-
 #include <unordered_map>
+
+#include "python/src/python_function.h"
 
 namespace nb = nanobind;
 
@@ -49,11 +49,6 @@ int note_change(int /*event*/, PyObject* dict, PyObject* /*key*/, PyObject* /*va
   return 0;
 }
 
-template <typename Function>
-Function looked_up(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-}
-
 // Python 3.13.0 does not tell of attributes that an object keeps beside its dictionary.
 bool tells_of_attributes() {
   const nb::object probe = nb::handle(reinterpret_cast<PyObject*>(&PyType_Type))(
@@ -87,10 +82,10 @@ void WatchedDict::start() {
 #ifdef Py_GIL_DISABLED
   return;  // records have no lock
 #endif
-  const auto add = looked_up<int (*)(Callback)>("PyDict_AddWatcher");
-  const auto remove = looked_up<int (*)(int)>("PyDict_ClearWatcher");
-  watcher->watch = looked_up<int (*)(int, PyObject*)>("PyDict_Watch");
-  watcher->unwatch = looked_up<int (*)(int, PyObject*)>("PyDict_Unwatch");
+  const auto add = python_function<int (*)(Callback)>("PyDict_AddWatcher");
+  const auto remove = python_function<int (*)(int)>("PyDict_ClearWatcher");
+  watcher->watch = python_function<int (*)(int, PyObject*)>("PyDict_Watch");
+  watcher->unwatch = python_function<int (*)(int, PyObject*)>("PyDict_Unwatch");
   if (!add || !remove || !watcher->watch || !watcher->unwatch) return;
   watcher->number = add(note_change);
   if (watcher->number < 0) {

@@ -193,7 +193,7 @@ def _holds_nothing(function: types.FunctionType) -> bool:
 def _held_by(value: Any, name: str) -> list[tuple[str, Any]]:
     """Return what an object, a table or a function holds, under the names by which code comes there."""
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+        cells = [cell.cell_contents for cell in _cells_of(value)]
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         wrapped = value.__dict__.get("__wrapped__")
         return [(name, each) for each in (*cells, *defaults, wrapped)]
@@ -206,6 +206,13 @@ def _held_by(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 _EMPTY = types.CellType()
+
+
+def _cells_of(function: types.FunctionType) -> list[types.CellType]:
+    """Return the cells of what a function closes over that hold something."""
+    return [cell for cell in function.__closure__ or () if cell != _EMPTY]
+
+
 # Of which tables hold nothing else.
 _PLAIN = (str, type, int, float, tuple, types.FunctionType)
 
@@ -294,16 +301,17 @@ def _seen_table(table: dict[Any, Any]) -> _Seen | None:
 
 
 def _seen_attributes(value: Any) -> _Seen | None:
-    """Watch the attributes and slots of an object that code names."""
+    """Watch the attributes of an object that code names, or the slots of one without attributes."""
     attributes, slots = attributes_of(value), slots_of(value)
-    of_slots = _seen_fields(
-        {n: slot_of(value, n) for n in slots},
+    if attributes is not None:
+        return _seen_items(attributes, _is_named)
+    if not slots:
+        return None
+    return _seen_fields(
+        {name: slot_of(value, name) for name in slots},
         functools.partial(slot_of, value),
         functools.partial(object.__setattr__, value),
     )
-    if attributes is None:
-        return of_slots if slots else None
-    return _seen_items(attributes, lambda name, names: name in names)
 
 
 def _seen_class(cls: type, held: dict[str, Any]) -> _Seen:
@@ -314,10 +322,10 @@ def _seen_class(cls: type, held: dict[str, Any]) -> _Seen:
 
 def _seen_function(function: types.FunctionType) -> _Seen | None:
     """Watch what a function closes over; or else its attributes."""
-    cells = [cell for cell in function.__closure__ or () if cell != _EMPTY]
+    cells = _cells_of(function)
     if not cells:
         others = function.__dict__.keys() - {"__wrapped__"}
-        return _seen_items(function.__dict__, lambda name, names: name in names) if others else None
+        return _seen_items(function.__dict__, _is_named) if others else None
     before = [cell.cell_contents for cell in cells]
 
     def seen(where: str, _: Collection[str]) -> Change | None:
@@ -352,6 +360,10 @@ def _seen_fields(
     return seen
 
 
+def _is_named(name: str, names: Collection[str]) -> bool:
+    return name in names
+
+
 def _seen_items(table: dict[Any, Any], counts: Callable[[Any, Collection[str]], bool]) -> _Seen:
     before = dict(dict.items(table))
 
@@ -371,11 +383,7 @@ def _seen_items(table: dict[Any, Any], counts: Callable[[Any, Collection[str]], 
                     dict.pop(table, key, None)
 
         pairs = [(before.get(key), now.get(key)) for key in differing]
-        return Change(
-            where,
-            any(is_another_count(*pair) for pair in pairs),
-            set_back,
-        )
+        return Change(where, any(is_another_count(*pair) for pair in pairs), set_back)
 
     return seen
 

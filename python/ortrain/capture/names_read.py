@@ -65,7 +65,7 @@ _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _STORES = dis.opmap["STORE_GLOBAL"]
 _UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
-# Large ones.
+# Large packages: to look at what they hold takes as long as at that of all others.
 _SEE_NO_TENSORS = frozenset(
     {
         "scipy",

@@ -54,16 +54,18 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
             stack.enter_context(mock.patch.object(home, name, made, create=True))
 
         numpy = _NumPy(put)
-
         for name in ("max", "min"):
             put(builtins, name, _extreme(getattr(builtins, name), is_users))
         put(math, "pow", _float_power(math.pow, is_users))
         for kind in _LIVE:
             put(kind, "__array_ufunc__", numpy.called_with())
             put(kind, "__array__", numpy.array)
-            for name in (f"__{r}{n}__" for n in _ARITHMETIC for r in ("", "r")):
-                if hasattr(kind, name):
-                    put(kind, name, numpy.met_by(getattr(kind, name)))
+            for name in _ARITHMETIC:
+                function = getattr(operator, name)
+                for place, is_reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
+                    if hasattr(kind, place):
+                        original = getattr(kind, place)
+                        put(kind, place, numpy.met_by(original, function, is_reflected))
         yield
 
 
@@ -144,17 +146,24 @@ class _NumPy:
 
         return call
 
-    def met_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an operator of a number of a trace, which may meet a number of NumPy's."""
+    def met_by(
+        self, original: Callable[..., Any], function: Callable[..., Any], is_reflected: bool
+    ) -> Callable[..., Any]:
+        """Return an operator of a number of a trace, which may meet a number of NumPy's.
+
+        Args:
+          original: The operator's method.
+          function: The operator itself.
+          is_reflected: Whether the number stands behind it.
+        """
 
         @functools.wraps(original)
         def operate(number: Any, other: Any, *more: Any) -> Any:
             if type(other).__module__ == "numpy":
                 self._take_part()
                 if not _is_number(other):  # an array, or a number of fewer bits
-                    return getattr(operator, _name_of(original))(
-                        *_in_order(original, number, other)
-                    )
+                    value = _fixed(number)
+                    return function(other, value) if is_reflected else function(value, other)
                 other = _of_python(other)
             return original(number, other, *more)
 
@@ -189,17 +198,6 @@ def _fixed(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return int(value)
     return float(value) if isinstance(value, torch.SymFloat) else value
-
-
-def _name_of(method: Callable[..., Any]) -> str:
-    """Return the function of ``operator`` that an operator's method stands for."""
-    name = method.__name__.strip("_")
-    return name if hasattr(operator, name) else name[1:]
-
-
-def _in_order(method: Callable[..., Any], number: Any, other: Any) -> tuple[Any, Any]:
-    is_reflected = not hasattr(operator, method.__name__.strip("_"))
-    return (other, _fixed(number)) if is_reflected else (_fixed(number), other)
 
 
 def _has_float(data: Any) -> bool:

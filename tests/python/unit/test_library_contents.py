@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tables, functions and objects with slots of installed packages hold, changed while graphs are in use."""
 
-import copy
 import itertools
 import math
 import types
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from package_changes import Net, assert_followed, found_on_disk, values
 from torch import nn
 
 from ortrain import ORTModule
@@ -430,17 +430,6 @@ CASES = {
 }
 
 
-class Net(nn.Module):
-    """Calls a function of a package."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x) * 1.5
-
-
 _numbers = itertools.count()
 
 
@@ -450,23 +439,13 @@ def box(imported_package: Callable[..., types.ModuleType]) -> types.ModuleType:
     return imported_package(f"installed_box{next(_numbers)}", {"": SOURCE})
 
 
-def change(box: types.ModuleType, name: str) -> None:
-    exec(CASES[name][1], {"box": box, "torch": torch})
+def change(box: types.ModuleType, name: str) -> Callable[[], None]:
+    return lambda: exec(CASES[name][1], {"box": box, "torch": torch})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_contents_are_followed(box: types.ModuleType, name: str) -> None:
-    plain, x = Net(getattr(box, CASES[name][0])), torch.tensor([-1.5, 0.5, 2.0])
-    ours, before = ORTModule(copy.copy(plain)), plain(x)
-    for _ in range(3):
-        torch.testing.assert_close(ours(x), before)
-    graphs = len(ours.report().captures)
-    change(box, name)
-    assert not torch.equal(plain(x), before)
-    for _ in range(2):
-        torch.testing.assert_close(ours(x), plain(x))
-    assert len(ours.report().captures) == graphs + 1
-    assert all(record.fallback == "" for record in ours.report().captures)
+    assert_followed(Net(getattr(box, CASES[name][0])), change(box, name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -475,14 +454,7 @@ def test_graphs_on_disk_are_those_of_contents(
 ) -> None:
     monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
-    plain, x = Net(getattr(box, CASES[name][0])), torch.tensor([-1.5, 0.5, 2.0])
-    from_disk = []
-    for step in range(4):
-        if step == 2:
-            change(box, name)
-        ours = ORTModule(copy.copy(plain))
-        torch.testing.assert_close(ours(x), plain(x))
-        from_disk.append(ours.report().captures[-1].from_disk)
+    from_disk = found_on_disk(Net(getattr(box, CASES[name][0])), change(box, name))
     assert not from_disk[0] and not from_disk[2]
     # Functions alone hold what is registered with them, closed over, or there by default.
     assert from_disk[1] is (CASES[name][0] not in ("by_dispatch", "by_mixed"))
@@ -505,7 +477,7 @@ def test_what_packages_count_and_draw_is_not_read_once(
     ours, plain = (
         imported_package(f"installed_box{next(_numbers)}", {"": SOURCE}) for _ in range(2)
     )
-    model, x = ORTModule(Net(getattr(ours, function))), torch.tensor([-1.5, 0.5, 2.0])
+    model, x = ORTModule(Net(getattr(ours, function))), values()
     wanted = [Net(getattr(plain, function))(x) for _ in range(4)]
     for each in wanted:
         torch.testing.assert_close(model(x), each)

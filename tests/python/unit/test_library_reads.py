@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from package_changes import Net, assert_followed, found_on_disk
 from torch import nn
 
 from ortrain import ORTModule
@@ -350,32 +351,13 @@ CASES = {
 }
 
 
-class Net(nn.Module):
-    """Calls a function of a package."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x) * 1.5
+def change(toolbox: types.ModuleType, name: str) -> Callable[[], None]:
+    return lambda: exec(CASES[name][1], {"box": toolbox, "__name__": __name__})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_packages_keep_is_followed(toolbox: types.ModuleType, name: str) -> None:
-    function, change = CASES[name]
-    plain = Net(getattr(toolbox, function))
-    ours, x = ORTModule(copy.copy(plain)), torch.tensor([-1.5, 0.5, 2.0])
-    before = plain(x)
-    for _ in range(3):
-        torch.testing.assert_close(ours(x), before)
-    graphs = len(ours.report().captures)
-    exec(change, {"box": toolbox, "__name__": __name__})
-    assert not torch.equal(plain(x), before)
-    for _ in range(2):
-        torch.testing.assert_close(ours(x), plain(x))
-    assert len(ours.report().captures) == graphs + 1
-    assert all(record.fallback == "" for record in ours.report().captures)
+    assert_followed(Net(getattr(toolbox, CASES[name][0])), change(toolbox, name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -388,18 +370,8 @@ def test_graphs_on_disk_are_those_of_what_packages_keep(
 ) -> None:
     monkeypatch.setenv("ORTRAIN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(source_files, "process_start", lambda: math.inf)
-    function, change = CASES[name]
-    plain, x = Net(getattr(toolbox, function)), torch.tensor([-1.5, 0.5, 2.0])
     caplog.set_level("DEBUG", "ortrain")
-    from_disk = []
-    for step in range(4):
-        if step == 2:
-            before = plain(x)
-            exec(change, {"box": toolbox, "__name__": __name__})
-            assert not torch.equal(plain(x), before)
-        ours = ORTModule(copy.copy(plain))
-        torch.testing.assert_close(ours(x), plain(x))
-        from_disk.append(ours.report().captures[-1].from_disk)
+    from_disk = found_on_disk(Net(getattr(toolbox, CASES[name][0])), change(toolbox, name))
     assert from_disk[:3] == [False, True, False]
 
 
