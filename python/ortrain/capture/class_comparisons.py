@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from ortrain.capture.source_files import is_installed
 
-_NUMBERS = frozenset({"int", "float", "bool", "Number", "Integral", "Real"})
+_OF_NUMPY = frozenset({"float64", "double", "int64", "int_", "longlong", "intp"})
+_NUMBERS = frozenset({"int", "float", "bool", "Number", "Integral", "Real", *_OF_NUMPY})
 _NAMES = frozenset({"__name__", "__qualname__"})
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _TEXTS = frozenset({"str", "repr", "print"})
@@ -40,6 +41,11 @@ def _compares(code: types.CodeType) -> bool:
     if not calls:
         return False
     loaded = {s.argval for s in steps if s.opname in _LOADS}
+    loaded |= {
+        s.argval
+        for before, s in itertools.pairwise(steps)
+        if s.argval in _OF_NUMPY and before.argval in ("np", "numpy")
+    }
     if not _NUMBERS.isdisjoint((*loaded, *code.co_consts)):
         return True
     # Packages ask for the classes of much; those that mean numbers name them.

@@ -175,9 +175,10 @@ def cut_where_python_is_replaced() -> None:
     """Let Dynamo cut, while it makes pieces, where it has something else than Python do, of which it says nothing.
 
     Numbers and arrays of NumPy have likenesses of other dtypes; ``max`` and ``min`` of tensors compare elements and give
-    none of their operands.
+    none of their operands; tensors are looked for in lists by the elements alone; what is in a range is an int.
     """
     from torch._dynamo import exc
+    from torch._dynamo.variables import lists
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.tensor import (
         NumpyNdarrayVariable,
@@ -203,13 +204,28 @@ def cut_where_python_is_replaced() -> None:
         numbers = [each for each in operands if isinstance(each, SymNodeVariable)]
         floats = any(isinstance(getattr(each, "value", None), float) for each in operands)
         return bool(numbers and floats) or any(
-            getattr(each, "is_tensor", bool)() and not isinstance(each, UnspecializedPythonVariable)
+            is_tensor(each) and not isinstance(each, UnspecializedPythonVariable)
             for each in operands
         )
 
     def rounds_off_ints(_: Any, __: Any, number: Any, digits: Any = None) -> bool:
         return isinstance(number, SymNodeVariable) and digits is not None
 
+    def is_tensor(value: Any) -> bool:
+        return bool(getattr(value, "is_tensor", bool)())
+
+    def looks_for_tensors(_: Any, __: Any, name: str, args: Any = (), *more: Any) -> bool:
+        return name in ("count", "index", "remove", "__contains__") and any(map(is_tensor, args))
+
+    for kind in filter(inspect.isclass, vars(lists).values()):
+        if kind.__module__ != lists.__name__:
+            continue
+        if "sq_contains" in vars(kind):
+            in_range = kind is lists.RangeVariable
+            found = (lambda *_: True) if in_range else (lambda _, __, item: is_tensor(item))
+            cut(kind, "sq_contains", found, "what is in a range, or a tensor in a list")
+        if "call_method" in vars(kind):
+            cut(kind, "call_method", looks_for_tensors, "a tensor that is looked for in a list")
     cut(NumpyNdarrayVariable, "__init__", lambda *_: True, "a number or an array of NumPy")
     cut(BuiltinVariable, "_call_min_max_binary", are_replaced, "max or min of tensors or sizes")
     cut(BuiltinVariable, "call_round", rounds_off_ints, "digits of a size")

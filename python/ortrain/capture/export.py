@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import inspect
 import time
 import warnings
@@ -147,7 +148,7 @@ class _FlatModule(nn.Module):
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             with attributes_set(call.attributes, tensors):
-                return run(*tensors)
+                return contextvars.copy_context().run(run, *tensors)
 
         def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for (first, first_axis), *rest in equal:

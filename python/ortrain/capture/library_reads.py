@@ -17,6 +17,7 @@ import copyreg
 import enum
 import functools
 import sys
+import threading
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -259,8 +260,10 @@ class _Reads:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """Return the dictionary of an object's attributes, without running code of its class; None for none."""
+    # Those of this thread.
+    of_class = threading.local if issubclass(type(value), threading.local) else object
     try:
-        attributes = object.__getattribute__(value, "__dict__")
+        attributes = of_class.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
     return attributes if type(attributes) is dict else None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import dis
 import gc
@@ -26,8 +27,9 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
+from ortrain.capture.kept_values import Change
 from ortrain.capture.library_reads import Variable, library_reads
-from ortrain.capture.library_state import Change, LibraryState, changes_of_globals
+from ortrain.capture.library_state import LibraryState, changes_of_context, changes_of_globals
 from ortrain.capture.names_in_code import codes_in, globals_of
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
@@ -59,6 +61,10 @@ _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 _BY_ANY_MEANS = frozenset(
     {"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict", "astuple"}
 )
+# With these it may write to any, and to globals.
+_WRITE_BY_TEXT = frozenset(
+    {"setattr", "__setattr__", "globals", "vars", "__dict__", "exec", "eval"}
+)
 _BY_OTHER_NAMES = (*READERS, operator.attrgetter)
 _MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
 _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
@@ -68,14 +74,9 @@ _UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
 # Large packages: to look at what they hold takes as long as at that of all others.
 _SEE_NO_TENSORS = frozenset(
     {
-        "scipy",
-        "sklearn",
-        "pandas",
-        "matplotlib",
-        "huggingface_hub",
-        "tokenizers",
-        "pytest",
-        "_pytest",
+        *("scipy", "sklearn", "pandas", "matplotlib", "PIL", "huggingface_hub", "tokenizers"),
+        *("rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio", "h11"),
+        *("httpx", "httpcore", "httpx2", "httpcore2", "pytest", "_pytest"),
     }
 )
 _RAISES = dis.opmap["RAISE_VARARGS"]
@@ -123,6 +124,7 @@ class NamesRead:
         # Of installed packages, before a trace.
         self._globals: list[dict[str, Any]] = []
         self._state = LibraryState(())
+        self._context = contextvars.copy_context()
         self.has_begun = False
         self.fakes = FakesMade()
         # Plain attributes that the forward made, and that are there since its capture.
@@ -154,6 +156,7 @@ class NamesRead:
             packages = list(_packages())
             self._globals = [dict(vars(module)) for module in packages]
             self._state = LibraryState(filter(_may_keep_counts, packages))
+            self._context = contextvars.copy_context()
             with self._watching():
                 yield
 
@@ -280,11 +283,20 @@ class NamesRead:
         state, self._state = self._state, LibraryState(())
         before = {values["__name__"]: values for values in self._globals}
         named: set[str] = set()
+        computing: set[str] = set()
         in_globals: list[Change] = []
         for code, table in self._codes.items():
             if not _is_users(code):
                 continue
-            named.update(code.co_names)
+            mentioned = _mentions(code)
+            named |= mentioned.names
+            root = str(table.get("__name__")).partition(".")[0]
+            if (
+                mentioned.of_self
+                or mentioned.of_any
+                or not _WRITE_BY_TEXT.isdisjoint(code.co_names)
+            ):
+                computing.add(root)
             if _STORES in code.co_code[::2] and is_installed(code.co_filename):
                 names = {
                     step.argval
@@ -293,7 +305,7 @@ class NamesRead:
                 }
                 held = before.get(table.get("__name__", ""), {})
                 in_globals += changes_of_globals(held, table, names)
-        in_objects = state.changes(named)
+        in_objects = [*state.changes(named, computing), *changes_of_context(self._context)]
         every = [*in_objects, *in_globals]
         for change in every:
             change.set_back()
@@ -335,9 +347,7 @@ class NamesRead:
                 if file.startswith(LAYERS_ROOT):
                     found.update(name for name in code.co_names if name not in OF_CLASSES)
                 continue
-            mentioned = _known.get(code)
-            if mentioned is None:
-                mentioned = _known[code] = _mentioned_in(code)
+            mentioned = _mentions(code)
             if not is_installed(code.co_filename) and _reads_by_other_names(code, variables):
                 return None
             owner = getattr(code, "co_qualname", code.co_name).rpartition(".")[0]
@@ -424,6 +434,13 @@ def _may_keep_counts(module: types.ModuleType) -> bool:
     """Tell whether a module's objects are looked at: no library's that is known, nor the user's own."""
     root = module.__name__.partition(".")[0]
     return not (root in _SEE_NO_TENSORS or is_taken_at_its_word(root) or is_own(module))
+
+
+def _mentions(code: types.CodeType) -> _Mentioned:
+    mentioned = _known.get(code)
+    if mentioned is None:
+        mentioned = _known[code] = _mentioned_in(code)
+    return mentioned
 
 
 def _mentioned_in(code: types.CodeType) -> _Mentioned:

@@ -35,7 +35,38 @@ _ROUNDING: dict[str, Callable[[Any], Any]] = {
     "floor": math.floor,
     "trunc": math.trunc,
 }
+# An attribute of the numbers of a trace that stand for NumPy's.
+_OF_NUMPY = "_ortrain_of_numpy"
+_UNARY = "neg", "pos", "abs"
 _ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
+
+
+def class_stood_for(number: Any) -> type:
+    """Return the class of the number that one of a trace stands for."""
+    is_int = isinstance(number, torch.SymInt)
+    if _OF_NUMPY not in object.__getattribute__(number, "__dict__"):
+        return int if is_int else float
+    import numpy
+
+    return numpy.int64 if is_int else numpy.float64
+
+
+def stands_for_numpy(value: Any) -> bool:
+    """Tell whether a value is a number of a trace that stands for one of NumPy's."""
+    return isinstance(value, _LIVE) and class_stood_for(value).__module__ == "numpy"
+
+
+def _of_numpy(result: Any) -> Any:
+    """Return a number as NumPy's: what has come of one of these."""
+    if isinstance(result, _LIVE):
+        made = type(result)(result.node)
+        setattr(made, _OF_NUMPY, True)
+        return made
+    if type(result) in (int, float):
+        import numpy
+
+        return (numpy.int64 if type(result) is int else numpy.float64)(result)
+    return result
 
 
 @contextlib.contextmanager
@@ -60,6 +91,9 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
         for kind in _LIVE:
             put(kind, "__array_ufunc__", numpy.called_with())
             put(kind, "__array__", numpy.array)
+            for name in _UNARY:
+                if hasattr(kind, place := f"__{name}__"):
+                    put(kind, place, numpy.changed_by(getattr(kind, place)))
             for name in _ARITHMETIC:
                 function = getattr(operator, name)
                 for place, is_reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
@@ -137,10 +171,10 @@ class _NumPy:
             if is_plain and (name in _OPERATORS or name in _ROUNDING):
                 self._take_part()
                 if name in _OPERATORS:
-                    return _OPERATORS[name](*map(_of_python, operands))
+                    return _of_numpy(_OPERATORS[name](*map(_of_python, operands)))
                 (number,) = operands
                 if isinstance(number, torch.SymFloat):
-                    return torch.sym_float(_ROUNDING[name](number))
+                    return _of_numpy(torch.sym_float(_ROUNDING[name](number)))
             given = [_fixed(each) for each in operands]
             return getattr(function, method)(*given, **options)
 
@@ -164,8 +198,21 @@ class _NumPy:
                 if not _is_number(other):  # an array, or a number of fewer bits
                     value = _fixed(number)
                     return function(other, value) if is_reflected else function(value, other)
-                other = _of_python(other)
-            return original(number, other, *more)
+                return _of_numpy(original(number, _of_python(other), *more))
+            result = original(number, other, *more)
+            if self.took_part and any(map(stands_for_numpy, (number, other))):
+                return _of_numpy(result)
+            return result
+
+        return operate
+
+    def changed_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an operator of a single number of a trace."""
+
+        @functools.wraps(original)
+        def operate(number: Any) -> Any:
+            result = original(number)
+            return _of_numpy(result) if self.took_part and stands_for_numpy(number) else result
 
         return operate
 

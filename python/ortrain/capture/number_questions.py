@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from ortrain.capture.number_functions import functions_answer
+from ortrain.capture.number_functions import class_stood_for, functions_answer
 from ortrain.capture.size_internals import DataDependentError
 
 # These ask for the numbers of a trace by their own names.
@@ -29,7 +29,7 @@ def _is_users(frame: Any) -> bool:
     return (frame.f_globals.get("__name__") or "").partition(".")[0] not in _KNOW_TRACES
 
 
-def _class_told(kind: type, value: type) -> Callable[[Any, str], Any]:
+def _class_told(kind: type) -> Callable[[Any, str], Any]:
     original = kind.__getattribute__
 
     def attribute(number: Any, name: str) -> Any:
@@ -38,26 +38,28 @@ def _class_told(kind: type, value: type) -> Callable[[Any, str], Any]:
             while frame.f_back is not None and frame.f_globals.get("__name__") in _ASK_FOR_OTHERS:
                 frame = frame.f_back
             if _is_users(frame):
-                return value
+                return class_stood_for(number)
         return original(number, name)
 
     return attribute
 
 
-def _answering(kind: type, name: str, value: type) -> Callable[..., Any]:
+def _answering(kind: type, name: str) -> Callable[..., Any]:
     """Return a method that answers the user's code as the number itself does, which fixes it."""
     original = getattr(kind, name, None)
 
     def answer(number: Any, *args: Any) -> Any:
         if original is None or _is_users(sys._getframe(1)):
+            value = class_stood_for(number)
             return getattr(value, name)(value(number), *args)
         return original(number, *args)
 
     return answer
 
 
-def _attribute_of(value: type) -> Callable[[Any, str], Any]:
+def _attribute_of() -> Callable[[Any, str], Any]:
     def attribute(number: Any, name: str) -> Any:
+        value = class_stood_for(number)
         if _is_users(sys._getframe(1)) and hasattr(value, name):
             return getattr(value(number), name)
         raise AttributeError(f"'{type(number).__name__}' object has no attribute '{name}'")
@@ -153,15 +155,15 @@ def numbers_answer() -> Iterator[list[Exception]]:
 
         for kind, value in ((torch.SymInt, int), (torch.SymFloat, float)):
             for name in ("__str__", "__repr__", "__format__"):
-                put(kind, name, _answering(kind, name, value))
-            put(kind, "__getattr__", _attribute_of(value))
+                put(kind, name, _answering(kind, name))
+            put(kind, "__getattr__", _attribute_of())
             for name in ("truediv", "floordiv", "mod"):
                 for place, reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
                     put(kind, place, _division(getattr(kind, place), reflected))
             for place, reflected in (("__floordiv__", False), ("__rfloordiv__", True)):
                 put(kind, place, _floor_division(getattr(kind, place), reflected, value))
             # isinstance and match ask for it as well.
-            put(kind, "__getattribute__", _class_told(kind, value))
+            put(kind, "__getattribute__", _class_told(kind))
         ints: Any = torch.SymInt
         put(ints, "__pow__", _power(ints.__pow__, False))
         put(ints, "__rpow__", _power(ints.__rpow__, True))

@@ -19,6 +19,7 @@ from torch import nn
 
 from ortrain.capture.errors import TensorClassError, UnsupportedInputError
 from ortrain.capture.exact_containers import refuse_more_than_items
+from ortrain.capture.number_functions import stands_for_numpy
 
 _CONSTANT_TYPES = (
     str,
@@ -603,6 +604,10 @@ class _FoundTensors:
         """Take the tensors of a part of the result; return its structure."""
         if isinstance(value, torch.Tensor):
             return Slot(self._place(value, path))
+        if stands_for_numpy(value):
+            raise UnsupportedInputError(
+                f"result '{path or 'output'}' is a number of NumPy that depends on sizes"
+            )
         if isinstance(value, torch.SymInt):
             return Number(self._place(torch.scalar_tensor(value, dtype=torch.int64), path))
         if _is_cache(value):

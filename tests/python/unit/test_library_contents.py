@@ -23,6 +23,7 @@ import contextvars
 import functools
 import itertools
 import random
+import threading
 import types
 
 import numpy
@@ -324,6 +325,87 @@ def counting_attribute(x):
 
 
 counting_attribute.calls = 0
+CALLS = contextvars.ContextVar("calls", default=0)
+KEPT = contextvars.ContextVar("kept")
+KEPT.set([0])
+COUNTED = numpy.zeros(2)
+BUFFER = array.array("d", [0.0])
+BYTES = bytearray(2)
+MEAN = numpy.float32(0.0)
+
+
+def counting_context(x):
+    CALLS.set(CALLS.get() + 1)
+    KEPT.get()[0] += 1
+    return x * CALLS.get() * KEPT.get()[0]
+
+
+def counting_arrays(x):
+    global MEAN
+    COUNTED[0] += 1
+    BUFFER[0] += 1
+    BYTES[1] += 1
+    MEAN += numpy.float32(0.5)
+    return x * float(COUNTED[0]) * BUFFER[0] * BYTES[1] * float(MEAN)
+
+
+class Calls:
+    def __init__(self):
+        self.n = 0
+
+    def count(self):
+        self.n += 1
+        return self.n
+
+    def within(self, x, kept=[0]):
+        kept[0] += 1
+        return x * kept[0]
+
+
+BOUND = Calls().count
+PARTIAL = functools.partial(lambda table, x: table.append(1.0) or x * len(table), [])
+SPACE = types.SimpleNamespace(calls=0)
+HERE = threading.local()
+HERE.calls = 0
+USERS = collections.UserDict(calls=0)
+
+
+def counting_bound(x):
+    return PARTIAL(x) * BOUND()
+
+
+def counting_method_default(x):
+    return Calls().within(x)
+
+
+def counting_spaces(x):
+    SPACE.calls += 1
+    HERE.calls += 1
+    USERS["calls"] += 1
+    return x * SPACE.calls * HERE.calls * USERS["calls"]
+
+
+COUNT_BY_NAME, LIST_BY_NAME = 0, []
+
+
+def counting_by_computed_names(x):
+    name = "".join(["cal", "ls"])
+    setattr(SLOTTED, name, getattr(SLOTTED, name) + 1)
+    globals()["_".join(["LIST", "BY", "NAME"])].append(1)
+    return x * SLOTTED.calls * len(LIST_BY_NAME)
+
+
+def counting_by_text(x):
+    setattr(COUNTING, "calls", COUNTING.calls + 1)
+    return x * COUNTING.calls
+
+
+def setting_a_variable(x):
+    if SETTING.get() == 1.0:
+        SETTING.set(3.0)
+    return x * SETTING.get()
+
+
 STATE = State()
 DONE = {"done": False, "value": 0}
 SIZES = []
@@ -468,7 +550,9 @@ def test_graphs_on_disk_are_those_of_contents(
         *("drawing_bits", "counting_object", "failing", "caching", "initializing"),
         *("initializing_objects", "keeping_sizes", "summing_sizes", "switching"),
         *("counting_class", "counting_slots", "counting_new_items", "counting_deep"),
-        *("counting_tensor", "counting_closure", "counting_attribute"),
+        *("counting_tensor", "counting_closure", "counting_attribute", "counting_context"),
+        *("counting_arrays", "counting_bound", "counting_method_default", "counting_spaces"),
+        *("counting_by_computed_names", "counting_by_text", "setting_a_variable"),
     ],
 )
 def test_what_packages_count_and_draw_is_not_read_once(

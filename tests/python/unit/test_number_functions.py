@@ -45,6 +45,14 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "np.float32 times": lambda n: np.float32(0.1) * n,
     "times np.int64": lambda n: n * np.int64(3),
     "by np.int64": lambda n: n / np.int64(2),
+    "a class of NumPy": lambda n: n * (2 if isinstance(np.ceil(n / 2), np.floating) else 3),
+    "what comes of one": lambda n: n + (isinstance(-np.add(n, 2) * 3 - n, np.int64)),
+    "no int of Python": lambda n: n + isinstance(n * np.int64(2), int),
+    "an item": lambda n: (n * np.float64(2)).item(),
+    "a dtype": lambda n: n + (np.floor(n / 2) + 1).dtype.itemsize,
+    "a text": lambda n: n * len(repr(np.multiply(n, 2))),
+    "the very class": lambda n: n + (type(np.ceil(n / 2) * 2) is np.float64),
+    "a size itself": lambda n: n + isinstance(n, np.integer) + isinstance(n / 2, np.floating),
     "times an array": lambda n: float((n * np.arange(3.0)).sum()),
 }
 
@@ -101,6 +109,17 @@ def test_functions_that_graphs_follow(name: str) -> None:
     ours = agree(Takes(FUNCTIONS[name]), calls)
     assert len(ours.report().captures) == 2  # the second value makes it an input
     assert not any(record.fallback for record in ours.report().captures)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
+def test_numbers_of_numpy_among_results() -> None:
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * 2, np.multiply(x.shape[0], 2), np.ceil(x.shape[0] / 2)
+
+    ours = ORTModule(Returns())
+    for n in (5, 3, 8):
+        assert [type(each) for each in ours(torch.ones(n, 4))[1:]] == [np.int64, np.float64]
 
 
 class Larger(nn.Module):

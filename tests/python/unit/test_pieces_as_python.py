@@ -49,6 +49,11 @@ CASES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     ),
     "the larger of tensors": lambda m, x: max(x.sum() * 0, x.mean() * 0) + m.layer.bias,
     "a number or a tensor": lambda m, x: x * (2 if type(max(0.5, x.min() * 0)) is float else 3),
+    "what is in a range": lambda m, x: (
+        x * (2 if (m.calls in range(3)) is True else 3) * (len(x) in range(9))
+    ),
+    "a tensor in a list": lambda m, x: x * (2 if x in [x, x + 1] else 3),
+    "how often a tensor is in a list": lambda m, x: x * [x.sum(), x.sum() + 1].count(x.sum()),
     "a set": lambda m, x: [x[i % 3] for i in {9, 1, m.calls % 3 + 4}],
     "a list of a set": lambda m, x: [x[i % 3] for i in list({3, 1, m.calls + 4})],
     "a set of a loop": lambda m, x: [x[i % 3] for i in {v % 5 for v in (9, 3, m.calls)}],
