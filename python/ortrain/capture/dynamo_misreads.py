@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import re
 import types
 from typing import Any
@@ -25,6 +26,13 @@ _MISSES_CHANGES = TORCH_VERSION < (2, 12)
 _MAKE_SETS = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE"})
 _SETS = frozenset({"set", "frozenset"})
 _CHANGE_SETS = frozenset({"add", "discard", "remove", "pop", "update", "clear"})
+# By these names code comes to globals, and to what functions have by default.
+_OTHER_WAYS = frozenset(
+    {"globals", "vars", "exec", "eval", "__kwdefaults__", "__defaults__", "__code__"}
+)
+# Of what was loaded before, to write to it.
+_KEEP = "COPY", "DUP_TOP", "SWAP", "STORE_ATTR", "STORE_FAST", "STORE_DEREF", "DELETE_ATTR"
+_NOTHING = "CACHE", "NOP", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "RESUME"
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
 
@@ -32,7 +40,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     """Return what code that a forward can reach does of which Dynamo is silently wrong; "" for nothing.
 
     Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func,
-    does not compare which of two objects a name stands for, raises errors of its own past a handler of PyTorch's,
+    does not compare which of two objects a name stands for, does not see in one way what was written to a class or a
+    module in another, nor what is written to a function, raises errors of its own past a handler of PyTorch's,
     half-way through, lets a checkpoint keep the parameters that PyTorch reads again, and goes through a set in the order
     in which items came.
 
@@ -51,9 +60,22 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     )
     holds_sets = any(isinstance(v, set) for layer in module.modules() for v in vars(layer).values())
     names: set[str] = set()
+    stored: set[str] = set()
+    loaded: set[str] = set()
     for function in reached.functions:
         for code in _codes(function.__code__):
             names.update(code.co_names)
+            if not _OTHER_WAYS.isdisjoint(code.co_names):
+                return f"globals or defaults in {function.__qualname__}"
+            if _writes_to_classes(code, function):
+                return (
+                    f"what is written to a class, a module or a function in {function.__qualname__}"
+                )
+            for step in dis.get_instructions(code):
+                if step.opname == "STORE_GLOBAL":
+                    stored.add(step.argval)
+                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    loaded.add(step.argval)
             if functions and not _TRANSFORMS.isdisjoint(code.co_names):
                 return "an autograd function inside of torch.func"
             if _has_sets(code, holds_sets):
@@ -62,9 +84,60 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
                 return f"which object is which in {function.__qualname__}"
             if handles_errors(code):
                 return f"a handler of errors in {function.__qualname__}"
+    if stored & loaded:
+        return f"the global {min(stored & loaded)}"
     if "checkpoint" in names and any(map(_WRITES.fullmatch, names)):
         return "a checkpoint, and writes to tensors"
     return ""
+
+
+def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bool:
+    """Tell whether a function may write an attribute of a class, a module or a function, or keeps one under another name."""
+    named = {"type", "__class__"}.intersection(code.co_names)
+    if "setattr" in code.co_names and (named or "cls" in code.co_varnames[:1]):
+        return True
+    closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    found: Any = None  # what the last step has loaded, as far as it is known
+    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
+    for step, behind in itertools.pairwise(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found = type if step.argval == "type" else function.__globals__.get(step.argval)
+            if "setattr" in code.co_names and _keeps_attributes(found) and found is not type:
+                return True
+        elif step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
+            found = _content(closed.get(step.argval))
+        elif step.opname == "LOAD_FAST" and step.argval == "cls":
+            found = object
+        elif step.opname == "LOAD_ATTR":
+            if step.argval == "__class__":
+                found = object
+            else:
+                is_looked_up = _keeps_attributes(found)
+                found = vars(found).get(step.argval) if is_looked_up else None
+        elif step.opname.startswith("CALL"):
+            found = object if _calls_type(steps, step) else None
+        else:
+            found = None
+        if behind.opname in _KEEP and _keeps_attributes(found):
+            return True
+    return False
+
+
+def _calls_type(steps: list[dis.Instruction], call: dis.Instruction) -> bool:
+    """Tell whether a call is of ``type``, with one name or attribute of a name."""
+    at = steps.index(call)
+    return any(s.argval == "type" for s in steps[max(at - 3, 0) : at] if "GLOBAL" in s.opname)
+
+
+def _keeps_attributes(value: Any) -> bool:
+    return isinstance(value, (type, types.ModuleType, types.FunctionType))
+
+
+def _content(cell: types.CellType | None) -> Any:
+    try:
+        return None if cell is None else cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _has_sets(code: types.CodeType, holds_sets: bool) -> bool:

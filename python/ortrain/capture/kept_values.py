@@ -11,30 +11,34 @@ import contextvars
 import copy
 import enum
 import functools
+import gc
 import itertools
 import random
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from ortrain.capture.library_reads import attributes_of, is_of_library, slot_of, slots_of
-from ortrain.capture.shallow_copies import is_equal
+from ortrain.capture.library_reads import attributes_of, is_of_library, slots_of
+from ortrain.capture.shallow_copies import forget_classes_of_traces, is_equal
 from ortrain.capture.torch_internals import outside_of_modes
 
 _MOST_ITEMS = 1024
-_MOST_BYTES = 1 << 22  # of a tensor or an array
+_MOST_BYTES = 1 << 24  # of a tensor or an array
 
 
 # Of the globals of modules, most; the numbers among them are told by the code that sets them.
 NO_STATE = (
     *(types.BuiltinFunctionType, types.ModuleType, enum.EnumMeta),
-    *(str, bytes, int, float, complex, bool, tuple, frozenset, type(None)),
+    *(str, bytes, int, float, complex, bool, frozenset, type(None)),
 )
+_OF_NO_STATE = frozenset(map(id, NO_STATE))
+_UNSET = object()
+_LruCache: Any = type(functools.lru_cache(len))
 
 
 class Change(NamedTuple):
@@ -85,7 +89,8 @@ Kind = Callable[..., "Seen | None"]
 _FIXED = (str, tuple, type, types.MemberDescriptorType, types.GetSetDescriptorType)
 # Python's own, whose code names no attributes of theirs, and others, of which the user's does.
 _HOLDERS = (
-    *(collections.UserDict, collections.UserList, weakref.WeakKeyDictionary),
+    *(collections.UserDict, collections.UserList, collections.ChainMap),
+    *(weakref.WeakKeyDictionary,),
     *(weakref.WeakValueDictionary, weakref.WeakSet),
 )
 _NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
@@ -117,7 +122,8 @@ def holds_nothing(function: Any) -> bool:
         function.__closure__ is None
         and not function.__dict__
         and (
-            function.__defaults__ is None or all(type(d) in NO_STATE for d in function.__defaults__)
+            function.__defaults__ is None
+            or all(id(type(d)) in _OF_NO_STATE for d in function.__defaults__)
         )
         and function.__kwdefaults__ is None
     )
@@ -128,24 +134,28 @@ def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in _cells_of(value)]
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        wrapped = value.__dict__.get("__wrapped__")
-        return [(name, each) for each in (*cells, *defaults, wrapped)]
-    if isinstance(value, _BOUND):
+        return [(name, each) for each in (*cells, *defaults)]
+    if isinstance(value, (*_BOUND, _LruCache)):
         return [(name, each) for each in _behind(value)]
     if isinstance(value, contextvars.ContextVar):
         return [(name, value.get(None))]
     if isinstance(value, _HOLDERS):
         return [(name, each) for each in (attributes_of(value) or {}).values()]
-    if isinstance(value, (dict, list, collections.deque)):
+    if isinstance(value, (dict, list, tuple, collections.deque)):
         items = list(dict.values(value)) if isinstance(value, dict) else list(value)
-        is_of_texts = len(items) > _MOST_ITEMS or not items or type(items[0]) in _PLAIN
-        return [] if is_of_texts else [(name, each) for each in items]
-    slots = [(slot, slot_of(value, slot)) for slot in slots_of(value)]
-    return [*slots, *(attributes_of(value) or {}).items()]
+        if len(items) > _MOST_ITEMS:
+            return []
+        return [(name, each) for each in items if id(type(each)) not in _OF_NO_STATE]
+    return [
+        *((slot, _slot(value, slot)) for slot in slots_of(value)),
+        *(attributes_of(value) or {}).items(),
+    ]
 
 
 def _behind(value: Any) -> Iterable[Any]:
-    """Return what a bound method, a partial function or a descriptor stands for, and holds besides."""
+    """Return what a bound method, a partial function, a cache or a descriptor stands for, and holds besides."""
+    if isinstance(value, _LruCache):
+        return value.__wrapped__, *_results_of(value)
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, functools.partial):
@@ -155,16 +165,20 @@ def _behind(value: Any) -> Iterable[Any]:
     return (value.__func__,)
 
 
+def _results_of(cache: Any) -> Iterator[Any]:
+    """Return what a cache of functools keeps; nothing else tells."""
+    for each in gc.get_referents(cache):
+        # The table of one without a limit; others tell of their results themselves.
+        is_table = type(each) is dict and each is not cache.__dict__
+        yield from each.values() if is_table else (each,)
+
+
 _EMPTY = types.CellType()
 
 
 def _cells_of(function: types.FunctionType) -> list[types.CellType]:
     """Return the cells of what a function closes over that hold something."""
     return [cell for cell in function.__closure__ or () if cell != _EMPTY]
-
-
-# Of which tables hold nothing else.
-_PLAIN = (str, type, int, float, tuple, types.FunctionType)
 
 
 def kind_of(cls: type) -> Kind | None:
@@ -192,9 +206,11 @@ def kind_of(cls: type) -> Kind | None:
         return _seen_list
     if issubclass(cls, set):
         return _seen_set
-    if issubclass(cls, (*_BOUND, *_HOLDERS, contextvars.ContextVar)):
+    if cls is _LruCache:
+        return _seen_cache
+    if issubclass(cls, (*_BOUND, *_HOLDERS, contextvars.ContextVar, tuple)):
         return _seen_elsewhere
-    return _seen_attributes if issubclass(cls, _NAMESPACES) or is_of_library(cls) else None
+    return seen_attributes if issubclass(cls, _NAMESPACES) or is_of_library(cls) else None
 
 
 def _told(read: Callable[[], Any], write: Callable[[Any], Any]) -> Seen:
@@ -219,40 +235,41 @@ def _seen_bits(generator: Any) -> Seen:
     return _told(lambda: copy.deepcopy(bits.state), functools.partial(setattr, bits, "state"))
 
 
-def _seen_tensor(tensor: torch.Tensor) -> Seen | None:
-    """Watch what a small tensor holds: a trace writes to one that it does not know as it stands."""
-    if tensor.numel() * tensor.element_size() > _MOST_BYTES or tensor.device.type != "cpu":
-        return None
-    with outside_of_modes(), torch.no_grad():
-        before = tensor.detach().clone()
+def _seen_tensor(tensor: torch.Tensor) -> Seen:
+    """Watch what a tensor holds: a trace writes to one that it does not know as it stands.
+
+    What a large one held, or one that is elsewhere, is not set back.
+    """
+    before: torch.Tensor | None = None
+    if tensor.numel() * tensor.element_size() <= _MOST_BYTES and tensor.device.type == "cpu":
+        with outside_of_modes(), torch.no_grad():
+            before = tensor.detach().clone()
     version = tensor._version
 
     def seen(where: str, _: Container[str]) -> Change | None:
-        if tensor._version == version:
-            return None
+        return None if tensor._version == version else Change(where, True, set_back)
 
-        def set_back() -> None:
+    def set_back() -> None:
+        if before is not None:
             with outside_of_modes(), torch.no_grad():
                 tensor.copy_(before)
-
-        return Change(where, True, set_back)
 
     return seen
 
 
 def _seen_array(array: Any) -> Seen | None:
     """Watch what an array of NumPy holds."""
-    if array.nbytes > _MOST_BYTES or array.dtype.hasobject or not array.flags.writeable:
+    if array.nbytes > _MOST_BYTES or not array.flags.writeable:
         return None
-    before = array.copy()
+    told = type(array).__mro__[-2].tobytes  # a subclass may have its own
+    before, bytes_before = array.copy(), told(array)
 
     def set_back() -> None:
         array[...] = before
 
     def seen(where: str, _: Container[str]) -> Change | None:
-        if array.tobytes() == before.tobytes():
-            return None
-        return Change(where, True, set_back)
+        # Of objects these are addresses.
+        return None if told(array) == bytes_before else Change(where, True, set_back)
 
     return seen
 
@@ -266,6 +283,17 @@ def _seen_buffer(buffer: Any) -> Seen | None:
         if bytes(buffer) == bytes(before):
             return None
         return Change(where, True, functools.partial(buffer.__setitem__, slice(None), before))
+
+    return seen
+
+
+def _seen_cache(cache: Any) -> Seen | None:
+    """Watch a cache of functools that is empty; of others nothing can be taken out."""
+    if cache.cache_info().currsize:
+        return None
+
+    def seen(where: str, _: Container[str]) -> Change | None:
+        return Change(where, False, cache.cache_clear) if cache.cache_info().currsize else None
 
     return seen
 
@@ -287,35 +315,70 @@ def seen_count(holder: dict[str, Any], name: str, count: Any) -> Seen:
 
 
 def _seen_table(table: dict[Any, Any]) -> Seen | None:
-    return _seen_items(table, lambda _, __: True) if dict.__len__(table) <= _MOST_ITEMS else None
+    return _seen_items(table, None) if dict.__len__(table) <= _MOST_ITEMS else None
 
 
-def _seen_attributes(value: Any) -> Seen | None:
-    """Watch the attributes of an object that code names, or the slots of one without attributes."""
-    attributes, slots = attributes_of(value), slots_of(value)
-    if attributes is not None:
-        return _seen_items(attributes, _is_named)
-    if not slots:
-        return None
-    return _seen_fields(
-        {name: slot_of(value, name) for name in slots},
-        functools.partial(slot_of, value),
-        functools.partial(object.__setattr__, value),
-    )
+def seen_attributes(attributes: dict[str, Any]) -> Seen:
+    """Watch the attributes of an object that code names."""
+    return _seen_items(attributes, _is_named)
+
+
+def seen_slots(value: Any) -> Seen | None:
+    """Watch what is in the slots of an object that code names."""
+    before = {name: _slot(value, name) for name in slots_of(value)}
+
+    def write(name: str, content: Any) -> None:
+        if content is not _UNSET:
+            object.__setattr__(value, name, content)
+        elif _slot(value, name) is not _UNSET:
+            object.__delattr__(value, name)
+
+    return _seen_fields(before, functools.partial(_slot, value), write) if before else None
+
+
+def _slot(value: Any, name: str) -> Any:
+    for cls in type(value).__mro__:
+        slot = vars(cls).get(name)
+        if isinstance(slot, types.MemberDescriptorType):
+            try:
+                return slot.__get__(value)
+            except AttributeError:
+                break
+    return _UNSET
 
 
 def seen_class(cls: type, held: dict[str, Any]) -> Seen:
-    """Watch the attributes of a class that code names."""
+    """Watch the attributes of a class that code names, those that come to be there too.
+
+    Args:
+      held: Those that may change.
+    """
     table = type.__getattribute__(cls, "__dict__")
-    return _seen_fields(held, table.get, functools.partial(type.__setattr__, cls))
+    known = set(table)
+
+    def write(name: str, content: Any) -> None:
+        if content is _UNSET:
+            type.__delattr__(cls, name)
+        else:
+            type.__setattr__(cls, name, content)
+
+    def seen(where: str, names: Container[str]) -> Change | None:
+        made = {name: _UNSET for name in table if name not in known and name[:2] != "__"}
+        read = functools.partial(_item, table)
+        return _seen_fields({**held, **made}, read, write)(where, names)
+
+    return seen
+
+
+def _item(table: Mapping[str, Any], name: str) -> Any:
+    return table.get(name, _UNSET)
 
 
 def seen_function(function: types.FunctionType) -> Seen | None:
-    """Watch what a function closes over; or else its attributes."""
+    """Watch what a function closes over."""
     cells = _cells_of(function)
     if not cells:
-        others = function.__dict__.keys() - {"__wrapped__"}
-        return _seen_items(function.__dict__, _is_named) if others else None
+        return None
     before = [cell.cell_contents for cell in cells]
 
     def seen(where: str, _: Container[str]) -> Change | None:
@@ -354,18 +417,38 @@ def _is_named(name: str, names: Container[str]) -> bool:
     return name in names
 
 
-def _seen_items(table: dict[Any, Any], counts: Callable[[Any, Container[str]], bool]) -> Seen:
-    before = dict(dict.items(table))
+def _seen_items(
+    table: dict[Any, Any], counts: Callable[[Any, Container[str]], bool] | None
+) -> Seen:
+    """Watch a table.
+
+    Args:
+      table: It.
+      counts: Tells whether an item counts, given the names in code; None where all do, and their order.
+    """
+    kind: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    before = dict(kind.items(table))
 
     def seen(where: str, names: Container[str]) -> Change | None:
-        now = dict(dict.items(table))
+        forget_classes_of_traces(table, before)
+        now = dict(kind.items(table))
         others = {k: v for k, v in now.items() if k not in before or before[k] is not v}
         gone = before.keys() - now.keys()
-        differing = [k for k in (*others, *gone) if counts(k, names)]
-        if not differing:
+        differing = [k for k in (*others, *gone) if counts is None or counts(k, names)]
+        is_moved = counts is None and [k for k in now if k in before] != [
+            k for k in before if k in now
+        ]
+        if not differing and not is_moved:
             return None
 
         def set_back() -> None:
+            if is_moved or isinstance(table, collections.OrderedDict):
+                kind: Any = collections.OrderedDict if type(table) is not dict else dict
+                kind = kind if isinstance(table, kind) else dict
+                kind.clear(table)
+                for key, value in before.items():
+                    kind.__setitem__(table, key, value)
+                return
             for key in differing:
                 if key in before:
                     dict.__setitem__(table, key, before[key])

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import decimal
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -26,13 +27,16 @@ from ortrain.capture.kept_values import (
     holds_nothing,
     is_another_count,
     kind_of,
+    seen_attributes,
     seen_class,
     seen_count,
     seen_function,
+    seen_slots,
 )
 from ortrain.capture.library_reads import attributes_of
 
-_MOST_HOLDERS = 3  # within each other
+_MOST_HOLDERS = 3  # within each other, each by a name
+_MOST_DEPTH = 12
 
 
 class _Kept(NamedTuple):
@@ -42,11 +46,13 @@ class _Kept(NamedTuple):
       names: The global of its module, and attributes that lead there; others that lead to the same object.
       module: The first of these modules.
       seen: Returns which change there is, None for none.
+      has_names: Whether what changes there has names of its own.
     """
 
     names: list[tuple[str, ...]]
     module: str
     seen: Seen
+    has_names: bool
 
 
 class LibraryState:
@@ -61,7 +67,8 @@ class LibraryState:
     def __init__(self, modules: Iterable[types.ModuleType]) -> None:
         # By the class, which need not be hashable; kept alive beside it.
         self._kinds: dict[int, tuple[type, Kind | None]] = {id(c): (c, None) for c in NO_STATE}
-        self._known: dict[int, _Kept | None] = {}  # by the object
+        self._known: dict[int, list[_Kept]] = {}  # by the object
+        self._ways: dict[int, list[tuple[str, ...]]] = {}
         for module in modules:
             table = vars(module)
             for name, value in list(table.items()):
@@ -75,14 +82,12 @@ class LibraryState:
           computing: Packages whose code makes up others.
         """
         found = []
-        for kept in self._known.values():
-            if kept is None:
-                continue
+        for kept in itertools.chain.from_iterable(self._known.values()):
             named: Container[str] = names
             if kept.module.partition(".")[0] in computing:
                 named = ANY_NAME
             # The last name alone: objects have others by which code comes to them.
-            if not any(way[-1] in named for way in kept.names):
+            if not kept.has_names and not any(way[-1] in named for way in kept.names):
                 continue
             # Of what a package's objects do when they are asked.
             with contextlib.suppress(Exception):
@@ -91,7 +96,12 @@ class LibraryState:
         return found
 
     def _take(
-        self, holder: dict[str, Any], names: tuple[str, ...], value: Any, module: str
+        self,
+        holder: dict[str, Any],
+        names: tuple[str, ...],
+        value: Any,
+        module: str,
+        depth: int = 0,
     ) -> None:
         cls = type(value)
         known_kind = self._kinds.get(id(cls))
@@ -104,40 +114,55 @@ class LibraryState:
         if kind is None or (kind is seen_function and holds_nothing(value)):
             return
         if id(value) in self._known:
-            if (known := self._known[id(value)]) is not None:
-                known.names.append(names)
+            self._ways[id(value)].append(names)
             return
-        self._known[id(value)] = None
-        if len(names) > _MOST_HOLDERS:
+        ways = self._ways[id(value)] = [names]
+        found = self._known[id(value)] = []
+        if len(names) > _MOST_HOLDERS or depth > _MOST_DEPTH:
             return
-        held: Iterable[tuple[str, Any]] = ()
-        with contextlib.suppress(Exception):  # of a class that answers in its own way
-            seen: Seen | None = None
-            if kind is seen_count:
-                seen = seen_count(holder, names[-1], value)
-            elif kind is seen_class:
-                if value.__module__ == module:
-                    of_class = held_by_class(value)
-                    seen, held = seen_class(value, of_class) if of_class else None, of_class.items()
-            else:
-                seen, held = kind(value), held_by(value, names[-1])
+        held: list[tuple[str, Any]] = []
+
+        def watch(seen: Seen | None, has_names: bool) -> None:
             if seen is not None:
-                self._known[id(value)] = _Kept([names], module, seen)
-        attributes = attributes_of(value) or {}
-        for name, each in held:
-            self._take(attributes, (*names, name), each, module)
+                found.append(_Kept(ways, module, seen, has_names))
+
+        with contextlib.suppress(Exception):  # of a class that answers in its own way
+            name, attributes = names[-1], attributes_of(value) or {}
+            if kind is seen_count:
+                watch(seen_count(holder, name, value), False)
+            elif kind is seen_class:
+                if value.__module__ == module or "<locals>" in value.__qualname__:
+                    of_class = held_by_class(value)
+                    watch(seen_class(value, of_class), True)
+                    held += of_class.items()
+            elif kind is seen_attributes:
+                watch(seen_slots(value), True)
+                watch(seen_attributes(attributes), True)
+                held += [*held_by(value, name), (name, cls)]
+            else:
+                watch(kind(value), False)
+                held += held_by(value, name)
+                if attributes:
+                    watch(seen_attributes(attributes), True)
+                    held += attributes.items()
+        for each, content in held:
+            way = names if each == names[-1] else (*names, each)
+            self._take(attributes, way, content, module, depth + 1)
 
 
 def changes_of_globals(
     before: Mapping[str, Any], table: dict[str, Any], names: Iterable[str]
 ) -> Iterator[Change]:
-    """Return what has changed of the globals that a module had before."""
+    """Return what has changed of the globals of a module, given what it had before."""
     for name in names:
-        if name in before and name in table and table[name] is not before[name]:
+        then, now = before.get(name, _UNSET), table.get(name, _UNSET)
+        if now is not then:
             yield Change(
                 f"'{name}' of {table.get('__name__')}",
-                is_another_count(before[name], table[name]),
-                functools.partial(table.__setitem__, name, before[name]),
+                is_another_count(then, now),
+                functools.partial(table.__setitem__, name, then)
+                if then is not _UNSET
+                else functools.partial(table.pop, name, None),
             )
 
 

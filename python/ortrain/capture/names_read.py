@@ -65,6 +65,7 @@ _BY_ANY_MEANS = frozenset(
 _WRITE_BY_TEXT = frozenset(
     {"setattr", "__setattr__", "globals", "vars", "__dict__", "exec", "eval"}
 )
+_GLOBALS = frozenset({"globals", "vars", "exec", "eval"})
 _BY_OTHER_NAMES = (*READERS, operator.attrgetter)
 _MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
 _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
@@ -76,7 +77,8 @@ _SEE_NO_TENSORS = frozenset(
     {
         *("scipy", "sklearn", "pandas", "matplotlib", "PIL", "huggingface_hub", "tokenizers"),
         *("rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio", "h11"),
-        *("httpx", "httpcore", "httpx2", "httpcore2", "pytest", "_pytest"),
+        *("httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil", "torchgen"),
+        *("markupsafe", "typing_extensions", "pytest", "_pytest"),
     }
 )
 _RAISES = dis.opmap["RAISE_VARARGS"]
@@ -235,7 +237,12 @@ class NamesRead:
 
         What has no contents refuses more than tensors do, and a handler would be captured as if these had refused.
         """
-        for code in (code for code, _ in self._handled if _is_users(code)):
+        for code, origin in self._handled:
+            # What keeps results by sizes computes anew where these are symbols.
+            if not _is_users(code) or (
+                origin.co_name == "__hash__" and is_installed(code.co_filename)
+            ):
+                continue
             return getattr(code, "co_qualname", code.co_name)
         if sys.version_info >= (3, 12):
             return ""
@@ -285,27 +292,34 @@ class NamesRead:
         named: set[str] = set()
         computing: set[str] = set()
         in_globals: list[Change] = []
+        by_text: list[Change] = []
         for code, table in self._codes.items():
             if not _is_users(code):
                 continue
             mentioned = _mentions(code)
             named |= mentioned.names
-            root = str(table.get("__name__")).partition(".")[0]
+            home = str(table.get("__name__"))
+            held = before.get(home, {}) if is_installed(code.co_filename) else {}
             if (
                 mentioned.of_self
                 or mentioned.of_any
                 or not _WRITE_BY_TEXT.isdisjoint(code.co_names)
             ):
-                computing.add(root)
-            if _STORES in code.co_code[::2] and is_installed(code.co_filename):
+                computing.add(home.partition(".")[0])
+            if not _GLOBALS.isdisjoint(code.co_names):
+                by_text += changes_of_globals(held, table, {**held, **table} if held else ())
+            elif held and _STORES in code.co_code[::2]:
                 names = {
                     step.argval
                     for step in dis.get_instructions(code)
                     if step.opname == "STORE_GLOBAL"
                 }
-                held = before.get(table.get("__name__", ""), {})
                 in_globals += changes_of_globals(held, table, names)
-        in_objects = [*state.changes(named, computing), *changes_of_context(self._context)]
+        in_objects = [
+            *state.changes(named, computing),
+            *changes_of_context(self._context),
+            *by_text,
+        ]
         every = [*in_objects, *in_globals]
         for change in every:
             change.set_back()

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 
 from ortrain.capture.errors import CaptureError
 
@@ -38,6 +39,8 @@ _ROUNDING: dict[str, Callable[[Any], Any]] = {
 # An attribute of the numbers of a trace that stand for NumPy's.
 _OF_NUMPY = "_ortrain_of_numpy"
 _UNARY = "neg", "pos", "abs"
+_OF_BITS = "lshift", "rshift", "and", "or", "xor"
+_MAKE_TENSORS = torch.tensor, torch.as_tensor, torch.asarray
 _ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 
 
@@ -84,22 +87,26 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
         def put(home: Any, name: str, made: Any) -> None:
             stack.enter_context(mock.patch.object(home, name, made, create=True))
 
-        numpy = _NumPy(put)
+        put(
+            _NonStrictTorchFunctionHandler,
+            "_override",
+            _refusing(_NonStrictTorchFunctionHandler._override),
+        )
         for name in ("max", "min"):
             put(builtins, name, _extreme(getattr(builtins, name), is_users))
         put(math, "pow", _float_power(math.pow, is_users))
         for kind in _LIVE:
-            put(kind, "__array_ufunc__", numpy.called_with())
-            put(kind, "__array__", numpy.array)
+            put(kind, "__array_ufunc__", _answer)
+            put(kind, "__array__", _as_array)
             for name in _UNARY:
                 if hasattr(kind, place := f"__{name}__"):
-                    put(kind, place, numpy.changed_by(getattr(kind, place)))
-            for name in _ARITHMETIC:
-                function = getattr(operator, name)
-                for place, is_reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
-                    if hasattr(kind, place):
-                        original = getattr(kind, place)
-                        put(kind, place, numpy.met_by(original, function, is_reflected))
+                    put(kind, place, _changed(getattr(kind, place)))
+            for names, watched in ((_ARITHMETIC, _met_by), (_OF_BITS, _shifted)):
+                for name in names:
+                    function = getattr(operator, f"{name}_" if name in ("and", "or") else name)
+                    for place, is_reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
+                        if hasattr(kind, place):
+                            put(kind, place, watched(getattr(kind, place), function, is_reflected))
         yield
 
 
@@ -137,97 +144,87 @@ def _float_of(number: Any) -> Any:
     return torch.sym_float(number) if isinstance(number, _LIVE) else float(number)
 
 
-class _NumPy:
-    """What NumPy does with the numbers of one trace.
+def _answer(_: Any, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+    """Return what a function of NumPy gives for numbers of a trace."""
+    name = function.__name__
+    is_plain = method == "__call__" and not options and all(map(_is_number, operands))
+    if is_plain and name in _OPERATORS:
+        return _of_numpy(_OPERATORS[name](*map(_of_python, operands)))
+    if is_plain and name in _ROUNDING and isinstance(operands[0], torch.SymFloat):
+        return _of_numpy(torch.sym_float(_ROUNDING[name](operands[0])))
+    return getattr(function, method)(*map(_fixed, operands), **options)
 
-    Attributes:
-      took_part: Whether a number of the trace may stand for one of NumPy's floats, of which tensors are made in float64.
-      array: An attribute of numbers, which NumPy asks for when it makes an array of objects, and which there is not.
+
+def _met_by(
+    original: Callable[..., Any], function: Callable[..., Any], is_reflected: bool
+) -> Callable[..., Any]:
+    """Return an operator of a number of a trace, which may meet a number of NumPy's.
+
+    Args:
+      original: The operator's method.
+      function: The operator itself.
+      is_reflected: Whether the number stands behind it.
     """
 
-    def __init__(self, put: Callable[[Any, str, Any], None]) -> None:
-        self.took_part = False
-        self._put = put
+    @functools.wraps(original)
+    def operate(number: Any, other: Any, *more: Any) -> Any:
+        if type(other).__module__ == "numpy":
+            if not _is_number(other):  # an array, or a number of fewer bits
+                value = _fixed(number)
+                return function(other, value) if is_reflected else function(value, other)
+            return _of_numpy(original(number, _of_python(other), *more))
+        result = original(number, other, *more)
+        if stands_for_numpy(number) or stands_for_numpy(other):
+            return _of_numpy(result)
+        return result
 
-        def array(_: Any) -> Any:
-            self._take_part()
-            raise AttributeError("__array__")
+    return operate
 
-        self.array = property(array)
 
-    def _take_part(self) -> None:
-        # From now on: a function in the place of one of PyTorch's is not traced as that.
-        if not self.took_part:
-            for name in ("tensor", "as_tensor", "asarray"):
-                self._put(torch, name, self.held_by(getattr(torch, name)))
-        self.took_part = True
+def _changed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator of a single number of a trace."""
 
-    def called_with(self) -> Callable[..., Any]:
-        """Return how a number of a trace answers a function of NumPy."""
+    @functools.wraps(original)
+    def operate(number: Any) -> Any:
+        result = original(number)
+        return _of_numpy(result) if stands_for_numpy(number) else result
 
-        def call(_: Any, function: Any, method: str, *operands: Any, **options: Any) -> Any:
-            name = function.__name__
-            is_plain = method == "__call__" and not options and all(map(_is_number, operands))
-            if is_plain and (name in _OPERATORS or name in _ROUNDING):
-                self._take_part()
-                if name in _OPERATORS:
-                    return _of_numpy(_OPERATORS[name](*map(_of_python, operands)))
-                (number,) = operands
-                if isinstance(number, torch.SymFloat):
-                    return _of_numpy(torch.sym_float(_ROUNDING[name](number)))
-            given = [_fixed(each) for each in operands]
-            return getattr(function, method)(*given, **options)
+    return operate
 
-        return call
 
-    def met_by(
-        self, original: Callable[..., Any], function: Callable[..., Any], is_reflected: bool
-    ) -> Callable[..., Any]:
-        """Return an operator of a number of a trace, which may meet a number of NumPy's.
+def _shifted(
+    original: Callable[..., Any], function: Callable[..., Any], is_reflected: bool
+) -> Callable[..., Any]:
+    """Return an operator of bits, for the numbers themselves where NumPy's are among them."""
 
-        Args:
-          original: The operator's method.
-          function: The operator itself.
-          is_reflected: Whether the number stands behind it.
-        """
+    @functools.wraps(original)
+    def operate(number: Any, other: Any) -> Any:
+        if stands_for_numpy(number) or stands_for_numpy(other) or type(other).__module__ == "numpy":
+            value, other = _fixed(number), _fixed(other)
+            return function(other, value) if is_reflected else function(value, other)
+        return original(number, other)
 
-        @functools.wraps(original)
-        def operate(number: Any, other: Any, *more: Any) -> Any:
-            if type(other).__module__ == "numpy":
-                self._take_part()
-                if not _is_number(other):  # an array, or a number of fewer bits
-                    value = _fixed(number)
-                    return function(other, value) if is_reflected else function(value, other)
-                return _of_numpy(original(number, _of_python(other), *more))
-            result = original(number, other, *more)
-            if self.took_part and any(map(stands_for_numpy, (number, other))):
-                return _of_numpy(result)
-            return result
+    return operate
 
-        return operate
 
-    def changed_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an operator of a single number of a trace."""
+def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what looks at each call of a function of PyTorch, for those that make tensors.
 
-        @functools.wraps(original)
-        def operate(number: Any) -> Any:
-            result = original(number)
-            return _of_numpy(result) if self.took_part and stands_for_numpy(number) else result
+    The dtype is that of NumPy's float, which a trace does not know.
+    """
 
-        return operate
-
-    def held_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that makes a tensor of numbers, whose dtype may be one that NumPy's floats ask for."""
-
-        @functools.wraps(original)
-        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dtype") is None and not args and _has_float(data):
+    @functools.wraps(original)
+    def override(handler: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        # Of as_tensor and asarray PyTorch gives others with the same names.
+        if function in _MAKE_TENSORS and kwargs.get("dtype") is None:
+            data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+            if len(args) < 2 and _has_float_of_numpy(data):
                 raise CaptureError(
                     "it makes a tensor of a number that NumPy may have made, whose dtype a trace does not know"
                 )
-            return original(data, *args, **kwargs)
+        return original(handler, function, args, kwargs)
 
-        return make
+    return override
 
 
 def _is_number(value: Any) -> bool:
@@ -242,12 +239,19 @@ def _of_python(number: Any) -> Any:
 
 
 def _fixed(value: Any) -> Any:
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    return float(value) if isinstance(value, torch.SymFloat) else value
+    if not isinstance(value, _LIVE):
+        return value
+    return class_stood_for(value)(int(value) if isinstance(value, torch.SymInt) else float(value))
 
 
-def _has_float(data: Any) -> bool:
+def _as_array(number: Any, dtype: Any = None, copy: Any = None) -> Any:
+    """Return an array without axes, as NumPy makes of the number, which this fixes."""
+    import numpy
+
+    return numpy.asarray(_fixed(number), dtype)
+
+
+def _has_float_of_numpy(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
-        return any(map(_has_float, data))
-    return isinstance(data, torch.SymFloat)
+        return any(map(_has_float_of_numpy, data))
+    return isinstance(data, torch.SymFloat) and stands_for_numpy(data)

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from ortrain.capture.number_functions import class_stood_for, functions_answer
+from ortrain.capture.number_functions import class_stood_for, functions_answer, stands_for_numpy
 from ortrain.capture.size_internals import DataDependentError
 
 # These ask for the numbers of a trace by their own names.
@@ -74,7 +74,8 @@ def _power(original: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
         exact = type(other) is not int or (not reflected and 0 <= other <= _HIGHEST_POWER)
         if exact or not _is_users(sys._getframe(1)):
             return original(number, other)
-        return other ** int(number) if reflected else int(number) ** other
+        value = class_stood_for(number)(int(number))
+        return other**value if reflected else value**other
 
     return power
 
@@ -107,13 +108,16 @@ def _floor_division(
         is_exact = type(by) in (int, float) and by and math.frexp(by)[0] in (0.5, -0.5)
         if not has_floats or is_exact or not _is_users(sys._getframe(1)):
             return original(number, other)
-        return other // value(number) if reflected else value(number) // other
+        fixed = class_stood_for(number)(value(number))
+        return other // fixed if reflected else fixed // other
 
     return divide
 
 
 def _rounding(original: Callable[..., Any]) -> Callable[..., Any]:
     def rounded(number: Any, digits: int | None = None) -> Any:
+        if stands_for_numpy(number):
+            return round(class_stood_for(number)(number), digits)
         if digits is not None and digits < 0:
             return round(int(number), digits)
         return original(number) if digits is None else original(number, digits)
@@ -167,7 +171,8 @@ def numbers_answer() -> Iterator[list[Exception]]:
         ints: Any = torch.SymInt
         put(ints, "__pow__", _power(ints.__pow__, False))
         put(ints, "__rpow__", _power(ints.__rpow__, True))
-        put(ints, "__round__", _rounding(ints.__round__))
+        for kind in (torch.SymInt, torch.SymFloat):
+            put(kind, "__round__", _rounding(kind.__round__))  # type: ignore[attr-defined]
         for kind, names in (
             (torch.SymBool, ("__bool__",)),
             (torch.SymInt, ("__bool__", "__int__", "__index__")),

@@ -447,7 +447,8 @@ class ReachableState:
             self._class(type(base))
             if issubclass(base, torch.autograd.Function) and not self._takes_functions:
                 continue
-            self._take(Table(base.__qualname__, Attributes(base, functools.partial(_state, base))))
+            of_class = Attributes(base, functools.partial(_state, base))
+            self._take(Table(base.__qualname__, of_class, is_followed=False))
             self.variables += [(base, variable) for variable in (*_state(base), *OF_CLASSES)]
             self._inherited += [(base, name) for name in _inherited_by(base)]
             for name, value in base.__dict__.items():
@@ -479,6 +480,7 @@ class ReachableState:
         self._pending += [(f"{name}.{parameter}", v) for parameter, v in by_name.items()]
         self._pending.append((name, getattr(function, "__wrapped__", None)))
         if not is_installed(code.co_filename):
+            self._take(Table(name, function.__dict__, is_followed=False))
             self.functions.append(function)
             self.variables += [(function, fact) for fact in OF_FUNCTIONS]
             self._local |= {*code.co_freevars, *by_name}

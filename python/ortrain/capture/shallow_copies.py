@@ -10,10 +10,13 @@ import dataclasses
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ortrain.capture.torch_internals import outside_of_modes
 
@@ -59,7 +62,7 @@ class Changes:
       symbols: Of those changed, what holds a size of the trace now, which is a symbol.
       drawn: Generators of random numbers of Python and NumPy that were drawn from.
       unfollowed: Objects that changed and that Dynamo does not follow: generators of the user's own, deques, orders of
-        keys.
+        keys, attributes of classes, which it reads anew in some ways only, and of functions.
     """
 
     changed: list[str] = dataclasses.field(default_factory=list)
@@ -93,10 +96,18 @@ class Table:
       where: What names begin with; "" for none.
       table: The mapping.
       names: Those that count; None for all there are, now and later.
+      is_followed: Whether Dynamo follows changes.
     """
 
-    def __init__(self, where: str, table: Any, names: Iterable[Any] | None = None) -> None:
-        self._where = where
+    def __init__(
+        self,
+        where: str,
+        table: Any,
+        names: Iterable[Any] | None = None,
+        *,
+        is_followed: bool = True,
+    ) -> None:
+        self._where, self._is_followed = where, is_followed
         self._table = raw(table)
         self._names = None if names is None else list(names)
         self._before = self._read()
@@ -133,6 +144,8 @@ class Table:
 
     def restore(self, changes: Changes) -> None:
         """Set the table back, in its order too."""
+        if self._names is None and isinstance(self._table, dict):
+            forget_classes_of_traces(self._table, self._before)
         before, now = self._before, self._read()
         keys = list(before)
         if keys == list(now) and all(is_same(before[k], now[k]) for k in keys):
@@ -145,7 +158,7 @@ class Table:
                 continue
             name, new = self._name(key), now.get(key, MISSING)
             if old is not MISSING and old is not None:
-                changes.changed.append(name)
+                (changes.changed if self._is_followed else changes.unfollowed).append(name)
                 if isinstance(new, (torch.SymInt, torch.SymFloat)):
                     changes.symbols.append(name)
             elif is_plain(new):
@@ -412,6 +425,20 @@ class ContextValue(Mapping):
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._variable.set(value)
+
+
+def forget_classes_of_traces(table: Any, before: Mapping[Any, Any]) -> None:
+    """Take out of a dictionary what is kept by the class of a tensor that there is in traces alone; a count stays.
+
+    Args:
+      table: The dictionary.
+      before: What it held before the trace.
+    """
+    for key in [key for key in dict.keys(table) if key not in before]:
+        cls = key() if isinstance(key, weakref.ref) else key
+        is_of_traces = isinstance(cls, type) and issubclass(cls, (FakeTensor, FunctionalTensor))
+        if is_of_traces and not isinstance(table[key], (int, float, torch.Tensor)):
+            type(table).pop(table, key)
 
 
 def is_same(a: Any, b: Any) -> bool:

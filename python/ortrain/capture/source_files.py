@@ -58,6 +58,7 @@ _LIBRARIES = frozenset(
             "accelerate",
             "deepspeed",
             "diffusers",
+            "einops",
             "lightning",
             "ortrain",
             "peft",

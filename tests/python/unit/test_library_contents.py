@@ -14,7 +14,7 @@ from package_changes import Net, assert_followed, found_on_disk, values
 from torch import nn
 
 from ortrain import ORTModule
-from ortrain.capture import source_files
+from ortrain.capture import kept_values, source_files
 
 SOURCE = """
 import array
@@ -325,6 +325,153 @@ def counting_attribute(x):
 
 
 counting_attribute.calls = 0
+MIXED_TABLE = {"name": "a", "history": [], "ema": {"n": 0}}
+MIXED_LIST = ["a", [0]]
+PAIR = ([0], {"n": 0})
+RECENT = collections.OrderedDict()
+TURNING = collections.OrderedDict(a=1.0, b=2.0)
+BY_CLASS = {}
+
+
+def counting_mixed(x):
+    MIXED_TABLE["history"].append(1.0)
+    MIXED_TABLE["ema"]["n"] += 1
+    MIXED_LIST[1][0] += 1
+    PAIR[0][0] += 1
+    PAIR[1]["n"] += 1
+    n = len(MIXED_TABLE["history"]) + MIXED_TABLE["ema"]["n"] + MIXED_LIST[1][0]
+    return x * n * PAIR[0][0] * PAIR[1]["n"]
+
+
+class Steps:
+    steps = 0
+
+    def step(self, x):
+        self.__class__.steps += 1
+        return x * self.steps
+
+    @classmethod
+    def stepped(cls, x):
+        cls.steps += 1
+        return x * cls.steps
+
+
+STEPS_TAKEN = Steps()
+
+
+def counting_class_of_self(x):
+    return STEPS_TAKEN.stepped(STEPS_TAKEN.step(x))
+
+
+def counted(function):
+    @functools.wraps(function)
+    def call(*args):
+        call.calls += 1
+        return function(*args) * call.calls
+
+    call.calls = 0
+    return call
+
+
+@counted
+def counting_decorated(x):
+    return x * 2
+
+
+def closing_over_a_count():
+    n = 0
+
+    def call(x):
+        nonlocal n
+        n += 1
+        return x * n
+
+    return call
+
+
+REGISTERED = {"a": closing_over_a_count(), "b": [closing_over_a_count()]}
+
+
+def counting_registered(x):
+    return REGISTERED["b"][0](REGISTERED["a"](x))
+
+
+class Table(dict):
+    pass
+
+
+COUNTED_TABLE = Table()
+COUNTED_TABLE.n = 0
+
+
+def made_of_a_local_class():
+    class Local:
+        n = 0
+
+    return Local()
+
+
+LOCAL = made_of_a_local_class()
+
+
+def counting_attributes_of_tables(x):
+    COUNTED_TABLE.n += 1
+    type(LOCAL).n += 1
+    return x * COUNTED_TABLE.n * LOCAL.n
+
+
+@functools.lru_cache
+def counter_of(name):
+    return [0]
+
+
+def counting_behind_a_cache(x):
+    counter_of("a")[0] += 1
+    return x * counter_of("a")[0]
+
+
+def keeping_recent(x):
+    RECENT[x.dtype] = RECENT.get(x.dtype, 0.0) + 1.0
+    RECENT.move_to_end(x.dtype)
+    while len(RECENT) > 2:
+        RECENT.popitem(last=False)
+    return x * sum(RECENT.values())
+
+
+def turning(x):
+    TURNING.move_to_end(next(iter(TURNING)))
+    return x * next(iter(TURNING.values()))
+
+
+class Unset:
+    __slots__ = ("gain", "seen")
+
+    def __call__(self, x):
+        if not hasattr(self, "gain"):
+            self.gain = 3.0
+        is_first = not hasattr(self, "seen")
+        self.seen = True
+        return x * self.gain * (2 if is_first else 5)
+
+
+UNSET_SLOTS = Unset()
+
+
+def setting_slots(x):
+    return UNSET_SLOTS(x)
+
+
+def setting_globals(x):
+    globals()["MADE_" + "UP"] = globals().get("MADE_UP", 0) + 1
+    return x * globals()["MADE_UP"]
+
+
+def of_class(x):
+    if type(x) not in BY_CLASS:
+        BY_CLASS[type(x)] = 2.0, abs
+    return BY_CLASS[type(x)][1](x) * BY_CLASS[type(x)][0]
+
+
 CALLS = contextvars.ContextVar("calls", default=0)
 KEPT = contextvars.ContextVar("kept")
 KEPT.set([0])
@@ -553,6 +700,9 @@ def test_graphs_on_disk_are_those_of_contents(
         *("counting_tensor", "counting_closure", "counting_attribute", "counting_context"),
         *("counting_arrays", "counting_bound", "counting_method_default", "counting_spaces"),
         *("counting_by_computed_names", "counting_by_text", "setting_a_variable"),
+        *("counting_mixed", "counting_class_of_self", "counting_decorated", "counting_registered"),
+        *("counting_attributes_of_tables", "counting_behind_a_cache", "keeping_recent", "turning"),
+        *("setting_slots", "setting_globals", "of_class"),
     ],
 )
 def test_what_packages_count_and_draw_is_not_read_once(
@@ -565,6 +715,17 @@ def test_what_packages_count_and_draw_is_not_read_once(
     wanted = [Net(getattr(plain, function))(x) for _ in range(4)]
     for each in wanted:
         torch.testing.assert_close(model(x), each)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
+def test_large_tensors_are_seen_to_change(
+    box: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_values, "_MOST_BYTES", 0)
+    model, x = ORTModule(Net(box.counting_tensor)), values()
+    before = model(x)
+    torch.testing.assert_close(model(x), before / (box.TOTAL - 1) * box.TOTAL)
+    assert "TOTAL" in model.report().captures[-1].fallback
 
 
 def test_packages_that_refuse_to_be_looked_at_do_not_matter(
@@ -594,6 +755,14 @@ UNHASHABLE, REFUSING = Unhashable(), Refusing()
     ours = ORTModule(nn.Linear(2, 2))
     ours(torch.ones(1, 2))
     assert [record.fallback for record in ours.report().captures] == [""]
+
+
+def test_what_is_kept_by_class_of_tensor_is_no_change(box: types.ModuleType) -> None:
+    ours = ORTModule(Net(box.of_class))
+    for _ in range(3):
+        ours(values())
+    # The table itself comes to be at the first call.
+    assert [bool(record.fallback) for record in ours.report().captures] in ([False], [True, False])
 
 
 def test_equal_numbers_set_anew_are_no_others(box: types.ModuleType) -> None:

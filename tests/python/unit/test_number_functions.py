@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import nn, tensor
 
 from ortrain import ORTModule
 
@@ -52,6 +52,14 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a dtype": lambda n: n + (np.floor(n / 2) + 1).dtype.itemsize,
     "a text": lambda n: n * len(repr(np.multiply(n, 2))),
     "the very class": lambda n: n + (type(np.ceil(n / 2) * 2) is np.float64),
+    "a number of fewer bits": lambda n: np.multiply(n, 10) * np.int8(3),
+    "a number of other bits": lambda n: np.add(n, 100) + np.array([200], np.uint8)[0],
+    "a float of fewer bits": lambda n: np.ceil(n / 2) * np.float16(0.1),
+    "an int of fewer bits": lambda n: np.multiply(n, 2) * np.int32(3),
+    "np.mean": lambda n: np.mean([n, 3]),
+    "rounded": lambda n: n + (type(round(np.ceil(n / 2))) is int) + round(np.log(2) * n, 2),
+    "floor of floats": lambda n: np.multiply(n, 2) // 2.5,
+    "bits": lambda n: (np.multiply(n, 2) << 1) | 1,
     "a size itself": lambda n: n + isinstance(n, np.integer) + isinstance(n / 2, np.floating),
     "times an array": lambda n: float((n * np.arange(3.0)).sum()),
 }
@@ -79,6 +87,26 @@ class Makes(Takes):
         return x * self.weight, torch.tensor(number), torch.tensor([number, 1])
 
 
+MADE: dict[str, Callable[[Any], torch.Tensor]] = {
+    "torch.tensor": lambda n: torch.tensor(np.ceil(n / 2)),
+    "of a list": lambda n: torch.tensor([np.log(1e4) / n, 1.0]),
+    "of lists": lambda n: torch.tensor([[1.0, np.log(1e4) / n]]),
+    "torch.as_tensor": lambda n: torch.as_tensor([np.float64(0.1) * n]),
+    "torch.asarray": lambda n: torch.asarray(np.floor(n / 2)),
+    "with a dtype": lambda n: torch.tensor(np.ceil(n / 2), dtype=torch.float32),
+    "by its name": lambda n: tensor(np.ceil(n / 2)),
+    "of a float of Python": lambda n: torch.tensor(n / 2),
+}
+
+
+class MakesAtOnce(Takes):
+    """Makes a tensor in the expression that calls NumPy."""
+
+    def forward(self, x: torch.Tensor, n: Any = None) -> Any:
+        made = self.function(x.shape[0] if n is None else n)
+        return x * self.weight, made, torch.arange(4) * made.flatten()[0]
+
+
 def agree(module: nn.Module, calls: list[tuple[Any, ...]]) -> ORTModule:
     ours = ORTModule(copy.deepcopy(module))
     with warnings.catch_warnings():
@@ -101,6 +129,12 @@ def test_functions_of_sizes(name: str, module: type[nn.Module]) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_live_numbers(name: str, module: type[nn.Module]) -> None:
     agree(module(FUNCTIONS[name]), [(torch.ones(2, 4), n) for n in (5, 3, 8, 7)])
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_of_what_numpy_makes_of_sizes(name: str) -> None:
+    agree(MakesAtOnce(MADE[name]), [(torch.ones(n, 4),) for n in (5, 3, 8, 7)])
 
 
 @pytest.mark.parametrize("name", ["math.pow", "np.ceil", "max with a smaller float"])

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +29,31 @@ def _counts(x: torch.Tensor) -> np.ndarray:
     return np.bincount(x.detach().argmax(1).numpy(), minlength=4)
 
 
+class Stepping:
+    """Counts on its class."""
+
+    steps = 0
+
+    def step(self) -> int:
+        self.__class__.steps += 1
+        return self.steps
+
+
+def stepping(m: Any, x: torch.Tensor) -> torch.Tensor:
+    type(m).steps += 1
+    return x * m.steps
+
+
+def stepping_base(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.base.steps += 1
+    return x * m.derived.steps
+
+
+def stepping_attribute(m: Any, x: torch.Tensor) -> torch.Tensor:
+    stepping_attribute.steps = m.calls  # type: ignore[attr-defined]
+    return x * stepping_attribute.steps  # type: ignore[attr-defined]
+
+
 CASES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a negative base": lambda m, x: x * (-1) ** torch.arange(4),
     "a negative float base": lambda m, x: x * (-0.5) ** torch.arange(4),
@@ -49,6 +73,10 @@ CASES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     ),
     "the larger of tensors": lambda m, x: max(x.sum() * 0, x.mean() * 0) + m.layer.bias,
     "a number or a tensor": lambda m, x: x * (2 if type(max(0.5, x.min() * 0)) is float else 3),
+    "a class that is asked by an object": stepping,
+    "a class of an object of somebody's": lambda m, x: x * m.stepping.step(),
+    "a base that is asked by a class": stepping_base,
+    "an attribute of a function": stepping_attribute,
     "what is in a range": lambda m, x: (
         x * (2 if (m.calls in range(3)) is True else 3) * (len(x) in range(9))
     ),
@@ -65,9 +93,14 @@ class Counting(nn.Module):
     """Counts its calls, so that no graph holds it whole."""
 
     def __init__(self, case: Callable[[Any, torch.Tensor], Any]) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.layer, self.case = nn.Linear(4, 4), case
         self.calls, self.array = 0, np.arange(4)
+        # Classes of its own.
+        self.base = type("Base", (Stepping,), {"steps": 0})
+        self.derived = type("Derived", (self.base,), {})
+        self.stepping = self.base()
+        self.__class__ = type("Counting", (Counting,), {"steps": 0})
 
     def forward(self, x: torch.Tensor) -> Any:
         self.calls += 1
@@ -78,7 +111,9 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_compute_as_python(name: str) -> None:
     plain = Counting(CASES[name])
-    ours, x = ORTModule(copy.deepcopy(plain)), torch.eye(4)[[0, 0, 1, 2, 3, 3]]
+    copied = Counting(CASES[name])
+    copied.load_state_dict(plain.state_dict())
+    ours, x = ORTModule(copied), torch.eye(4)[[0, 0, 1, 2, 3, 3]]
     for _ in range(4):
         expected, actual = plain(x), ours(x)
         torch.testing.assert_close(actual, expected)
