@@ -196,6 +196,10 @@ def kind_of(cls: type) -> Kind | None:
         return _seen_tensor
     if cls is itertools.count:
         return seen_count
+    if cls is types.GeneratorType:
+        return _seen_generator
+    if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
+        return _seen_iterator
     if issubclass(cls, type):
         return seen_class
     if cls is types.FunctionType:
@@ -312,6 +316,56 @@ def seen_count(holder: dict[str, Any], name: str, count: Any) -> Seen:
         return Change(where, True, functools.partial(holder.__setitem__, name, before))
 
     return seen
+
+
+def _seen_generator(generator: types.GeneratorType[Any, Any, Any]) -> Seen:
+    """Watch where a generator stands, which nobody can set back."""
+    step, before = _state_of(generator)
+
+    def seen(where: str, _: Container[str]) -> Change | None:
+        step_now, now = _state_of(generator)
+        is_there = step_now == step and len(now) == len(before)
+        if is_there and all(a is b for a, b in zip(now, before, strict=True)):
+            return None
+        return Change(where, True, _nothing)
+
+    return seen
+
+
+def _state_of(generator: types.GeneratorType[Any, Any, Any]) -> tuple[int, list[Any]]:
+    frame = generator.gi_frame
+    return (-2, []) if frame is None else (frame.f_lasti, list(frame.f_locals.values()))
+
+
+def _seen_iterator(iterator: Any) -> Seen | None:
+    """Watch where an iterator of Python's stands; not all can be set back."""
+    reduced = iterator.__reduce__()
+    before = _place_of(reduced)
+    index = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], int) else None
+
+    def seen(where: str, _: Container[str]) -> Change | None:
+        if _place_of(iterator.__reduce__()) == before:
+            return None
+        back = _nothing if index is None else functools.partial(iterator.__setstate__, index)
+        return Change(where, True, back)
+
+    return seen
+
+
+def _place_of(part: Any) -> Any:
+    """Return what tells where an iterator stands, of a part of what copies it."""
+    if isinstance(part, tuple):
+        return tuple(map(_place_of, part))
+    if isinstance(part, (int, list)):
+        return part if isinstance(part, int) else len(part)
+    is_iterator = hasattr(type(part), "__next__") and hasattr(part, "__reduce__")
+    if is_iterator and type(part).__module__ in ("builtins", "itertools"):
+        return _place_of(part.__reduce__())
+    return id(part)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _seen_table(table: dict[Any, Any]) -> Seen | None:

@@ -472,6 +472,29 @@ def of_class(x):
     return BY_CLASS[type(x)][1](x) * BY_CLASS[type(x)][0]
 
 
+def numbers_from(n):
+    while True:
+        yield n
+        n += 1
+
+
+NUMBERS_FROM_1 = numbers_from(1)
+LISTED, RANGED = iter([1, 2, 3, 4, 5, 6]), iter(range(9))
+CYCLE = itertools.cycle([1, 2, 3, 4, 5, 6])
+
+
+def moving_a_generator(x):
+    return x * next(NUMBERS_FROM_1)
+
+
+def moving_iterators(x):
+    return x * next(LISTED) + 0 * next(RANGED)
+
+
+def moving_a_cycle(x):
+    return x * next(CYCLE)
+
+
 CALLS = contextvars.ContextVar("calls", default=0)
 KEPT = contextvars.ContextVar("kept")
 KEPT.set([0])
@@ -718,6 +741,17 @@ def test_what_packages_count_and_draw_is_not_read_once(
 
 
 @pytest.mark.filterwarnings("ignore:.*runs in")
+@pytest.mark.filterwarnings("ignore:.*runs in")
+@pytest.mark.parametrize("function", ["moving_a_generator", "moving_iterators", "moving_a_cycle"])
+def test_iterators_are_seen_to_move(box: types.ModuleType, function: str) -> None:
+    model = ORTModule(Net(getattr(box, function)))
+    found = [model(values())[2].item() / 3 for _ in range(4)]
+    # What a trace took of those that nobody can set back is gone.
+    first = found[0]
+    assert found == [first, first + 1, first + 2, first + 3]
+    assert first == (1 if function == "moving_iterators" else 2)
+
+
 def test_large_tensors_are_seen_to_change(
     box: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
