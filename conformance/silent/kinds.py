@@ -153,3 +153,68 @@ def gradients_where_there_is_no_logit(s: Session) -> None:
     model = s.wrap(Net())
     for _ in range(2):
         s.train(model)
+
+
+def _stepping(model: Any, y: torch.Tensor) -> torch.Tensor:
+    type(model).steps += 1
+    return y * model.steps
+
+
+@program()
+def a_number_of_the_class_that_an_object_asks_for(s: Session) -> None:
+    """A rate that warms up, kept by the class."""
+    model = Counting(_stepping)
+    model.__class__ = type("Warming", (Counting,), {"steps": 0})
+    wrapped = s.wrap(model)
+    for _ in range(4):
+        s.train(wrapped, s.leaf(3, 4))
+
+
+def _calls_counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        call.calls += 1  # type: ignore[attr-defined]
+        return function(*args) * call.calls  # type: ignore[attr-defined]
+
+    call.calls = 0  # type: ignore[attr-defined]
+    return call
+
+
+@program()
+def a_decorator_that_counts(s: Session) -> None:
+    """The count is an attribute of the function."""
+    model = s.wrap(Decorated())
+    for _ in range(4):
+        s.train(model, s.leaf(3, 4))
+
+
+class Decorated(nn.Module):
+    """Scales by how often a function has been called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), _calls_counted(torch.sigmoid)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the activation."""
+        return self.act(self.layer(x))
+
+
+class Positions(nn.Module):
+    """The usual formula of encoded positions, in one expression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output of a layer, and frequencies in NumPy's dtype."""
+        frequencies = torch.arange(4) * torch.tensor([np.log(1e4) / x.shape[0]] * 4)
+        return self.layer(x) * frequencies.to(x.dtype).sin(), frequencies
+
+
+@program(coarse=torch.float32)
+def a_tensor_of_what_numpy_makes_of_a_size(s: Session) -> None:
+    """It has NumPy's dtype."""
+    model = s.wrap(Positions())
+    for rows in (3, 5, 4, 7):
+        s.train(model, s.leaf(rows, 4))

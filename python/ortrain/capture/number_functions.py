@@ -17,8 +17,6 @@ from unittest import mock
 import torch
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 
-from ortrain.capture.errors import CaptureError
-
 _LIVE = torch.SymInt, torch.SymFloat
 # NumPy's functions that are Python's operators.
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -90,7 +88,7 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
         put(
             _NonStrictTorchFunctionHandler,
             "_override",
-            _refusing(_NonStrictTorchFunctionHandler._override),
+            _with_dtypes_of_numpy(_NonStrictTorchFunctionHandler._override),
         )
         for name in ("max", "min"):
             put(builtins, name, _extreme(getattr(builtins, name), is_users))
@@ -207,21 +205,16 @@ def _shifted(
     return operate
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what looks at each call of a function of PyTorch, for those that make tensors.
-
-    The dtype is that of NumPy's float, which a trace does not know.
-    """
+def _with_dtypes_of_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what looks at each call of a function of PyTorch: of NumPy's floats tensors are made in float64."""
 
     @functools.wraps(original)
     def override(handler: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        # Of as_tensor and asarray PyTorch gives others with the same names.
         if function in _MAKE_TENSORS and kwargs.get("dtype") is None:
             data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
             if len(args) < 2 and _has_float_of_numpy(data):
-                raise CaptureError(
-                    "it makes a tensor of a number that NumPy may have made, whose dtype a trace does not know"
-                )
+                kept = {k: v for k, v in kwargs.items() if k in ("device", "requires_grad")}
+                return original(handler, torch.tensor, (data,), {**kept, "dtype": torch.float64})
         return original(handler, function, args, kwargs)
 
     return override

@@ -229,7 +229,7 @@ def test_a_crash_costs_one_program(probes: dict[str, Program]) -> None:
 @pytest.mark.long
 def test_a_hang_ends_at_the_limit(probes: dict[str, Program], tmp_path: Path) -> None:
     chosen = [probes[name] for name in ("hangs", "last")]
-    runs = ways._run_way("ortrain", chosen, tmp_path, lambda way, name: None, 3)
+    runs = ways._run_way("ortrain", chosen, tmp_path, lambda way, name: None, 3, "cpu")
     assert runs["hangs"] == Run([], "3 s", "took too long")
     assert runs["last"].seen == [("0 value", 1)]
 
