@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dis
-import itertools
 import re
 import types
 from typing import Any
@@ -30,8 +29,6 @@ _CHANGE_SETS = frozenset({"add", "discard", "remove", "pop", "update", "clear"})
 _OTHER_WAYS = frozenset(
     {"globals", "vars", "exec", "eval", "__kwdefaults__", "__defaults__", "__code__"}
 )
-# Of what was loaded before, to write to it.
-_KEEP = "COPY", "DUP_TOP", "SWAP", "STORE_ATTR", "STORE_FAST", "STORE_DEREF", "DELETE_ATTR"
 _NOTHING = "CACHE", "NOP", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "RESUME"
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
@@ -92,22 +89,26 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
 
 
 def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bool:
-    """Tell whether a function may write an attribute of a class, a module or a function, or keeps one under another name."""
+    """Tell whether a function may write an attribute of a class, a module or a function."""
     named = {"type", "__class__"}.intersection(code.co_names)
     if "setattr" in code.co_names and (named or "cls" in code.co_varnames[:1]):
         return True
+    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
+    written = {s.argval for s in steps if s.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    if not written and "setattr" not in code.co_names:
+        return False
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found: Any = None  # what the last step has loaded, as far as it is known
-    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
-    for step, behind in itertools.pairwise(steps):
+    known: dict[str, Any] = {"cls": object}  # local variables
+    for i, step in enumerate(steps[:-1]):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             found = type if step.argval == "type" else function.__globals__.get(step.argval)
             if "setattr" in code.co_names and _keeps_attributes(found) and found is not type:
                 return True
         elif step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
             found = _content(closed.get(step.argval))
-        elif step.opname == "LOAD_FAST" and step.argval == "cls":
-            found = object
+        elif step.opname == "LOAD_FAST":
+            found = known.get(step.argval)
         elif step.opname == "LOAD_ATTR":
             if step.argval == "__class__":
                 found = object
@@ -116,9 +117,17 @@ def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bo
                 found = vars(found).get(step.argval) if is_looked_up else None
         elif step.opname.startswith("CALL"):
             found = object if _calls_type(steps, step) else None
-        else:
+        elif step.opname not in ("COPY", "DUP_TOP"):
             found = None
-        if behind.opname in _KEEP and _keeps_attributes(found):
+        if not _keeps_attributes(found):
+            continue
+        behind = steps[i + 1]
+        if behind.opname == "STORE_FAST":
+            known[behind.argval] = found
+        # As in `Net.steps += 1`, which loads the attribute of a copy first.
+        is_copied = step.opname in ("COPY", "DUP_TOP") and behind.opname == "LOAD_ATTR"
+        is_stored = behind.opname in ("STORE_ATTR", "DELETE_ATTR")
+        if is_stored or (is_copied and behind.argval in written):
             return True
     return False
 

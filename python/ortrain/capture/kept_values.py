@@ -306,16 +306,46 @@ def _seen_elsewhere(_: Any) -> None:
     """Watch nothing of an object itself: what it holds is watched."""
 
 
-def seen_count(holder: dict[str, Any], name: str, count: Any) -> Seen:
-    """Watch a count; nobody can set one back, so that another one takes its place."""
+def seen_count(holders: list[Any], count: Any) -> Seen:
+    """Watch a count; nobody can set one back, so that another one takes its place wherever it is held."""
     before = copy.copy(count)
 
+    def set_back() -> None:
+        for holder in holders:
+            _replace(holder, count, before)
+
     def seen(where: str, _: Container[str]) -> Change | None:
-        if repr(count) == repr(before):
-            return None
-        return Change(where, True, functools.partial(holder.__setitem__, name, before))
+        return None if repr(count) == repr(before) else Change(where, True, set_back)
 
     return seen
+
+
+def _replace(holder: Any, value: Any, by: Any) -> None:
+    """Put another object where one is held by a table, a list, a class, a function or a partial function."""
+
+    def replaced(items: Iterable[Any]) -> list[Any]:
+        return [by if item is value else item for item in items]
+
+    if isinstance(holder, dict):
+        for key in [key for key, item in dict.items(holder) if item is value]:
+            dict.__setitem__(holder, key, by)
+    elif isinstance(holder, list):
+        holder[:] = replaced(holder)
+    elif isinstance(holder, type):
+        for name in [n for n, item in vars(holder).items() if item is value]:
+            type.__setattr__(holder, name, by)
+    elif isinstance(holder, types.FunctionType):
+        for cell in _cells_of(holder):
+            if cell.cell_contents is value:
+                cell.cell_contents = by
+        if holder.__defaults__:
+            holder.__defaults__ = tuple(replaced(holder.__defaults__))
+        _replace(holder.__kwdefaults__ or {}, value, by)
+        _replace(holder.__dict__, value, by)
+    elif isinstance(holder, functools.partial):
+        args, state = tuple(replaced(holder.args)), vars(holder)
+        _replace(holder.keywords, value, by)
+        holder.__setstate__((holder.func, args, holder.keywords, state))  # type: ignore[attr-defined]
 
 
 def _seen_generator(generator: types.GeneratorType[Any, Any, Any]) -> Seen:
@@ -496,18 +526,17 @@ def _seen_items(
             return None
 
         def set_back() -> None:
-            if is_moved or isinstance(table, collections.OrderedDict):
-                kind: Any = collections.OrderedDict if type(table) is not dict else dict
-                kind = kind if isinstance(table, kind) else dict
-                kind.clear(table)
-                for key, value in before.items():
-                    kind.__setitem__(table, key, value)
-                return
             for key in differing:
                 if key in before:
-                    dict.__setitem__(table, key, before[key])
+                    kind.__setitem__(table, key, before[key])
                 else:
-                    dict.pop(table, key, None)
+                    kind.pop(table, key, None)
+            others = {k: v for k, v in kind.items(table) if k not in before}
+            if list(kind.keys(table)) != [*before, *others]:
+                in_order = {k: kind.__getitem__(table, k) for k in before}
+                kind.clear(table)
+                for key, value in (in_order | others).items():
+                    kind.__setitem__(table, key, value)
 
         pairs = [(before.get(key), now.get(key)) for key in differing]
         return Change(where, any(is_another_count(*pair) for pair in pairs), set_back)

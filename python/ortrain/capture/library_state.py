@@ -69,6 +69,7 @@ class LibraryState:
         self._kinds: dict[int, tuple[type, Kind | None]] = {id(c): (c, None) for c in NO_STATE}
         self._known: dict[int, list[_Kept]] = {}  # by the object
         self._ways: dict[int, list[tuple[str, ...]]] = {}
+        self._holders: dict[int, list[Any]] = {}
         for module in modules:
             table = vars(module)
             for name, value in list(table.items()):
@@ -97,7 +98,7 @@ class LibraryState:
 
     def _take(
         self,
-        holder: dict[str, Any],
+        holder: Any,
         names: tuple[str, ...],
         value: Any,
         module: str,
@@ -115,21 +116,24 @@ class LibraryState:
             return
         if id(value) in self._known:
             self._ways[id(value)].append(names)
+            self._holders[id(value)].append(holder)
             return
         ways = self._ways[id(value)] = [names]
+        holders = self._holders[id(value)] = [holder]
         found = self._known[id(value)] = []
         if len(names) > _MOST_HOLDERS or depth > _MOST_DEPTH:
             return
         held: list[tuple[str, Any]] = []
+        attributes: dict[str, Any] | None = None
 
         def watch(seen: Seen | None, has_names: bool) -> None:
             if seen is not None:
                 found.append(_Kept(ways, module, seen, has_names))
 
         with contextlib.suppress(Exception):  # of a class that answers in its own way
-            name, attributes = names[-1], attributes_of(value) or {}
+            name, attributes = names[-1], attributes_of(value)
             if kind is seen_count:
-                watch(seen_count(holder, name, value), False)
+                watch(seen_count(holders, value), False)
             elif kind is seen_class:
                 if value.__module__ == module or "<locals>" in value.__qualname__:
                     of_class = held_by_class(value)
@@ -137,17 +141,20 @@ class LibraryState:
                     held += of_class.items()
             elif kind is seen_attributes:
                 watch(seen_slots(value), True)
-                watch(seen_attributes(attributes), True)
+                if attributes is not None:
+                    watch(seen_attributes(attributes), True)
                 held += [*held_by(value, name), (name, cls)]
             else:
                 watch(kind(value), False)
                 held += held_by(value, name)
-                if attributes:
+                if attributes is not None:
                     watch(seen_attributes(attributes), True)
                     held += attributes.items()
         for each, content in held:
             way = names if each == names[-1] else (*names, each)
-            self._take(attributes, way, content, module, depth + 1)
+            # The attributes are what holds, of an object.
+            by = attributes if kind is seen_attributes and attributes is not None else value
+            self._take(by, way, content, module, depth + 1)
 
 
 def changes_of_globals(

@@ -38,6 +38,7 @@ _ROUNDING: dict[str, Callable[[Any], Any]] = {
 _OF_NUMPY = "_ortrain_of_numpy"
 _UNARY = "neg", "pos", "abs"
 _OF_BITS = "lshift", "rshift", "and", "or", "xor"
+_MOST_AXES = 64
 _MAKE_TENSORS = torch.tensor, torch.as_tensor, torch.asarray
 _ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 
@@ -245,6 +246,22 @@ def _as_array(number: Any, dtype: Any = None, copy: Any = None) -> Any:
 
 
 def _has_float_of_numpy(data: Any) -> bool:
-    if isinstance(data, (list, tuple)):
-        return any(map(_has_float_of_numpy, data))
-    return isinstance(data, torch.SymFloat) and stands_for_numpy(data)
+    """Tell whether there is a number of a trace in data, and one of NumPy's floats, or one that stands for such."""
+    numbers = list(_numbers_in(data))
+    return any(isinstance(each, _LIVE) for each in numbers) and any(
+        stands_for_numpy(each) if isinstance(each, torch.SymFloat) else _is_float_of_numpy(each)
+        for each in numbers
+    )
+
+
+def _numbers_in(data: Any, depth: int = 0) -> Iterator[Any]:
+    is_sequence = hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__")
+    if not is_sequence or isinstance(data, (torch.Tensor, str, bytes)) or depth > _MOST_AXES:
+        yield data
+    elif type(data).__module__ != "numpy":
+        for i in range(len(data)):
+            yield from _numbers_in(data[i], depth + 1)
+
+
+def _is_float_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "float64"

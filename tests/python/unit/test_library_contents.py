@@ -472,6 +472,60 @@ def of_class(x):
     return BY_CLASS[type(x)][1](x) * BY_CLASS[type(x)][0]
 
 
+FIRST_IN = {"a": 1.0, "b": 2.0, "c": 3.0}
+
+
+def turning_a_table(x):
+    key = next(iter(FIRST_IN))
+    FIRST_IN[key] = FIRST_IN.pop(key)
+    return x * next(iter(FIRST_IN.values()))
+
+
+class ByDefault:
+    n = 0
+
+    def hit(self):
+        self.n += 1
+        return self.n
+
+
+class Nothing:
+    pass
+
+
+BY_DEFAULT, NOTHING, EMPTY_SPACE = ByDefault(), Nothing(), types.SimpleNamespace()
+
+
+def counting_at_first(x):
+    NOTHING.n = getattr(NOTHING, "n", 0) + 1
+    EMPTY_SPACE.n = getattr(EMPTY_SPACE, "n", 0) + 1
+    return x * BY_DEFAULT.hit() * NOTHING.n * EMPTY_SPACE.n
+
+
+class Numbered:
+    ids = itertools.count(1)
+
+
+def closing_over_ids():
+    ids = itertools.count(1)
+
+    def call(x, more=itertools.count(1)):
+        return x * next(ids) * next(more)
+
+    return call
+
+
+OF_ID = closing_over_ids()
+IDS = {"a": itertools.count(1), "b": [itertools.count(1)]}
+BY_PARTIAL = functools.partial(lambda ids, x: x * next(ids), itertools.count(1))
+SAME_IDS = AGAIN_IDS = itertools.count(1)
+
+
+def counting_ids(x):
+    n = next(Numbered.ids) * next(IDS["a"]) * next(IDS["b"][0]) * next(SAME_IDS) * next(AGAIN_IDS)
+    return BY_PARTIAL(OF_ID(x)) * n
+
+
 def numbers_from(n):
     while True:
         yield n
@@ -725,7 +779,8 @@ def test_graphs_on_disk_are_those_of_contents(
         *("counting_by_computed_names", "counting_by_text", "setting_a_variable"),
         *("counting_mixed", "counting_class_of_self", "counting_decorated", "counting_registered"),
         *("counting_attributes_of_tables", "counting_behind_a_cache", "keeping_recent", "turning"),
-        *("setting_slots", "setting_globals", "of_class"),
+        *("setting_slots", "setting_globals", "of_class", "turning_a_table", "counting_at_first"),
+        "counting_ids",
     ],
 )
 def test_what_packages_count_and_draw_is_not_read_once(

@@ -94,9 +94,25 @@ MADE: dict[str, Callable[[Any], torch.Tensor]] = {
     "torch.as_tensor": lambda n: torch.as_tensor([np.float64(0.1) * n]),
     "torch.asarray": lambda n: torch.asarray(np.floor(n / 2)),
     "with a dtype": lambda n: torch.tensor(np.ceil(n / 2), dtype=torch.float32),
+    "beside a float of NumPy's": lambda n: torch.tensor([np.float64(2.5), n]),
+    "in a sequence": lambda n: torch.tensor(_Pair(np.ceil(n / 2), 1.0)),
+    "that has a gradient": lambda n: torch.tensor([np.log(1e4) / n], requires_grad=True),
     "by its name": lambda n: tensor(np.ceil(n / 2)),
     "of a float of Python": lambda n: torch.tensor(n / 2),
 }
+
+
+class _Pair:
+    """Has items and nothing else."""
+
+    def __init__(self, *items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
 
 
 class MakesAtOnce(Takes):

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture.dynamo_misreads import misread_by_dynamo
 
 GAIN = np.float64(1.5)
 
@@ -73,10 +75,6 @@ CASES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     ),
     "the larger of tensors": lambda m, x: max(x.sum() * 0, x.mean() * 0) + m.layer.bias,
     "a number or a tensor": lambda m, x: x * (2 if type(max(0.5, x.min() * 0)) is float else 3),
-    "a class that is asked by an object": stepping,
-    "a class of an object of somebody's": lambda m, x: x * m.stepping.step(),
-    "a base that is asked by a class": stepping_base,
-    "an attribute of a function": stepping_attribute,
     "what is in a range": lambda m, x: (
         x * (2 if (m.calls in range(3)) is True else 3) * (len(x) in range(9))
     ),
@@ -93,25 +91,42 @@ class Counting(nn.Module):
     """Counts its calls, so that no graph holds it whole."""
 
     def __init__(self, case: Callable[[Any, torch.Tensor], Any]) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.layer, self.case = nn.Linear(4, 4), case
         self.calls, self.array = 0, np.arange(4)
-        # Classes of its own.
-        self.base = type("Base", (Stepping,), {"steps": 0})
-        self.derived = type("Derived", (self.base,), {})
-        self.stepping = self.base()
-        self.__class__ = type("Counting", (Counting,), {"steps": 0})
 
     def forward(self, x: torch.Tensor) -> Any:
         self.calls += 1
         return self.case(self, self.layer(x).exp())
 
 
+STEPPING: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "a class that is asked by an object": stepping,
+    "a class of an object of somebody's": lambda m, x: x * m.stepping.step(),
+    "a base that is asked by a class": stepping_base,
+    "an attribute of a function": stepping_attribute,
+}
+
+
+class Stepped(Counting):
+    """Has, and is of, classes of its own."""
+
+    def __init__(self, case: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__(case)
+        self.base = type("Base", (Stepping,), {"steps": 0})
+        self.derived = type("Derived", (self.base,), {})
+        self.stepping = self.base()
+        self.__class__ = type("Stepped", (Counting,), {"steps": 0})
+
+
+def make(name: str) -> Counting:
+    return Stepped(STEPPING[name]) if name in STEPPING else Counting(CASES[name])
+
+
 @pytest.mark.filterwarnings("ignore:.*runs in")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *STEPPING])
 def test_pieces_compute_as_python(name: str) -> None:
-    plain = Counting(CASES[name])
-    copied = Counting(CASES[name])
+    plain, copied = make(name), make(name)
     copied.load_state_dict(plain.state_dict())
     ours, x = ORTModule(copied), torch.eye(4)[[0, 0, 1, 2, 3, 3]]
     for _ in range(4):
@@ -137,3 +152,22 @@ def test_compiled_powers_of_negative_numbers() -> None:
 
     x = torch.ones(2, 4)
     torch.testing.assert_close(torch.compile(signed, backend="ortrain")(x), signed(x))
+
+
+def _chooses(m: Any, x: torch.Tensor) -> torch.Tensor:
+    act = F.gelu if m.calls % 2 else F.relu
+    kind = type(m)
+    m.seen = kind.__name__
+    return (functional := torch.nn.functional).silu(act(x)) + functional.relu(x)
+
+
+def _counts_on_class(m: Any, x: torch.Tensor) -> torch.Tensor:
+    kind = type(m)
+    kind.seen = 1
+    return x
+
+
+@pytest.mark.parametrize(("case", "is_misread"), [(_chooses, False), (_counts_on_class, True)])
+def test_what_only_reads_classes_and_functions_is_not_misread(case: Any, is_misread: bool) -> None:
+    module = Counting(case)
+    assert bool(misread_by_dynamo(module, (torch.eye(4),))) == is_misread
