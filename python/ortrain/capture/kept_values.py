@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortrain.capture.library_reads import attributes_of, is_of_library, slots_of
+from ortrain.capture.library_reads import attributes_of, is_of_library, slot_of, slots_of
 from ortrain.capture.shallow_copies import forget_classes_of_traces, is_equal
 from ortrain.capture.torch_internals import outside_of_modes
 
@@ -147,7 +147,7 @@ def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
             return []
         return [(name, each) for each in items if id(type(each)) not in _OF_NO_STATE]
     return [
-        *((slot, _slot(value, slot)) for slot in slots_of(value)),
+        *((slot, slot_of(value, slot)) for slot in slots_of(value)),
         *(attributes_of(value) or {}).items(),
     ]
 
@@ -409,26 +409,17 @@ def seen_attributes(attributes: dict[str, Any]) -> Seen:
 
 def seen_slots(value: Any) -> Seen | None:
     """Watch what is in the slots of an object that code names."""
-    before = {name: _slot(value, name) for name in slots_of(value)}
+    before = {name: slot_of(value, name, _UNSET) for name in slots_of(value)}
 
     def write(name: str, content: Any) -> None:
         if content is not _UNSET:
             object.__setattr__(value, name, content)
-        elif _slot(value, name) is not _UNSET:
+        elif slot_of(value, name, _UNSET) is not _UNSET:
             object.__delattr__(value, name)
 
-    return _seen_fields(before, functools.partial(_slot, value), write) if before else None
-
-
-def _slot(value: Any, name: str) -> Any:
-    for cls in type(value).__mro__:
-        slot = vars(cls).get(name)
-        if isinstance(slot, types.MemberDescriptorType):
-            try:
-                return slot.__get__(value)
-            except AttributeError:
-                break
-    return _UNSET
+    return (
+        _seen_fields(before, lambda name: slot_of(value, name, _UNSET), write) if before else None
+    )
 
 
 def seen_class(cls: type, held: dict[str, Any]) -> Seen:

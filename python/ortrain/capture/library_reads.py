@@ -274,16 +274,16 @@ def slots_of(value: Any) -> tuple[str, ...]:
     return tuple(copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
 
 
-def slot_of(value: Any, name: str) -> Any:
-    """Return what an object has in a slot, without running code of its class; None for nothing."""
+def slot_of(value: Any, name: str, default: Any = None) -> Any:
+    """Return what an object has in a slot, without running code of its class; the default for nothing."""
     for cls in type(value).__mro__:
         slot = vars(cls).get(name)
         if isinstance(slot, types.MemberDescriptorType):
             try:
                 return slot.__get__(value)
             except AttributeError:
-                return None
-    return None
+                return default
+    return default
 
 
 def _what_counts(value: Any) -> str:
