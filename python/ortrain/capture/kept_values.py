@@ -18,16 +18,26 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
 import torch
 
+from ortrain.capture.kept_changes import Change, Seen, cells_of
+from ortrain.capture.kept_contents import (
+    MOST_ITEMS,
+    seen_attributes,
+    seen_class,
+    seen_function,
+    seen_list,
+    seen_set,
+    seen_table,
+)
+from ortrain.capture.kept_places import seen_count, seen_generator, seen_iterator
 from ortrain.capture.library_reads import attributes_of, is_of_library, slot_of, slots_of
-from ortrain.capture.shallow_copies import forget_classes_of_traces, is_equal
+from ortrain.capture.shallow_copies import is_equal
 from ortrain.capture.torch_internals import outside_of_modes
 
-_MOST_ITEMS = 1024
 _MOST_BYTES = 1 << 24  # of a tensor or an array
 
 
@@ -37,52 +47,9 @@ NO_STATE = (
     *(str, bytes, int, float, complex, bool, frozenset, type(None)),
 )
 _OF_NO_STATE = frozenset(map(id, NO_STATE))
-_UNSET = object()
 _LruCache: Any = type(functools.lru_cache(len))
 
 
-class Change(NamedTuple):
-    """What a trace has made of what a package keeps at one place.
-
-    Attributes:
-      where: The place, in words.
-      is_counted: Whether it will be another one at each call: a number, a tensor or a state in the place of another.
-      set_back: Makes it what it was.
-    """
-
-    where: str
-    is_counted: bool
-    set_back: Callable[[], None]
-
-
-def is_counted(cls: type) -> bool:
-    """Tell whether values of a class may be counts or averages, and not flags that something was done."""
-    if (numpy := sys.modules.get("numpy")) and issubclass(cls, (numpy.number, numpy.ndarray)):
-        return True
-    return issubclass(cls, (int, float, complex, *_OF_TRACES)) and cls is not bool
-
-
-def is_another_count(before: Any, now: Any) -> bool:
-    """Tell whether a number or a tensor has taken the place of another one."""
-    if now is before or not (is_counted(type(before)) and is_counted(type(now))):
-        return False
-    if any(isinstance(each, _OF_TRACES) or hasattr(each, "__array__") for each in (before, now)):
-        return True
-    return bool((type(now), now) != (type(before), before))
-
-
-_OF_TRACES = torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool
-
-
-Seen = Callable[[str, Container[str]], "Change | None"]
-
-
-class _AnyName:
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-ANY_NAME = _AnyName()
 # Of an object; None where nothing of it counts.
 Kind = Callable[..., "Seen | None"]
 # Of what a class holds: neither code nor what changes.
@@ -132,7 +99,7 @@ def holds_nothing(function: Any) -> bool:
 def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
     """Return what an object, a table or a function holds, under the names by which code comes there."""
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in _cells_of(value)]
+        cells = [cell.cell_contents for cell in cells_of(value)]
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return [(name, each) for each in (*cells, *defaults)]
     if isinstance(value, (*_BOUND, _LruCache)):
@@ -143,7 +110,7 @@ def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
         return [(name, each) for each in (attributes_of(value) or {}).values()]
     if isinstance(value, (dict, list, tuple, collections.deque)):
         items = list(dict.values(value)) if isinstance(value, dict) else list(value)
-        if len(items) > _MOST_ITEMS:
+        if len(items) > MOST_ITEMS:
             return []
         return [(name, each) for each in items if id(type(each)) not in _OF_NO_STATE]
     return [
@@ -173,14 +140,6 @@ def _results_of(cache: Any) -> Iterator[Any]:
         yield from each.values() if is_table else (each,)
 
 
-_EMPTY = types.CellType()
-
-
-def _cells_of(function: types.FunctionType) -> list[types.CellType]:
-    """Return the cells of what a function closes over that hold something."""
-    return [cell for cell in function.__closure__ or () if cell != _EMPTY]
-
-
 def kind_of(cls: type) -> Kind | None:
     """Return how what counts of objects of a class is seen; None for nothing."""
     if issubclass(cls, random.Random):
@@ -197,19 +156,19 @@ def kind_of(cls: type) -> Kind | None:
     if cls is itertools.count:
         return seen_count
     if cls is types.GeneratorType:
-        return _seen_generator
+        return seen_generator
     if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
-        return _seen_iterator
+        return seen_iterator
     if issubclass(cls, type):
         return seen_class
     if cls is types.FunctionType:
         return seen_function
     if issubclass(cls, dict):
-        return _seen_table
+        return seen_table
     if issubclass(cls, (list, collections.deque)):
-        return _seen_list
+        return seen_list
     if issubclass(cls, set):
-        return _seen_set
+        return seen_set
     if cls is _LruCache:
         return _seen_cache
     if issubclass(cls, (*_BOUND, *_HOLDERS, contextvars.ContextVar, tuple)):
@@ -304,275 +263,3 @@ def _seen_cache(cache: Any) -> Seen | None:
 
 def _seen_elsewhere(_: Any) -> None:
     """Watch nothing of an object itself: what it holds is watched."""
-
-
-def seen_count(holders: list[Any], count: Any) -> Seen:
-    """Watch a count; nobody can set one back, so that another one takes its place wherever it is held."""
-    before = copy.copy(count)
-
-    def set_back() -> None:
-        for holder in holders:
-            _replace(holder, count, before)
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        return None if repr(count) == repr(before) else Change(where, True, set_back)
-
-    return seen
-
-
-def _replace(holder: Any, value: Any, by: Any) -> None:
-    """Put another object where one is held by a table, a list, a class, a function or a partial function."""
-
-    def replaced(items: Iterable[Any]) -> list[Any]:
-        return [by if item is value else item for item in items]
-
-    if isinstance(holder, dict):
-        for key in [key for key, item in dict.items(holder) if item is value]:
-            dict.__setitem__(holder, key, by)
-    elif isinstance(holder, list):
-        holder[:] = replaced(holder)
-    elif isinstance(holder, type):
-        for name in [n for n, item in vars(holder).items() if item is value]:
-            type.__setattr__(holder, name, by)
-    elif isinstance(holder, types.FunctionType):
-        for cell in _cells_of(holder):
-            if cell.cell_contents is value:
-                cell.cell_contents = by
-        if holder.__defaults__:
-            holder.__defaults__ = tuple(replaced(holder.__defaults__))
-        _replace(holder.__kwdefaults__ or {}, value, by)
-        _replace(holder.__dict__, value, by)
-    elif isinstance(holder, functools.partial):
-        args, state = tuple(replaced(holder.args)), vars(holder)
-        _replace(holder.keywords, value, by)
-        holder.__setstate__((holder.func, args, holder.keywords, state))  # type: ignore[attr-defined]
-
-
-def _seen_generator(generator: types.GeneratorType[Any, Any, Any]) -> Seen:
-    """Watch where a generator stands, which nobody can set back."""
-    step, before = _state_of(generator)
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        step_now, now = _state_of(generator)
-        is_there = step_now == step and len(now) == len(before)
-        if is_there and all(a is b for a, b in zip(now, before, strict=True)):
-            return None
-        return Change(where, True, _nothing)
-
-    return seen
-
-
-def _state_of(generator: types.GeneratorType[Any, Any, Any]) -> tuple[int, list[Any]]:
-    frame = generator.gi_frame
-    return (-2, []) if frame is None else (frame.f_lasti, list(frame.f_locals.values()))
-
-
-def _seen_iterator(iterator: Any) -> Seen | None:
-    """Watch where an iterator of Python's stands; not all can be set back."""
-    reduced = iterator.__reduce__()
-    before = _place_of(reduced)
-    index = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], int) else None
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        if _place_of(iterator.__reduce__()) == before:
-            return None
-        back = _nothing if index is None else functools.partial(iterator.__setstate__, index)
-        return Change(where, True, back)
-
-    return seen
-
-
-def _place_of(part: Any) -> Any:
-    """Return what tells where an iterator stands, of a part of what copies it."""
-    if isinstance(part, tuple):
-        return tuple(map(_place_of, part))
-    if isinstance(part, (int, list)):
-        return part if isinstance(part, int) else len(part)
-    is_iterator = hasattr(type(part), "__next__") and hasattr(part, "__reduce__")
-    if is_iterator and type(part).__module__ in ("builtins", "itertools"):
-        return _place_of(part.__reduce__())
-    return id(part)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _seen_table(table: dict[Any, Any]) -> Seen | None:
-    return _seen_items(table, None) if dict.__len__(table) <= _MOST_ITEMS else None
-
-
-def seen_attributes(attributes: dict[str, Any]) -> Seen:
-    """Watch the attributes of an object that code names."""
-    return _seen_items(attributes, _is_named)
-
-
-def seen_slots(value: Any) -> Seen | None:
-    """Watch what is in the slots of an object that code names."""
-    before = {name: slot_of(value, name, _UNSET) for name in slots_of(value)}
-
-    def write(name: str, content: Any) -> None:
-        if content is not _UNSET:
-            object.__setattr__(value, name, content)
-        elif slot_of(value, name, _UNSET) is not _UNSET:
-            object.__delattr__(value, name)
-
-    return (
-        _seen_fields(before, lambda name: slot_of(value, name, _UNSET), write) if before else None
-    )
-
-
-def seen_class(cls: type, held: dict[str, Any]) -> Seen:
-    """Watch the attributes of a class that code names, those that come to be there too.
-
-    Args:
-      held: Those that may change.
-    """
-    table = type.__getattribute__(cls, "__dict__")
-    known = set(table)
-
-    def write(name: str, content: Any) -> None:
-        if content is _UNSET:
-            type.__delattr__(cls, name)
-        else:
-            type.__setattr__(cls, name, content)
-
-    def seen(where: str, names: Container[str]) -> Change | None:
-        made = {name: _UNSET for name in table if name not in known and name[:2] != "__"}
-        read = functools.partial(_item, table)
-        return _seen_fields({**held, **made}, read, write)(where, names)
-
-    return seen
-
-
-def _item(table: Mapping[str, Any], name: str) -> Any:
-    return table.get(name, _UNSET)
-
-
-def seen_function(function: types.FunctionType) -> Seen | None:
-    """Watch what a function closes over."""
-    cells = _cells_of(function)
-    if not cells:
-        return None
-    before = [cell.cell_contents for cell in cells]
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        now = [cell.cell_contents for cell in cells]
-        if all(a is b for a, b in zip(now, before, strict=True)):
-            return None
-
-        def set_back() -> None:
-            for cell, content in zip(cells, before, strict=True):
-                cell.cell_contents = content
-
-        return Change(where, any(map(is_another_count, before, now)), set_back)
-
-    return seen
-
-
-def _seen_fields(
-    before: dict[str, Any], read: Callable[[str], Any], write: Callable[[str, Any], None]
-) -> Seen:
-    def seen(where: str, names: Container[str]) -> Change | None:
-        differing = [n for n, value in before.items() if n in names and read(n) is not value]
-        if not differing:
-            return None
-
-        def set_back() -> None:
-            for name in differing:
-                write(name, before[name])
-
-        counted = any(is_another_count(before[name], read(name)) for name in differing)
-        return Change(f"{where} ({', '.join(differing)})", counted, set_back)
-
-    return seen
-
-
-def _is_named(name: str, names: Container[str]) -> bool:
-    return name in names
-
-
-def _seen_items(
-    table: dict[Any, Any], counts: Callable[[Any, Container[str]], bool] | None
-) -> Seen:
-    """Watch a table.
-
-    Args:
-      table: It.
-      counts: Tells whether an item counts, given the names in code; None where all do, and their order.
-    """
-    kind: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    before = dict(kind.items(table))
-
-    def seen(where: str, names: Container[str]) -> Change | None:
-        forget_classes_of_traces(table, before)
-        now = dict(kind.items(table))
-        others = {k: v for k, v in now.items() if k not in before or before[k] is not v}
-        gone = before.keys() - now.keys()
-        differing = [k for k in (*others, *gone) if counts is None or counts(k, names)]
-        is_moved = counts is None and [k for k in now if k in before] != [
-            k for k in before if k in now
-        ]
-        if not differing and not is_moved:
-            return None
-
-        def set_back() -> None:
-            for key in differing:
-                if key in before:
-                    kind.__setitem__(table, key, before[key])
-                else:
-                    kind.pop(table, key, None)
-            others = {k: v for k, v in kind.items(table) if k not in before}
-            if list(kind.keys(table)) != [*before, *others]:
-                in_order = {k: kind.__getitem__(table, k) for k in before}
-                kind.clear(table)
-                for key, value in (in_order | others).items():
-                    kind.__setitem__(table, key, value)
-
-        pairs = [(before.get(key), now.get(key)) for key in differing]
-        return Change(where, any(is_another_count(*pair) for pair in pairs), set_back)
-
-    return seen
-
-
-def _seen_set(items: set[Any]) -> Seen | None:
-    if set.__len__(items) > _MOST_ITEMS:
-        return None
-    before = set.copy(items)
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        if set.__eq__(items, before):
-            return None
-
-        def set_back() -> None:
-            set.intersection_update(items, before)
-            set.update(items, before)
-
-        return Change(where, False, set_back)
-
-    return seen
-
-
-def _seen_list(items: Any) -> Seen | None:
-    """Watch a list or a queue; of numbers, those that come count too."""
-    kind: Any = list if isinstance(items, list) else collections.deque
-    if kind.__len__(items) > _MOST_ITEMS:
-        return None
-    before = list(kind.__iter__(items))
-
-    def seen(where: str, _: Container[str]) -> Change | None:
-        now = list(kind.__iter__(items))
-        if len(now) == len(before):
-            if all(a is b for a, b in zip(now, before, strict=True)):
-                return None
-            counted = any(map(is_another_count, before, now))
-        else:
-            counted = all(is_counted(type(item)) for item in (*before, *now))
-
-        def set_back() -> None:
-            kind.clear(items)
-            kind.extend(items, before)
-
-        return Change(where, counted, set_back)
-
-    return seen

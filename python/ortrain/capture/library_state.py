@@ -16,22 +16,16 @@ from typing import Any, NamedTuple
 
 from torch.utils._config_module import ConfigModule
 
+from ortrain.capture.kept_changes import ANY_NAME, UNSET, Change, Seen, is_another_count, nothing
+from ortrain.capture.kept_contents import seen_attributes, seen_class, seen_function, seen_slots
+from ortrain.capture.kept_places import seen_count
 from ortrain.capture.kept_values import (
-    ANY_NAME,
     NO_STATE,
-    Change,
     Kind,
-    Seen,
     held_by,
     held_by_class,
     holds_nothing,
-    is_another_count,
     kind_of,
-    seen_attributes,
-    seen_class,
-    seen_count,
-    seen_function,
-    seen_slots,
 )
 from ortrain.capture.library_reads import attributes_of
 
@@ -162,13 +156,13 @@ def changes_of_globals(
 ) -> Iterator[Change]:
     """Return what has changed of the globals of a module, given what it had before."""
     for name in names:
-        then, now = before.get(name, _UNSET), table.get(name, _UNSET)
+        then, now = before.get(name, UNSET), table.get(name, UNSET)
         if now is not then:
             yield Change(
                 f"'{name}' of {table.get('__name__')}",
                 is_another_count(then, now),
                 functools.partial(table.__setitem__, name, then)
-                if then is not _UNSET
+                if then is not UNSET
                 else functools.partial(table.pop, name, None),
             )
 
@@ -180,16 +174,12 @@ def changes_of_context(before: contextvars.Context) -> Iterator[Change]:
     """
     settings = _settings_of_torch()
     for variable, value in contextvars.copy_context().items():
-        if before.get(variable, _UNSET) is value or id(variable) in settings:
+        if before.get(variable, UNSET) is value or id(variable) in settings:
             continue
         if variable.name.startswith("torch.") or isinstance(value, decimal.Context):
             continue
         counted = is_another_count(before.get(variable), value)
-        yield Change(f"the context variable '{variable.name}'", counted, _nothing)
-
-
-def _nothing() -> None:
-    pass
+        yield Change(f"the context variable '{variable.name}'", counted, nothing)
 
 
 def _settings_of_torch() -> set[int]:
@@ -197,6 +187,3 @@ def _settings_of_torch() -> set[int]:
     return {
         id(getattr(entry, "user_override", None)) for m in modules for entry in m._config.values()
     }
-
-
-_UNSET = object()

@@ -27,7 +27,7 @@ from ortrain import _core
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
-from ortrain.capture.kept_values import Change
+from ortrain.capture.kept_changes import Change
 from ortrain.capture.library_reads import Variable, library_reads
 from ortrain.capture.library_state import LibraryState, changes_of_context, changes_of_globals
 from ortrain.capture.names_in_code import codes_in, globals_of
