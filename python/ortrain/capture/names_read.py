@@ -76,7 +76,18 @@ _UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
 _SEE_NO_TENSORS = frozenset(
     {
         *("scipy", "sklearn", "pandas", "matplotlib", "PIL", "huggingface_hub", "tokenizers"),
-        *("rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio", "h11"),
+        *(
+            "tqdm",
+            "rich",
+            "typer",
+            "jinja2",
+            "yaml",
+            "packaging",
+            "fsspec",
+            "filelock",
+            "anyio",
+            "h11",
+        ),
         *("httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil", "torchgen"),
         *("markupsafe", "typing_extensions", "pytest", "_pytest"),
     }

@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 
 _LIVE = torch.SymInt, torch.SymFloat
 # NumPy's functions that are Python's operators.
@@ -81,6 +80,9 @@ def functions_answer(is_users: Callable[[Any], bool]) -> Iterator[None]:
     Args:
       is_users: Tells whether a frame is one of the user's code.
     """
+    # Here, in an export: it brings all of Dynamo with it.
+    from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+
     with contextlib.ExitStack() as stack:
 
         def put(home: Any, name: str, made: Any) -> None:

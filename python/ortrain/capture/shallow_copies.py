@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ortrain.capture.torch_internals import outside_of_modes
 
 _BY_VALUE = (bool, int, float, complex, str, bytes)
+# Modules of the classes that tensors have in traces; they are not imported here, which takes as long as PyTorch.
+_OF_TRACES = "torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"
 # Stands for what is not there.
 MISSING = object()
 # Of a tensor that is copied before a trace.
@@ -436,7 +436,7 @@ def forget_classes_of_traces(table: Any, before: Mapping[Any, Any]) -> None:
     """
     for key in [key for key in dict.keys(table) if key not in before]:
         cls = key() if isinstance(key, weakref.ref) else key
-        is_of_traces = isinstance(cls, type) and issubclass(cls, (FakeTensor, FunctionalTensor))
+        is_of_traces = isinstance(cls, type) and cls.__module__ in _OF_TRACES
         if is_of_traces and not isinstance(table[key], (int, float, torch.Tensor)):
             type(table).pop(table, key)
 

@@ -122,6 +122,8 @@ def _flushes_subnormals() -> bool:
     return bool(smallest + smallest == 0)
 
 
+_OF_DISTRIBUTIONS = "whether distributions check their arguments"
+_EVAL_FRAME = "torch._dynamo.eval_frame"
 # Of the process or the thread: what asks for each, and what sets it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -148,7 +150,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("the default device", torch.get_default_device, torch.set_default_device),
     ("whether subnormal numbers are flushed", _flushes_subnormals, torch.set_flush_denormal),
     (
-        "whether distributions check their arguments",
+        _OF_DISTRIBUTIONS,
         lambda: Distribution._validate_args,
         Distribution.set_default_validate_args,
     ),
@@ -170,7 +172,9 @@ def settings_kept() -> Iterator[None]:
         yield
     finally:
         for (name, get, put), value in zip(_SETTINGS, before, strict=True):
-            if get() != value:
+            # Dynamo, which `torch.cond` enters, leaves distributions so for good.
+            is_dynamos = name == _OF_DISTRIBUTIONS and not get() and _EVAL_FRAME in sys.modules
+            if get() != value and not is_dynamos:
                 put(value)
                 changed.append(name)
     if changed:
