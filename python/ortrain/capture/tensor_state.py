@@ -122,8 +122,6 @@ def _flushes_subnormals() -> bool:
     return bool(smallest + smallest == 0)
 
 
-_OF_DISTRIBUTIONS = "whether distributions check their arguments"
-_EVAL_FRAME = "torch._dynamo.eval_frame"
 # Of the process or the thread: what asks for each, and what sets it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -150,7 +148,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("the default device", torch.get_default_device, torch.set_default_device),
     ("whether subnormal numbers are flushed", _flushes_subnormals, torch.set_flush_denormal),
     (
-        _OF_DISTRIBUTIONS,
+        "whether distributions check their arguments",
         lambda: Distribution._validate_args,
         Distribution.set_default_validate_args,
     ),
@@ -163,18 +161,25 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
 )
 
 
+def _is_patched_by_dynamo() -> bool:
+    """Tell whether Dynamo, which `torch.cond` enters, has set PyTorch as it needs it: once in a process, for good."""
+    patcher = getattr(sys.modules.get("torch._dynamo.eval_frame"), "TorchPatcher", None)
+    return patcher is not None and patcher.patch.cache_info().currsize > 0
+
+
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
     """Set back what a forward leaves set otherwise; raise UnseenStateError then."""
     before = [get() for _, get, _ in _SETTINGS]
+    was_patched = _is_patched_by_dynamo()
     changed: list[str] = []
     try:
         yield
     finally:
+        has_patched = _is_patched_by_dynamo() and not was_patched
         for (name, get, put), value in zip(_SETTINGS, before, strict=True):
-            # Dynamo, which `torch.cond` enters, leaves distributions so for good.
-            is_dynamos = name == _OF_DISTRIBUTIONS and not get() and _EVAL_FRAME in sys.modules
-            if get() != value and not is_dynamos:
+            by_dynamo = has_patched and put is Distribution.set_default_validate_args
+            if get() != value and not by_dynamo:
                 put(value)
                 changed.append(name)
     if changed:

@@ -18,6 +18,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from ortrain import ORTModule
 
@@ -196,6 +197,11 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] 
         lambda: torch.set_flush_denormal(True),
         lambda: torch.full((1,), 1e-40).mul(0.5).item() == 0,
         lambda: torch.set_flush_denormal(False),
+    ),
+    "what distributions check": (
+        lambda: Distribution.set_default_validate_args(not Distribution._validate_args),
+        lambda: Distribution._validate_args,
+        lambda: Distribution.set_default_validate_args(True),
     ),
     "threads of the backward": (
         lambda: torch.autograd.set_multithreading_enabled(False),
