@@ -116,7 +116,8 @@ def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bo
                 is_looked_up = _keeps_attributes(found)
                 found = vars(found).get(step.argval) if is_looked_up else None
         elif step.opname.startswith("CALL"):
-            found = object if _calls_type(steps, step) else None
+            # Of one name, or of an attribute of it.
+            found = object if any(_loads_type(s) for s in steps[max(i - 3, 0) : i]) else None
         elif step.opname not in ("COPY", "DUP_TOP"):
             found = None
         if not _keeps_attributes(found):
@@ -132,10 +133,8 @@ def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bo
     return False
 
 
-def _calls_type(steps: list[dis.Instruction], call: dis.Instruction) -> bool:
-    """Tell whether a call is of ``type``, with one name or attribute of a name."""
-    at = steps.index(call)
-    return any(s.argval == "type" for s in steps[max(at - 3, 0) : at] if "GLOBAL" in s.opname)
+def _loads_type(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_GLOBAL" and step.argval == "type"
 
 
 def _keeps_attributes(value: Any) -> bool:

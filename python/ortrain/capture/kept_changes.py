@@ -54,7 +54,6 @@ class _AnyName:
 
 
 ANY_NAME = _AnyName()
-UNSET = object()
 _EMPTY = types.CellType()
 
 

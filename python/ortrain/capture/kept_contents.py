@@ -10,9 +10,9 @@ import types
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from ortrain.capture.kept_changes import UNSET, Change, Seen, cells_of, is_another_count, is_counted
+from ortrain.capture.kept_changes import Change, Seen, cells_of, is_another_count, is_counted
 from ortrain.capture.library_reads import slot_of, slots_of
-from ortrain.capture.shallow_copies import forget_classes_of_traces
+from ortrain.capture.shallow_copies import MISSING, forget_classes_of_traces
 
 MOST_ITEMS = 1024
 
@@ -28,15 +28,17 @@ def seen_attributes(attributes: dict[str, Any]) -> Seen:
 
 def seen_slots(value: Any) -> Seen | None:
     """Watch what is in the slots of an object that code names."""
-    before = {name: slot_of(value, name, UNSET) for name in slots_of(value)}
+    before = {name: slot_of(value, name, MISSING) for name in slots_of(value)}
 
     def write(name: str, content: Any) -> None:
-        if content is not UNSET:
+        if content is not MISSING:
             object.__setattr__(value, name, content)
-        elif slot_of(value, name, UNSET) is not UNSET:
+        elif slot_of(value, name, MISSING) is not MISSING:
             object.__delattr__(value, name)
 
-    return _seen_fields(before, lambda name: slot_of(value, name, UNSET), write) if before else None
+    return (
+        _seen_fields(before, lambda name: slot_of(value, name, MISSING), write) if before else None
+    )
 
 
 def seen_class(cls: type, held: dict[str, Any]) -> Seen:
@@ -49,13 +51,13 @@ def seen_class(cls: type, held: dict[str, Any]) -> Seen:
     known = set(table)
 
     def write(name: str, content: Any) -> None:
-        if content is UNSET:
+        if content is MISSING:
             type.__delattr__(cls, name)
         else:
             type.__setattr__(cls, name, content)
 
     def seen(where: str, names: Container[str]) -> Change | None:
-        made = {name: UNSET for name in table if name not in known and name[:2] != "__"}
+        made = {name: MISSING for name in table if name not in known and name[:2] != "__"}
         read = functools.partial(_item, table)
         return _seen_fields({**held, **made}, read, write)(where, names)
 
@@ -63,7 +65,7 @@ def seen_class(cls: type, held: dict[str, Any]) -> Seen:
 
 
 def _item(table: Mapping[str, Any], name: str) -> Any:
-    return table.get(name, UNSET)
+    return table.get(name, MISSING)
 
 
 def seen_function(function: types.FunctionType) -> Seen | None:
@@ -139,11 +141,11 @@ def _seen_items(
                     kind.__setitem__(table, key, before[key])
                 else:
                     kind.pop(table, key, None)
-            others = {k: v for k, v in kind.items(table) if k not in before}
-            if list(kind.keys(table)) != [*before, *others]:
-                in_order = {k: kind.__getitem__(table, k) for k in before}
+            held = dict(kind.items(table))
+            in_order = {k: held[k] for k in before if k in held} | held
+            if list(in_order) != list(held):
                 kind.clear(table)
-                for key, value in (in_order | others).items():
+                for key, value in in_order.items():
                     kind.__setitem__(table, key, value)
 
         pairs = [(before.get(key), now.get(key)) for key in differing]

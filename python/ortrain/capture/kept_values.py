@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.cached_functions import LruCache
 from ortrain.capture.kept_changes import Change, Seen, cells_of
 from ortrain.capture.kept_contents import (
     MOST_ITEMS,
@@ -39,17 +40,12 @@ from ortrain.capture.shallow_copies import is_equal
 from ortrain.capture.torch_internals import outside_of_modes
 
 _MOST_BYTES = 1 << 24  # of a tensor or an array
-
-
 # Of the globals of modules, most; the numbers among them are told by the code that sets them.
 NO_STATE = (
     *(types.BuiltinFunctionType, types.ModuleType, enum.EnumMeta),
     *(str, bytes, int, float, complex, bool, frozenset, type(None)),
 )
 _OF_NO_STATE = frozenset(map(id, NO_STATE))
-_LruCache: Any = type(functools.lru_cache(len))
-
-
 # Of an object; None where nothing of it counts.
 Kind = Callable[..., "Seen | None"]
 # Of what a class holds: neither code nor what changes.
@@ -57,8 +53,7 @@ _FIXED = (str, tuple, type, types.MemberDescriptorType, types.GetSetDescriptorTy
 # Python's own, whose code names no attributes of theirs, and others, of which the user's does.
 _HOLDERS = (
     *(collections.UserDict, collections.UserList, collections.ChainMap),
-    *(weakref.WeakKeyDictionary,),
-    *(weakref.WeakValueDictionary, weakref.WeakSet),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 )
 _NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
 _BOUND = types.MethodType, functools.partial, staticmethod, classmethod, property
@@ -102,7 +97,7 @@ def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
         cells = [cell.cell_contents for cell in cells_of(value)]
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return [(name, each) for each in (*cells, *defaults)]
-    if isinstance(value, (*_BOUND, _LruCache)):
+    if isinstance(value, (*_BOUND, LruCache)):
         return [(name, each) for each in _behind(value)]
     if isinstance(value, contextvars.ContextVar):
         return [(name, value.get(None))]
@@ -121,7 +116,7 @@ def held_by(value: Any, name: str) -> list[tuple[str, Any]]:
 
 def _behind(value: Any) -> Iterable[Any]:
     """Return what a bound method, a partial function, a cache or a descriptor stands for, and holds besides."""
-    if isinstance(value, _LruCache):
+    if isinstance(value, LruCache):
         return value.__wrapped__, *_results_of(value)
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
@@ -169,7 +164,7 @@ def kind_of(cls: type) -> Kind | None:
         return seen_list
     if issubclass(cls, set):
         return seen_set
-    if cls is _LruCache:
+    if cls is LruCache:
         return _seen_cache
     if issubclass(cls, (*_BOUND, *_HOLDERS, contextvars.ContextVar, tuple)):
         return _seen_elsewhere

@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import decimal
 import functools
-import itertools
 import sys
 import types
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils._config_module import ConfigModule
 
-from ortrain.capture.kept_changes import ANY_NAME, UNSET, Change, Seen, is_another_count, nothing
+from ortrain.capture.kept_changes import ANY_NAME, Change, Seen, is_another_count, nothing
 from ortrain.capture.kept_contents import seen_attributes, seen_class, seen_function, seen_slots
 from ortrain.capture.kept_places import seen_count
 from ortrain.capture.kept_values import (
@@ -28,25 +27,26 @@ from ortrain.capture.kept_values import (
     kind_of,
 )
 from ortrain.capture.library_reads import attributes_of
+from ortrain.capture.shallow_copies import MISSING
 
 _MOST_HOLDERS = 3  # within each other, each by a name
 _MOST_DEPTH = 12
 
 
 class _Kept(NamedTuple):
-    """What a package keeps at one place.
+    """An object that a package keeps.
 
     Attributes:
-      names: The global of its module, and attributes that lead there; others that lead to the same object.
+      names: The global of its module, and attributes that lead there; others that lead to it.
+      holders: What holds it there.
       module: The first of these modules.
-      seen: Returns which change there is, None for none.
-      has_names: Whether what changes there has names of its own.
+      seen: What returns which change there is, None for none; whether what changes has names of its own.
     """
 
     names: list[tuple[str, ...]]
+    holders: list[Any]
     module: str
-    seen: Seen
-    has_names: bool
+    seen: list[tuple[Seen, bool]]
 
 
 class LibraryState:
@@ -61,9 +61,7 @@ class LibraryState:
     def __init__(self, modules: Iterable[types.ModuleType]) -> None:
         # By the class, which need not be hashable; kept alive beside it.
         self._kinds: dict[int, tuple[type, Kind | None]] = {id(c): (c, None) for c in NO_STATE}
-        self._known: dict[int, list[_Kept]] = {}  # by the object
-        self._ways: dict[int, list[tuple[str, ...]]] = {}
-        self._holders: dict[int, list[Any]] = {}
+        self._known: dict[int, _Kept] = {}  # by the object
         for module in modules:
             table = vars(module)
             for name, value in list(table.items()):
@@ -77,17 +75,18 @@ class LibraryState:
           computing: Packages whose code makes up others.
         """
         found = []
-        for kept in itertools.chain.from_iterable(self._known.values()):
+        for kept in self._known.values():
             named: Container[str] = names
             if kept.module.partition(".")[0] in computing:
                 named = ANY_NAME
             # The last name alone: objects have others by which code comes to them.
-            if not kept.has_names and not any(way[-1] in named for way in kept.names):
-                continue
-            # Of what a package's objects do when they are asked.
-            with contextlib.suppress(Exception):
-                change = kept.seen(f"'{'.'.join(kept.names[0])}' of {kept.module}", named)
-                found += [] if change is None else [change]
+            is_named = any(way[-1] in named for way in kept.names)
+            for seen, has_names in kept.seen:
+                # Of what a package's objects do when they are asked.
+                with contextlib.suppress(Exception):
+                    where = f"'{'.'.join(kept.names[0])}' of {kept.module}"
+                    change = seen(where, named) if has_names or is_named else None
+                    found += [] if change is None else [change]
         return found
 
     def _take(
@@ -109,12 +108,10 @@ class LibraryState:
         if kind is None or (kind is seen_function and holds_nothing(value)):
             return
         if id(value) in self._known:
-            self._ways[id(value)].append(names)
-            self._holders[id(value)].append(holder)
+            self._known[id(value)].names.append(names)
+            self._known[id(value)].holders.append(holder)
             return
-        ways = self._ways[id(value)] = [names]
-        holders = self._holders[id(value)] = [holder]
-        found = self._known[id(value)] = []
+        kept = self._known[id(value)] = _Kept([names], [holder], module, [])
         if len(names) > _MOST_HOLDERS or depth > _MOST_DEPTH:
             return
         held: list[tuple[str, Any]] = []
@@ -122,12 +119,12 @@ class LibraryState:
 
         def watch(seen: Seen | None, has_names: bool) -> None:
             if seen is not None:
-                found.append(_Kept(ways, module, seen, has_names))
+                kept.seen.append((seen, has_names))
 
         with contextlib.suppress(Exception):  # of a class that answers in its own way
             name, attributes = names[-1], attributes_of(value)
             if kind is seen_count:
-                watch(seen_count(holders, value), False)
+                watch(seen_count(kept.holders, value), False)
             elif kind is seen_class:
                 if value.__module__ == module or "<locals>" in value.__qualname__:
                     of_class = held_by_class(value)
@@ -156,13 +153,13 @@ def changes_of_globals(
 ) -> Iterator[Change]:
     """Return what has changed of the globals of a module, given what it had before."""
     for name in names:
-        then, now = before.get(name, UNSET), table.get(name, UNSET)
+        then, now = before.get(name, MISSING), table.get(name, MISSING)
         if now is not then:
             yield Change(
                 f"'{name}' of {table.get('__name__')}",
                 is_another_count(then, now),
                 functools.partial(table.__setitem__, name, then)
-                if then is not UNSET
+                if then is not MISSING
                 else functools.partial(table.pop, name, None),
             )
 
@@ -170,20 +167,32 @@ def changes_of_globals(
 def changes_of_context(before: contextvars.Context) -> Iterator[Change]:
     """Return which context variables stand for something else now; a trace has a context of its own, which ends with it.
 
-    Those of PyTorch's settings, and of Python's decimal numbers, come to be set when they are first read.
+    Those of PyTorch itself, and of Python's decimal numbers, come to be set when they are first used.
     """
-    settings = _settings_of_torch()
-    for variable, value in contextvars.copy_context().items():
-        if before.get(variable, UNSET) is value or id(variable) in settings:
-            continue
-        if variable.name.startswith("torch.") or isinstance(value, decimal.Context):
-            continue
-        counted = is_another_count(before.get(variable), value)
-        yield Change(f"the context variable '{variable.name}'", counted, nothing)
+    changed = [
+        (variable, before.get(variable), value)
+        for variable, value in contextvars.copy_context().items()
+        if before.get(variable, MISSING) is not value and not isinstance(value, decimal.Context)
+    ]
+    of_torch = _variables_of_torch() if changed else ()
+    for variable, then, now in changed:
+        if id(variable) not in of_torch and not variable.name.startswith("torch."):
+            where = f"the context variable '{variable.name}'"
+            yield Change(where, is_another_count(then, now), nothing)
 
 
-def _settings_of_torch() -> set[int]:
-    modules = [m for m in list(sys.modules.values()) if isinstance(m, ConfigModule)]
-    return {
-        id(getattr(entry, "user_override", None)) for m in modules for entry in m._config.values()
-    }
+def _variables_of_torch() -> set[int]:
+    """Return which context variables PyTorch keeps for itself: in its modules, and behind its settings."""
+    homes = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "torch" and isinstance(module, types.ModuleType)
+    ]
+    settings = [
+        getattr(entry, "user_override", None)
+        for module in homes
+        if isinstance(module, ConfigModule)
+        for entry in module._config.values()
+    ]
+    held = [value for module in homes for value in list(vars(module).values())]
+    return {id(v) for v in (*settings, *held) if isinstance(v, contextvars.ContextVar)}

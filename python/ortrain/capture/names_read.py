@@ -62,10 +62,8 @@ _BY_ANY_MEANS = frozenset(
     {"attrgetter", "getmembers", "exec", "eval", "deepcopy", "asdict", "astuple"}
 )
 # With these it may write to any, and to globals.
-_WRITE_BY_TEXT = frozenset(
-    {"setattr", "__setattr__", "globals", "vars", "__dict__", "exec", "eval"}
-)
 _GLOBALS = frozenset({"globals", "vars", "exec", "eval"})
+_WRITE_BY_TEXT = _GLOBALS | {"setattr", "__setattr__", "__dict__"}
 _BY_OTHER_NAMES = (*READERS, operator.attrgetter)
 _MATCHES = dis.opmap["MATCH_CLASS"]  # by `__match_args__` of the class
 _FORMATS_PARTS = re.compile(r"\{[^{}!:]*[.\[]")  # of an object, by str.format
@@ -76,20 +74,9 @@ _UNDER_TRACES = frozenset({"torch", "ortrain", "sympy", "mpmath", "numpy"})
 _SEE_NO_TENSORS = frozenset(
     {
         *("scipy", "sklearn", "pandas", "matplotlib", "PIL", "huggingface_hub", "tokenizers"),
-        *(
-            "tqdm",
-            "rich",
-            "typer",
-            "jinja2",
-            "yaml",
-            "packaging",
-            "fsspec",
-            "filelock",
-            "anyio",
-            "h11",
-        ),
-        *("httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil", "torchgen"),
-        *("markupsafe", "typing_extensions", "pytest", "_pytest"),
+        *("tqdm", "rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio"),
+        *("h11", "httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil"),
+        *("torchgen", "markupsafe", "typing_extensions", "pytest", "_pytest"),
     }
 )
 _RAISES = dis.opmap["RAISE_VARARGS"]

@@ -57,14 +57,11 @@ def _answering(kind: type, name: str) -> Callable[..., Any]:
     return answer
 
 
-def _attribute_of() -> Callable[[Any, str], Any]:
-    def attribute(number: Any, name: str) -> Any:
-        value = class_stood_for(number)
-        if _is_users(sys._getframe(1)) and hasattr(value, name):
-            return getattr(value(number), name)
-        raise AttributeError(f"'{type(number).__name__}' object has no attribute '{name}'")
-
-    return attribute
+def _attribute_of(number: Any, name: str) -> Any:
+    value = class_stood_for(number)
+    if _is_users(sys._getframe(1)) and hasattr(value, name):
+        return getattr(value(number), name)
+    raise AttributeError(f"'{type(number).__name__}' object has no attribute '{name}'")
 
 
 def _power(original: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
@@ -160,7 +157,7 @@ def numbers_answer() -> Iterator[list[Exception]]:
         for kind, value in ((torch.SymInt, int), (torch.SymFloat, float)):
             for name in ("__str__", "__repr__", "__format__"):
                 put(kind, name, _answering(kind, name))
-            put(kind, "__getattr__", _attribute_of())
+            put(kind, "__getattr__", _attribute_of)
             for name in ("truediv", "floordiv", "mod"):
                 for place, reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
                     put(kind, place, _division(getattr(kind, place), reflected))

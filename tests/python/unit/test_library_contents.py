@@ -14,7 +14,7 @@ from package_changes import Net, assert_followed, found_on_disk, values
 from torch import nn
 
 from ortrain import ORTModule
-from ortrain.capture import kept_values, source_files
+from ortrain.capture import kept_contents, kept_values, source_files
 
 SOURCE = """
 import array
@@ -796,7 +796,6 @@ def test_what_packages_count_and_draw_is_not_read_once(
 
 
 @pytest.mark.filterwarnings("ignore:.*runs in")
-@pytest.mark.filterwarnings("ignore:.*runs in")
 @pytest.mark.parametrize("function", ["moving_a_generator", "moving_iterators", "moving_a_cycle"])
 def test_iterators_are_seen_to_move(box: types.ModuleType, function: str) -> None:
     model = ORTModule(Net(getattr(box, function)))
@@ -807,6 +806,17 @@ def test_iterators_are_seen_to_move(box: types.ModuleType, function: str) -> Non
     assert first == (1 if function == "moving_iterators" else 2)
 
 
+def test_attributes_that_no_code_names_do_not_end_the_setting_back() -> None:
+    attributes = {"a": 1, "gone": 2, "b": 3}
+    seen = kept_contents.seen_attributes(attributes)
+    del attributes["gone"], attributes["a"]
+    change = seen("there", {"a"})
+    assert change is not None
+    change.set_back()
+    assert list(attributes.items()) == [("a", 1), ("b", 3)]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in")
 def test_large_tensors_are_seen_to_change(
     box: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
