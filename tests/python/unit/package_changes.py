@@ -3,12 +3,20 @@
 """What a module that calls a function of an installed package gives before and after something there has changed."""
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from ortrain import ORTModule
+
+_numbers = itertools.count()
+
+
+def box_of(source: str) -> tuple[str, dict[str, str]]:
+    """Return a name that no package had before, as Dynamo knows modules by their names, and its file."""
+    return f"installed_box{next(_numbers)}", {"": source}
 
 
 class Net(nn.Module):
