@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/gpu/reduce.h"
+#include "ortrain/gpu/words.h"
 #include "ortrain/ops/attention/attention_kernels.h"
 #include "ortrain/ops/attention/attention_pair.h"
 
@@ -108,36 +109,44 @@ void launch_backward(const AttentionBackwardProblem& p, bool first, bool second,
   });
 }
 
-// A warp per row of dout and out.
-template <class T>
+// kLanes neighbouring lanes per row of dout and out.
+template <class T, int kLanes, class Index>
 __global__ void __launch_bounds__(kItemThreads)
-    row_products(AttentionBackwardProblem p, ComputeType<T>* delta) {
+    row_products(AttentionBackwardProblem p, Divider queries, Divider heads,
+                 ComputeType<T>* delta) {
   using C = ComputeType<T>;
   const AttentionProblem& f = p.forward;
-  const int64_t rows = f.batch * f.heads * f.queries;
-  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
-  for (int64_t row = int64_t{blockIdx.x} * warps + warp(); row < rows;
-       row += int64_t{gridDim.x} * warps) {
-    const int64_t i = row % f.queries;
-    const int64_t at = f.out_strides.at(row / f.queries / f.heads, row / f.queries % f.heads, i);
-    const T* const dout = static_cast<const T*>(p.dout) + at;
-    const T* const out = static_cast<const T*>(f.out) + at;
+  const auto rows = static_cast<Index>(f.batch * f.heads * f.queries);
+  const Index first = Index{blockIdx.x} * (blockDim.x / kLanes);
+  const Index stride = Index{gridDim.x} * (blockDim.x / kLanes);
+  const int member = static_cast<int>(threadIdx.x) % kLanes;
+  for (Index of_block = first; of_block < rows; of_block += stride) {
+    const Index row = of_block + threadIdx.x / kLanes;
+    const bool is_there = row < rows;  // all lanes take part in exchanges
     C sum = 0;
-    if (p.dout_packs && f.out_packs) {
-      using Four = AttentionPack<T, 4>;
-      for (int c = lane() * 4; c < f.value_dim; c += kWarpSize * 4) {
-        const Four a = *reinterpret_cast<const Four*>(dout + c);
-        const Four b = *reinterpret_cast<const Four*>(out + c);
-        ORTRAIN_UNROLL
-        for (int e = 0; e < 4; ++e) sum += static_cast<C>(a.v[e]) * static_cast<C>(b.v[e]);
-      }
-    } else {
-      for (int c = lane(); c < f.value_dim; c += kWarpSize) {
-        sum += static_cast<C>(dout[c]) * static_cast<C>(out[c]);
+    if (is_there) {
+      const Index head = queries.divide(row), sample = heads.divide(head);
+      const int64_t at = f.out_strides.at(sample, head - sample * static_cast<Index>(heads.divisor),
+                                          row - head * static_cast<Index>(queries.divisor));
+      const T* const dout = static_cast<const T*>(p.dout) + at;
+      const T* const out = static_cast<const T*>(f.out) + at;
+      if (p.dout_packs && f.out_packs) {
+        using Four = AttentionPack<T, 4>;
+        for (int c = member * 4; c < f.value_dim; c += kLanes * 4) {
+          const Four a = *reinterpret_cast<const Four*>(dout + c);
+          const Four b = *reinterpret_cast<const Four*>(out + c);
+          ORTRAIN_UNROLL
+          for (int e = 0; e < 4; ++e) sum += static_cast<C>(a.v[e]) * static_cast<C>(b.v[e]);
+        }
+      } else {
+        for (int c = member; c < f.value_dim; c += kLanes) {
+          sum += static_cast<C>(dout[c]) * static_cast<C>(out[c]);
+        }
       }
     }
-    sum = warp_reduce(sum, Sum());
-    if (lane() == 0) delta[row] = sum;
+    ORTRAIN_UNROLL
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += exchange_xor(sum, mask);
+    if (is_there && member == 0) delta[row] = sum;
   }
 }
 
@@ -156,9 +165,21 @@ void attention_row_products(DType type, const AttentionBackwardProblem& p, void*
                             void* stream) {
   dispatch_float(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const int64_t rows = p.forward.batch * p.forward.heads * p.forward.queries;
-    launch(row_products<T>, items(rows * kWarpSize), stream, p,
-           static_cast<ComputeType<T>*>(delta));
+    const AttentionProblem& f = p.forward;
+    const int64_t rows = f.batch * f.heads * f.queries;
+    const auto with_lanes = [&](auto lanes) {
+      constexpr int kLanes = decltype(lanes)::value;
+      dispatch_width(rows, [&](auto index) {
+        launch(row_products<T, kLanes, decltype(index)>, items(rows * kLanes), stream, p,
+               Divider(f.queries), Divider(f.heads), static_cast<ComputeType<T>*>(delta));
+      });
+    };
+    // As few as the packs of a row give work to.
+    if (f.value_dim <= 64) {
+      with_lanes(std::integral_constant<int, 16>());
+    } else {
+      with_lanes(std::integral_constant<int, kWarpSize>());
+    }
   });
 }
 

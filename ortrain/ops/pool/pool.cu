@@ -4,127 +4,12 @@
 #include <limits>
 
 #include "ortrain/base/narrow.h"
-#include "ortrain/gpu/row_forms.h"
+#include "ortrain/ops/pool/pool_windows.h"
 #include "ortrain/ops/window/window.h"
 #include "ortrain/runtime/kernel_registry.h"
 
 namespace ortrain::gpu {
 namespace {
-
-constexpr int kAxes = 3;
-
-template <class I>
-ORTRAIN_HOST_DEVICE constexpr I ceil_div(I a, I b) {
-  return (a + b - 1) / b;
-}
-
-// Windows along one axis: sliding ones (see WindowAxis), or with stride 0 those of adaptive
-// pooling, which share the axis out evenly. I: int32_t where all of it fits (see `narrowed`), since
-// elements find their windows by divisions.
-template <class I>
-struct PoolAxis {
-  I in = 1, out = 1, kernel = 1, stride = 1, dilation = 1, pad_begin = 0, pad_end = 0;
-
-  ORTRAIN_DEVICE bool adaptive() const { return stride == 0; }
-  ORTRAIN_DEVICE I start(I o) const { return o * stride - pad_begin; }
-  // The first element of window o, and what lies behind the last one; in steps of `dilation`.
-  ORTRAIN_DEVICE I begin(I o) const {
-    if (adaptive()) return o * in / out;
-    const I first = start(o);
-    return first >= 0 ? first : first + ceil_div(-first, dilation) * dilation;
-  }
-  ORTRAIN_DEVICE I end(I o) const {
-    if (adaptive()) return ceil_div((o + 1) * in, out);
-    const I last = start(o) + (kernel - 1) * dilation + 1;
-    return last < in ? last : in;
-  }
-  // What an average divides by. Windows of ceil_mode reach beyond the padding; that never counts.
-  ORTRAIN_DEVICE I count(I o, bool count_pads) const {
-    I elements = 0;
-    if (count_pads && !adaptive()) {
-      elements = ceil_div(in + pad_end - start(o), dilation);
-      if (elements > kernel) elements = kernel;
-    } else {
-      elements = ceil_div(end(o) - begin(o), dilation);
-    }
-    return elements > 1 ? elements : 1;
-  }
-  // The windows [first, last] that may hold element i.
-  ORTRAIN_DEVICE I first_window(I i) const {
-    if (adaptive()) return i * out / in;
-    const I from = i + pad_begin - (kernel - 1) * dilation;
-    return from <= 0 ? 0 : ceil_div(from, stride);
-  }
-  ORTRAIN_DEVICE I last_window(I i) const {
-    const I last = adaptive() ? ceil_div((i + 1) * out, in) - 1 : (i + pad_begin) / stride;
-    return last < out ? last : out - 1;
-  }
-  ORTRAIN_DEVICE bool holds(I o, I i) const {
-    if (i < begin(o) || i >= end(o)) return false;
-    return adaptive() || dilation == 1 || (i - start(o)) % dilation == 0;
-  }
-};
-
-template <class I>
-struct Pool {
-  I planes = 0;
-  bool count_pads = false;
-  DeviceArray<PoolAxis<I>, kAxes> axes;
-
-  ORTRAIN_HOST_DEVICE I in_size() const { return axes[0].in * axes[1].in * axes[2].in; }
-  ORTRAIN_HOST_DEVICE I out_size() const { return axes[0].out * axes[1].out * axes[2].out; }
-
-  // body(element of the plane) for each of window `at`, in memory order: those whose number is
-  // `first` more than a multiple of `step`.
-  template <class Body>
-  ORTRAIN_DEVICE void for_each_element(I at, I first, I step, const Body& body) const {
-    const I w = at % axes[2].out, h = at / axes[2].out % axes[1].out;
-    const I d = at / axes[2].out / axes[1].out;
-    I number = first;
-    I passed = 0;
-    const I width_begin = axes[2].begin(w), width_end = axes[2].end(w);
-    const I width =
-        width_end <= width_begin ? 0 : ceil_div(width_end - width_begin, axes[2].dilation);
-    for (I i = axes[0].begin(d); i < axes[0].end(d); i += axes[0].dilation) {
-      for (I j = axes[1].begin(h); j < axes[1].end(h); j += axes[1].dilation) {
-        const I row = (i * axes[1].in + j) * axes[2].in + width_begin;
-        for (; number < passed + width; number += step) {
-          body(row + (number - passed) * axes[2].dilation);
-        }
-        passed += width;
-      }
-    }
-  }
-  // Counts of padding may multiply to more than int64 has.
-  ORTRAIN_DEVICE double divisor(I at) const {
-    return static_cast<double>(axes[2].count(at % axes[2].out, count_pads)) *
-           static_cast<double>(axes[1].count(at / axes[2].out % axes[1].out, count_pads)) *
-           static_cast<double>(axes[0].count(at / axes[2].out / axes[1].out, count_pads));
-  }
-  // body(window of the plane) for each that holds element `at`, in order.
-  template <class Body>
-  ORTRAIN_DEVICE void for_each_window(I at, const Body& body) const {
-    const I w = at % axes[2].in, h = at / axes[2].in % axes[1].in;
-    const I d = at / axes[2].in / axes[1].in;
-    for (I i = axes[0].first_window(d); i <= axes[0].last_window(d); ++i) {
-      if (!axes[0].holds(i, d)) continue;
-      for (I j = axes[1].first_window(h); j <= axes[1].last_window(h); ++j) {
-        if (!axes[1].holds(j, h)) continue;
-        for (I k = axes[2].first_window(w); k <= axes[2].last_window(w); ++k) {
-          if (axes[2].holds(k, w)) body((i * axes[1].out + j) * axes[2].out + k);
-        }
-      }
-    }
-  }
-  // Windows worth a warp each.
-  bool large_windows() const { return in_size() / std::max<I>(out_size(), 1) >= 4 * kWarpSize; }
-  // A thread or a warp per window.
-  LaunchShape shape() const {
-    const int64_t windows = int64_t{planes} * out_size();
-    if (large_windows()) return row_shape<RowForm<WarpTeam, 1, 0>>(windows, in_size());
-    return items(windows, 256, 1 << 20);
-  }
-};
 
 // Calls body(plane, window, first, step) for each window of this thread or, kWarp, of its warp.
 template <bool kWarp, class I, class Body>
@@ -142,6 +27,18 @@ ORTRAIN_DEVICE void for_each_pooled(const Pool<I>& pool, const Body& body) {
     for_each_item(int64_t{pool.planes} * size, [&](int64_t i) { visit(i, I{0}, I{1}); });
   }
 }
+
+// A warp per row of the planes, [planes, depth, height] of them: where rows are long enough, what
+// depends on the row alone is computed once. Calls body(plane, depth, height, row of the plane).
+template <class I, class Body>
+ORTRAIN_DEVICE void for_each_row(I planes, I depth, I height, const Body& body) {
+  const I of_plane = depth * height;
+  for (int64_t i = WarpTeam::index(); i < int64_t{planes} * of_plane; i += WarpTeam::count()) {
+    const I plane = static_cast<I>(i) / of_plane, row = static_cast<I>(i) % of_plane;
+    body(plane, row / height, row % height, row);
+  }
+}
+inline bool has_long_rows(int64_t width) { return width >= kWarpSize / 2; }
 
 // As in PyTorch the last NaN wins, otherwise the first of equal elements.
 template <class C, class I>
@@ -183,6 +80,23 @@ __global__ void __launch_bounds__(256)
 }
 
 // Each element gathers from the windows that took it.
+template <class T, class I>
+__global__ void __launch_bounds__(256)
+    max_pool_grad_rows(Pool<I> pool, const T* dy, const I* places, T* dx) {
+  using C = ComputeType<T>;
+  const I width = pool.axes[2].in, out_size = pool.out_size();
+  for_each_row(pool.planes, pool.axes[0].in, pool.axes[1].in, [&](I plane, I d, I h, I row) {
+    for (I w = lane(); w < width; w += kWarpSize) {
+      const I at = row * width + w;
+      C sum = 0;
+      pool.for_each_window(d, h, w, [&](I window) {
+        const I from = plane * out_size + window;
+        if (places[from] == at) sum += static_cast<C>(dy[from]);
+      });
+      dx[plane * pool.in_size() + at] = static_cast<T>(sum);
+    }
+  });
+}
 template <class T, class I>
 __global__ void __launch_bounds__(256)
     max_pool_grad(Pool<I> pool, const T* dy, const I* places, T* dx) {
@@ -241,13 +155,13 @@ WidePool pool_of(const NodeSpec& spec, const TensorSpec& x, Windows kind, bool a
   const std::vector<int64_t> spatial(x.dims.begin() + 2, x.dims.end());
   pool.planes = x.dims[0] * x.dims[1];
   if (kind == Windows::global) {
-    PoolAxis<int64_t>& all = pool.axes[kAxes - 1];
+    PoolAxis<int64_t>& all = pool.axes[kPoolAxes - 1];
     all.in = num_elements(spatial);
     all.kernel = all.in;
   } else if (kind == Windows::adaptive) {
     const std::vector<int64_t>& size = spec.attrs().ints("output_size");
     for (size_t i = 0; i < size.size(); ++i) {
-      PoolAxis<int64_t>& axis = pool.axes[static_cast<int>(kAxes - size.size() + i)];
+      PoolAxis<int64_t>& axis = pool.axes[static_cast<int>(kPoolAxes - size.size() + i)];
       axis.in = spatial[i];
       axis.out = size[i];
       axis.stride = 0;
@@ -256,7 +170,7 @@ WidePool pool_of(const NodeSpec& spec, const TensorSpec& x, Windows kind, bool a
     pool.count_pads = averages && spec.attrs().int_("count_include_pad") != 0;
     const std::vector<ops::WindowAxis> windows =
         ops::concrete_windows(ops::read_windows(spec.attrs(), spatial.size(), {}), spatial);
-    for (int i = 0; i < kAxes; ++i) {
+    for (int i = 0; i < kPoolAxes; ++i) {
       const ops::WindowAxis& from = windows[static_cast<size_t>(i)];
       pool.axes[i] = {from.in,       from.out,       from.kernel, from.stride,
                       from.dilation, from.pad_begin, from.pad_end};
@@ -290,7 +204,7 @@ auto with_narrowest(const WidePool& pool, const Run& run) {
   Pool<int32_t> narrow;
   narrow.planes = narrow_checked<int32_t>(pool.planes);
   narrow.count_pads = pool.count_pads;
-  for (int i = 0; i < kAxes; ++i) {
+  for (int i = 0; i < kPoolAxes; ++i) {
     const PoolAxis<int64_t>& axis = pool.axes[i];
     const auto all = [](auto... values) {
       return PoolAxis<int32_t>{narrow_checked<int32_t>(values)...};
@@ -300,6 +214,9 @@ auto with_narrowest(const WidePool& pool, const Run& run) {
   }
   return run(narrow);
 }
+
+// A warp for each.
+LaunchShape of_rows(int64_t rows) { return items(rows * kWarpSize, 256, 1 << 20); }
 
 template <class T, class I>
 void launch_max(const KernelArgs& args, const Pool<I>& pool, const T* x, T* y, int64_t* indices,
@@ -341,8 +258,12 @@ Kernel max_grad_kernel(Windows kind) {
                 return [pool](const KernelArgs& args) {
                   auto* places = static_cast<I*>(args.workspace);
                   launch_max<T, I>(args, pool, args.input<T>(1), nullptr, nullptr, places);
-                  launch(max_pool_grad<T, I>, of_elements(pool), args.stream, pool,
-                         args.input<T>(0), places, args.output<T>(0));
+                  const PoolAxis<I>* axes = pool.axes.values;
+                  const bool by_rows = has_long_rows(axes[2].in);
+                  launch(by_rows ? max_pool_grad_rows<T, I> : max_pool_grad<T, I>,
+                         by_rows ? of_rows(int64_t{pool.planes} * axes[0].in * axes[1].in)
+                                 : of_elements(pool),
+                         args.stream, pool, args.input<T>(0), places, args.output<T>(0));
                 };
               });
             });

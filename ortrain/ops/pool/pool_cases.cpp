@@ -78,6 +78,25 @@ std::vector<PoolCase> pool_cases() {
        {{"kernel_shape", Ints{2, 3, 2}},
         {"strides", Ints{2, 2, 2}},
         {"pads", Ints{0, 1, 0, 0, 1, 0}}}},
+      // Rows beyond 32 elements, of which a warp takes several of its widths.
+      {"long_rows",
+       {2, 2, 5, 69},
+       {2, 2, 3, 35},
+       {{"kernel_shape", Ints{3, 3}}, {"strides", Ints{2, 2}}, {"pads", Ints{1, 1, 1, 1}}}},
+      {"long_rows_dilated",
+       {1, 2, 9, 40},
+       {1, 2, 5, 17},
+       {{"kernel_shape", Ints{3, 3}}, {"strides", Ints{1, 2}}, {"dilations", Ints{2, 3}}}},
+      {"long_rows_ceil",
+       {1, 2, 6, 52},
+       {1, 2, 3, 18},
+       {{"kernel_shape", Ints{3, 2}}, {"strides", Ints{2, 3}}, {"ceil_mode", int64_t{1}}}},
+      {"long_rows_volume",
+       {1, 2, 3, 4, 35},
+       {1, 2, 2, 2, 18},
+       {{"kernel_shape", Ints{2, 2, 3}},
+        {"strides", Ints{1, 2, 2}},
+        {"pads", Ints{0, 0, 1, 0, 0, 1}}}},
       {"single", {1, 1, 1, 1}, {1, 1, 1, 1}, {{"kernel_shape", Ints{1, 1}}}},
       {"empty_batch", {0, 2, 5, 5}, {0, 2, 4, 4}, {{"kernel_shape", Ints{2, 2}}}},
   };
@@ -126,6 +145,15 @@ void add_windowed(CaseRegistry& cases) {
              .name = "nan_in_large_window",
              .inputs = {CaseInput::literal(DType::undefined, {1, 1, 300}, plane)},
              .attributes = {{"kernel_shape", Ints{290}}, {"strides", Ints{4}}},
+             .outputs = 2,
+             .check_gradient = false});
+  std::vector<double> rows(2 * 68);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<double>(i % 5 / 2);
+  rows[3] = rows[67] = rows[70] = std::nan("");
+  cases.add({.op = "MaxPool",
+             .name = "nan_and_ties_in_long_rows",
+             .inputs = {CaseInput::literal(DType::undefined, {1, 1, 2, 68}, rows)},
+             .attributes = {{"kernel_shape", Ints{2, 3}}, {"strides", Ints{1, 2}}},
              .outputs = 2,
              .check_gradient = false});
   cases.add(
