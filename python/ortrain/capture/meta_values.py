@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.errors import CaptureError
+
 
 def number_of(value: Any) -> Any:
     """Return the number that a symbol stands for in the sample, None where nobody knows; what is no symbol as it is."""
@@ -57,6 +59,9 @@ class Call:
 
         Returns:
           None for an operator that has no such kernel, or needs values.
+
+        Raises:
+          CaptureError: The sizes of an operand depend on values.
         """
         given = [on_meta(value) for value in self.values]
         args, kwargs = pytree.tree_unflatten(given, self._tree)
@@ -69,6 +74,9 @@ def on_meta(value: Any) -> Any:
     """Return a tensor without contents like ``value``; devices become that of such tensors."""
     if isinstance(value, torch.Tensor):
         sizes, strides = (list(map(number_of, each)) for each in (value.shape, value.stride()))
+        if None in sizes:
+            shape = ", ".join(map(str, value.shape))
+            raise CaptureError(f"the shape [{shape}] of a tensor depends on values")
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
     if isinstance(value, torch.device):
         return torch.device("meta")

@@ -118,6 +118,17 @@ def test_value_dependent_branch_names_its_line(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("", "")
 
 
+def test_rows_that_a_mask_selects_are_named_by_their_shape() -> None:
+    class Selected(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return (x * 2)[mask].sum()
+
+    with pytest.raises(CaptureError, match=r"the shape \[u\d+, \w+\] of a tensor depends on values"):
+        capture_known(
+            Selected(), {"x": torch.randn(3, 4), "mask": torch.tensor([True, False, True])}
+        )
+
+
 def test_error_in_forward_names_its_line() -> None:
     class Module(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
