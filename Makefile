@@ -23,6 +23,7 @@
 #   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
 #   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
+#   make gpu-host     what the host does in a build for CUDA, by a stand-in for the runtime (needs nvcc, no GPU; GPU_HOST="--pytorch PYTHON")
 #   make gpu-kit      what a machine with a GPU needs beside the tree, in build/gpu-kit (KIT_ARCHITECTURES=)
 #   make format   clang-format and ruff
 #   make lock     pin what .venv holds now, with the hashes of its files
@@ -58,7 +59,7 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-kit nvcc check-cuda check-hip gpu-races gpu-all \
+  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-host gpu-kit nvcc check-cuda check-hip gpu-races gpu-all \
   format lock clean
 
 ifeq ($(SETUP),no)
@@ -206,9 +207,9 @@ check-cuda: setup build/build.ninja $(CUDA_LIBRARIES)/ready
 	$(PY) tools/check_cudnn_plans.py $(CUDA_LIBRARIES)
 
 # cuDNN loads cuBLASLt.
-$(CUDA_LIBRARIES)/ready: $(LOCKS)/cudnn.lock $(LOCKS)/cublas.lock | $(STAMPS)/venv
+$(CUDA_LIBRARIES)/ready: $(LOCKS)/cudnn.lock $(LOCKS)/cublas.lock $(LOCKS)/cuobjdump.lock | $(STAMPS)/venv
 	rm -rf $(@D)
-	$(PIP) $(LOCKED) --target $(@D) -r $(LOCKS)/cudnn.lock -r $(LOCKS)/cublas.lock
+	$(PIP) $(LOCKED) --target $(@D) -r $(LOCKS)/cudnn.lock -r $(LOCKS)/cublas.lock -r $(LOCKS)/cuobjdump.lock
 	touch $@
 
 check-hip: setup
@@ -267,6 +268,12 @@ gpu-kit:
 	cp tools/gpu_kit/run.sh $(GPU_KIT)/
 	du -sh $(GPU_KIT)
 
+# The wheel's objects, linked once more with what stands in for the CUDA runtime.
+gpu-host: setup build/build.ninja $(CUDA_LIBRARIES)/ready
+	$(MAKE) wheel-gpu CUDA_ARCHITECTURES="$(KIT_ARCHITECTURES)" WHEEL_CHECK="$(WHEEL_CHECK)"
+	cmake --build build -j $(JOBS) --target _core
+	$(PY) tools/check_gpu_host.py $(WHEEL_DIR)/gpu --libraries $(CUDA_LIBRARIES) $(GPU_HOST)
+
 nvcc:
 	@test -x "$(NVCC)" || { echo "No CUDA compiler at $(NVCC). Install CUDA 13's nvcc, or name it: NVCC=path" >&2; exit 1; }
 
@@ -300,7 +307,7 @@ lock: setup $(STAMPS)/locker
 	lock $(LOCKS)/dev.lock --pins $(STAMPS)/pins.txt; \
 	lock $(LOCKS)/torch.lock --resolve torch==$(TORCH); \
 	lock $(LOCKS)/abi3audit.lock --resolve abi3audit==$(ABI3AUDIT); \
-	for name in cmake cublas cudnn deepspeed locker transformers-before; do lock $(LOCKS)/$$name.lock; done
+	for name in cmake cublas cudnn cuobjdump deepspeed locker transformers-before; do lock $(LOCKS)/$$name.lock; done
 
 $(STAMPS)/locker: $(LOCKS)/locker.lock | $(STAMPS)/venv
 	rm -rf $@
