@@ -32,6 +32,34 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Words of errors; of values that differ no message has any of them.
+FAILURES = (
+    "cuda",
+    "CUDA",
+    "NVRTC",
+    "compiling",
+    "internal error",
+    "launching",
+    "allocating",
+    "recording",
+)
+# Of these programs something is not there: a driver for PyTorch's own products, or values.
+INCOMPLETE = {
+    "generated",
+    "checkpointed",
+    "twice_differentiated",
+    "rounded_products",
+    "one_process_group",
+    "fused_optimizers",
+}
+# Calls of which one fails in training small models, each time another one.
+FAILING = (
+    "cudaMalloc:3",
+    "cudaMalloc:40",
+    "cudaStreamEndCapture:2",
+    "cudaGraphInstantiate:3",
+    "cudaLaunchKernel:500",
+)
 MODELS = ("mlp", "encoder", "bert", "gpt2", "llama", "vit", "t5", "convnet")
 
 
@@ -155,26 +183,49 @@ def train_modules(
 def find_planted(program: Path, environment: dict[str, str]) -> bool:
     """Make each planted mistake, and tell of those that are not found."""
     listed = subprocess.run([program], capture_output=True, text=True, check=True, env=environment)
-    right = True
-    for line in listed.stdout.splitlines():
-        name, rule = line.split("\t")
-        outcome = run_recorded(name, [str(program), name], environment)
-        found = {each["rule"] for each in outcome.broken}
-        if found != ({rule} if rule else set()):
-            print(f"planted: {name} gives {sorted(found)}, expected {rule or 'nothing'}")
-            right = False
-    print(
-        f"planted mistakes: {len(listed.stdout.splitlines())}, {'each' if right else 'not each'} found"
-    )
-    return right
+    mistakes = [line.split("\t") for line in listed.stdout.splitlines()]
+    found = 0
+    for name, expected in mistakes:
+        broken = run_recorded(name, [str(program), name], environment).broken
+        rule, _, words = expected.partition(": ")
+        if any(each["rule"] == rule and words in each["what"] for each in broken) or (
+            not broken and not expected
+        ):
+            found += 1
+        else:
+            print(f"planted: {name} gives {broken}, expected {expected or 'nothing'}")
+    print(f"planted mistakes: {found} of {len(mistakes)} found, one of which is none")
+    return found == len(mistakes)
 
 
-def tell(outcome: Outcome) -> bool:
+def judge_cases(outcome: Outcome) -> list[str]:
+    """Return what is wrong with a run of operators' cases beside broken rules: kernels do nothing, so values may differ."""
+    wrong = []
+    for line in outcome.printed.splitlines():
+        read: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+        if read.get("left_out"):
+            wrong.append(f"{read['left_out']} cases are left out: give it more --seconds")
+        message = read.get("message", "")
+        if "failed" in read and any(word in message for word in FAILURES):
+            wrong.append(f"{read['case']}: {message[:300]}")
+    return wrong
+
+
+def judge_counts(outcome: Outcome, needed: Sequence[str]) -> list[str]:
+    """Return which kinds of calls a program of ours did not make, and what it left behind."""
+    wrong = [f"no {what}" for what in needed if not outcome.counts.get(what)]
+    if outcome.counts.get("launches of others' kernels"):
+        wrong.append("kernels of which nothing is known were launched")
+    alive = ("streams alive", "events alive", "graphs alive", "recordings alive")
+    return wrong + [f"{outcome.counts[what]} {what}" for what in alive if outcome.counts.get(what)]
+
+
+def tell(outcome: Outcome, *, may_fail: bool = False) -> bool:
     """Print what came of a process; return whether all of it is right."""
     print(f"{outcome.title}: status {outcome.status}, {outcome.seconds:.0f} s, {outcome.counts}")
     for each in outcome.broken:
         print(f"  {each['rule']}: {each['what']}\n    at {each['where']}")
-    if outcome.status != 0:
+    if outcome.status != 0 and not may_fail:
         print(outcome.printed[-2000:])
     return outcome.status == 0 and not outcome.broken
 
@@ -236,6 +287,21 @@ def main() -> int:
     train = [str(given.build / programs[1]), str(work / "models")]
     outcomes.append(run_recorded("models", train, environment))
     right = [planted, *map(tell, outcomes)]
+    wrong = [text for outcome in outcomes[:2] for text in judge_cases(outcome)]
+    for outcome in outcomes:
+        wrong += judge_counts(outcome, ("launches", "compiled libraries", "calls of libraries"))
+    wrong += judge_counts(outcomes[2], ("captures", "recordings", "launches of recordings"))
+    for call in FAILING:
+        failed = run_recorded(
+            f"models, where {call} fails", train, {**environment, "ORTRAIN_STAND_IN_FAIL": call}
+        )
+        tell(failed, may_fail=True)
+        wrong += [f"{failed.title}: {each['rule']}" for each in failed.broken]
+        if failed.status not in (0, 1):
+            wrong.append(f"{failed.title}: status {failed.status}")
+    for text in wrong:
+        print(f"  {text}")
+    right.append(not wrong)
     for caching in (False, True) if given.pytorch else ():
         names = given.programs.split(",") if given.programs else []
         modules, lines = train_modules(given.pytorch, stand_ins, work, environment, names, caching)
@@ -245,6 +311,9 @@ def main() -> int:
                 print(f"  {line['name']}: {line['wrong']}")
                 right.append(False)
         missing = [line["name"] for line in lines if line["not there"]]
+        for name in set(missing) - INCOMPLETE - {"lightning", "images_of_timm"}:
+            print(f"  {name}: {next(line['not there'] for line in lines if line['name'] == name)}")
+            right.append(False)
         print(
             f"  {len(lines)} programs, of {len(missing)} something is not there: {', '.join(missing)}"
         )

@@ -314,6 +314,8 @@ void give_shared_memory(const void* kernel, size_t bytes) {
 void check_device_call(int code, const char* what) {
   if (code == 0) return;
   const auto error = static_cast<ORTRAIN_GPU(Error_t)>(code);
+  // Else whoever asks next, such as PyTorch after a launch, takes it for an error of its own.
+  static_cast<void>(ORTRAIN_GPU(GetLastError)());
   throw DeviceError(str(what, ": ", ORTRAIN_GPU(GetErrorString)(error), " (", code, ")"));
 }
 

@@ -120,6 +120,10 @@ Status cublasLtMatmul(Handle, MatmulDesc of, const void*, const void* a, Layout 
     return reinterpret_cast<const void*>(product->get(attribute, 0));
   };
   const bool has_bias = pointer(kBiasPointer) != nullptr;
+  const auto aux_ld = product->get(kAuxLd, 0);
+  const size_t aux = pointer(kAuxPointer) == nullptr || result->columns == 0
+                         ? 0
+                         : ((result->columns - 1) * aux_ld + result->rows) * result->width();
   const void* const addresses[] = {
       a, b, c, d, workspace, pointer(kBiasPointer), pointer(kAuxPointer)};
   const size_t bytes[] = {static_cast<const Matrices*>(a_layout)->bytes(),
@@ -128,7 +132,7 @@ Status cublasLtMatmul(Handle, MatmulDesc of, const void*, const void* a, Layout 
                           result->bytes(),
                           workspace_bytes,
                           has_bias ? result->rows * result->width() : 0,
-                          0};
+                          aux};
   return ortrain_stand_in_library_work(stream, "cublasLtMatmul", addresses, bytes, 7) == 0
              ? kSuccess
              : 14;

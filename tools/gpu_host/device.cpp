@@ -65,6 +65,7 @@ std::string callers() {
 struct LastLine {
   ~LastLine() {
     const std::lock_guard lock(state_mutex());
+    count_alive();
     std::string line = "{\"counts\": {";
     for (const auto& [what, times] : counts()) {
       if (line.back() != '{') line += ", ";
@@ -105,6 +106,21 @@ cudaError_t result(cudaError_t code, const char* call, bool expected) {
   last_error = code;
   if (!expected) report("refused call", std::string(call) + ": " + cudaGetErrorName(code));
   return code;
+}
+
+void report_stale_error(const char* call) {
+  if (last_error == cudaSuccess) return;
+  report("stale error", std::string(call) + " after " + cudaGetErrorName(last_error));
+  last_error = cudaSuccess;
+}
+
+bool fails_now(const std::string& call) {
+  const char* const wanted = std::getenv("ORTRAIN_STAND_IN_FAIL");
+  const std::string text = wanted == nullptr ? "" : wanted;
+  if (!text.starts_with(call + ":")) return false;
+  static int64_t times = 0;
+  const std::lock_guard lock(state_mutex());
+  return ++times == std::atoll(text.c_str() + call.size() + 1);
 }
 
 }  // namespace stand_in
@@ -263,7 +279,7 @@ int ortrain_stand_in_library_work(void* stream, const char* name, const void* co
                                   [all = std::move(all)](const std::string& how, bool) {
                                     for (size_t i = 0; i < all.size(); ++i) {
                                       check_range(all[i].first, all[i].second,
-                                                  how + ", operand " + std::to_string(i));
+                                                  how + ", operand " + std::to_string(i), false);
                                     }
                                   }},
                                  name));

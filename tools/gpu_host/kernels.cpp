@@ -66,6 +66,12 @@ Registry& registry() {
   return *one;
 }
 
+// Without asking for more.
+void allow_shared(Kernel& kernel) {
+  kernel.most_dynamic_shared =
+      static_cast<int>(kSharedOfAll - std::min(kSharedOfAll, kernel.properties.shared));
+}
+
 Kernel* kernel_of(const void* function) {
   Registry& r = registry();
   const auto at = r.by_address.find(function);
@@ -94,7 +100,8 @@ std::string refusal(const Kernel& kernel, dim3 grid, dim3 block, size_t shared) 
   // Registers are given to warps in units of 256.
   const unsigned long warps = (threads + 31) / 32;
   const unsigned long of_warp = (static_cast<unsigned long>(p.registers) * 32 + 255) / 256 * 256;
-  if (warps * of_warp > kRegisters) {
+  // Each of four parts of a multiprocessor has a quarter of the registers, and of the warps.
+  if (of_warp > 0 && warps > kRegisters / 4 / of_warp * 4) {
     return text(threads) + " threads of " + text(p.registers) + " registers";
   }
   if (shared > static_cast<size_t>(kernel.most_dynamic_shared) || shared + p.shared > kMostShared) {
@@ -109,6 +116,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments
   const std::lock_guard lock(state_mutex());
   Kernel* const kernel = kernel_of(function);
   if (kernel == nullptr) return result(cudaErrorInvalidDeviceFunction, call);
+  if (fails_now(call)) return result(cudaErrorLaunchOutOfResources, call, true);
   if (const std::string why = refusal(*kernel, grid, block, shared); !why.empty()) {
     report("launch", kernel->name + ": " + why);
     return result(cudaErrorInvalidConfiguration, call, true);
@@ -193,7 +201,10 @@ std::map<std::string, KernelProperties> stand_in::read_cubin(const char* data, s
                          });
       for (const auto& [ordinal, where] : parameters) kernel.parameters.push_back(where);
     } else if (name.starts_with(".nv.shared.")) {
-      found[name.substr(11)].shared = each.sh_size;
+      if (name.starts_with(".nv.shared.reserved.")) continue;
+      // What the system keeps for itself of each block is among it.
+      constexpr size_t kReserved = 1024;
+      found[name.substr(11)].shared = std::max<size_t>(each.sh_size, kReserved) - kReserved;
     }
   }
   return found;
@@ -219,6 +230,7 @@ void __cudaRegisterFunction(void**, const char* host, char*, const char* name, i
   kernel->name = name;
   const auto known = registry().properties.find(name);
   if (known != registry().properties.end()) kernel->properties = known->second;
+  allow_shared(*kernel);
   registry().by_address[host] = std::move(kernel);
 }
 
@@ -319,6 +331,7 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void* code, cudaJi
     auto kernel = std::make_unique<Kernel>();
     kernel->name = name;
     kernel->properties = properties;
+    allow_shared(*kernel);
     kernels[name] = std::move(kernel);
   }
   count("compiled libraries");

@@ -81,6 +81,11 @@ bool is_mapped(uint64_t address) {
   return msync(reinterpret_cast<void*>(page), 1, MS_ASYNC) == 0;
 }
 
+bool is_pinned(uint64_t address) {
+  auto at = space().pinned.upper_bound(address);
+  return at != space().pinned.begin() && address < std::prev(at)->first + std::prev(at)->second;
+}
+
 }  // namespace
 
 void* take_memory(size_t bytes) {
@@ -119,15 +124,21 @@ bool is_device_address(uint64_t address) {
   return address >= begin && address < begin + kSpace;
 }
 
-bool check_range(const void* address, size_t bytes, const std::string& user) {
+bool check_range(const void* address, size_t bytes, const std::string& user, bool may_be_host) {
   const std::lock_guard lock(state_mutex());
   const auto from = reinterpret_cast<uint64_t>(address);
-  if (!is_device_address(from)) return true;  // the host's
+  if (!is_device_address(from)) {
+    if (may_be_host || bytes == 0 || is_pinned(from)) return true;
+    report("address",
+           user + ": " + std::to_string(bytes) + " bytes of the host, " + text_of(address));
+    return false;
+  }
   const auto at = block_before(from);
   if (at != space().blocks.end()) {
     // What has no elements may lie behind the last part of a block, where the next would begin.
     const size_t rounded = (at->second + kPart - 1) / kPart * kPart;
-    if (from + bytes <= at->first + (bytes == 0 ? rounded : at->second)) return true;
+    const uint64_t end = at->first + (bytes == 0 ? rounded : at->second);
+    if (from <= end && bytes <= end - from) return true;
   }
   report("address", user + ": " + std::to_string(bytes) + " bytes at " + text_of(address));
   return false;
@@ -145,12 +156,11 @@ void check_word(uint64_t word, bool is_alone, const std::string& user) {
     const bool was_block = freed != s.freed.begin() &&
                            word < std::prev(freed)->first + std::prev(freed)->second &&
                            (word & 0xff) >= kSmall;
-    if (is_alone || was_block) check_range(reinterpret_cast<const void*>(word), 0, user);
+    if (is_alone || was_block) check_range(reinterpret_cast<const void*>(word), 0, user, false);
     return;
   }
   if (!is_alone || is_device_address(word) || !is_mapped(word)) return;
-  auto at = s.pinned.upper_bound(word);
-  if (at != s.pinned.begin() && word < std::prev(at)->first + std::prev(at)->second) return;
+  if (is_pinned(word)) return;
   report("address", user + ": memory of the host that is not pinned, " +
                         text_of(reinterpret_cast<const void*>(word)));
 }
@@ -191,8 +201,15 @@ namespace {
 cudaError_t allocate(void** memory, size_t bytes, const char* call) {
   *memory = nullptr;
   if (bytes == 0) return result(cudaSuccess, call);
-  *memory = take_memory(bytes);
+  *memory = fails_now(call) ? nullptr : take_memory(bytes);
   return result(*memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess, call, true);
+}
+
+// Memory that a recording takes or gives belongs to it, which is not modelled.
+Operation of_no_recording(const std::string& what) {
+  return {what, [](const std::string& how, bool performs) {
+            if (!performs) report("capture", how);
+          }};
 }
 
 cudaError_t release(void* memory, const char* call) {
@@ -200,20 +217,31 @@ cudaError_t release(void* memory, const char* call) {
   return result(cudaErrorInvalidValue, call);
 }
 
-Operation copy_of(void* to, const void* from, size_t bytes) {
-  return {"a copy of " + std::to_string(bytes) + " bytes",
-          [=](const std::string& how, bool performs) {
-            const bool there = check_range(to, bytes, how + ", target of a copy");
-            if (check_range(from, bytes, how + ", source of a copy") && there && performs) {
-              std::memmove(host_view(to), host_view(from), bytes);
-            }
-          }};
+Operation copy_of(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return {
+      "a copy of " + std::to_string(bytes) + " bytes", [=](const std::string& how, bool performs) {
+        const auto at = reinterpret_cast<uint64_t>(to), source = reinterpret_cast<uint64_t>(from);
+        const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+        const bool of_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+        if (bytes > 0 && kind != cudaMemcpyDefault &&
+            (to_device != is_device_address(at) || of_device != is_device_address(source))) {
+          report("address", how + ": it is of another kind than it says");
+        }
+        if (at < source + bytes && source < at + bytes && at != source) {
+          report("address", how + ": source and target overlap");
+        }
+        // Pageable memory is read or written now, not when a recording is launched.
+        const bool there = check_range(to, bytes, how + ", target of a copy", performs);
+        if (check_range(from, bytes, how + ", source of a copy", performs) && there && performs) {
+          std::memmove(host_view(to), host_view(from), bytes);
+        }
+      }};
 }
 
 Operation fill_of(void* to, int value, size_t bytes) {
   return {"a fill of " + std::to_string(bytes) + " bytes",
           [=](const std::string& how, bool performs) {
-            if (check_range(to, bytes, how + ", target of a fill") && performs) {
+            if (check_range(to, bytes, how + ", target of a fill", false) && performs) {
               std::memset(host_view(to), value, bytes);
             }
           }};
@@ -238,10 +266,18 @@ cudaError_t cudaFree(void* memory) {
   }
   return release(memory, "cudaFree");
 }
-cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t code =
+          submit(stream, of_no_recording("an allocation"), "cudaMallocAsync")) {
+    return code;
+  }
   return allocate(memory, bytes, "cudaMallocAsync");
 }
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return release(memory, "cudaFreeAsync"); }
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  if (const cudaError_t code = submit(stream, of_no_recording("a free"), "cudaFreeAsync"))
+    return code;
+  return release(memory, "cudaFreeAsync");
+}
 
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   if (const cudaError_t code = disturb_captures("cudaHostAlloc")) return code;
@@ -275,21 +311,22 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return result(cudaSuccess, "cudaHostGetDevicePointer");
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return submit(stream, copy_of(to, from, bytes), "cudaMemcpyAsync");
+  return submit(stream, copy_of(to, from, bytes, kind), "cudaMemcpyAsync");
 }
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (const cudaError_t code = disturb_captures("cudaMemcpy")) return code;
-  return submit(nullptr, copy_of(to, from, bytes), "cudaMemcpy");
+  return submit(nullptr, copy_of(to, from, bytes, kind), "cudaMemcpy");
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
   for (size_t row = 0; row < height; ++row) {
     const cudaError_t code =
         submit(stream,
                copy_of(static_cast<char*>(to) + row * to_pitch,
-                       static_cast<const char*>(from) + row * from_pitch, width),
+                       static_cast<const char*>(from) + row * from_pitch, width, kind),
                "cudaMemcpy2DAsync");
     if (code != cudaSuccess) return code;
   }

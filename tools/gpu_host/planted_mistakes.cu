@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -120,6 +121,63 @@ void destroyed_stream() {
   static_cast<void>(cudaStreamDestroy(stream));
   fill<<<1, 64, 0, stream>>>({take(64), 64});
 }
+void remade_stream() {
+  const cudaStream_t stream = make_stream();
+  static_cast<void>(cudaStreamDestroy(stream));
+  make_stream();
+  fill<<<1, 64, 0, stream>>>({take(64), 64});
+}
+void work_beside_a_recording() {
+  const cudaStream_t stream = make_stream();
+  float* const data = take(64);
+  begin(stream);
+  fill<<<1, 64>>>({data, 64});
+  end(stream);
+}
+void recording_of_a_free() {
+  const cudaStream_t stream = make_stream();
+  float* const data = take(64);
+  begin(stream);
+  static_cast<void>(cudaFreeAsync(data, stream));
+  end(stream);
+}
+void ended_by_another_thread() {
+  const cudaStream_t stream = make_stream();
+  begin(stream);
+  std::thread([stream] { end(stream); }).join();
+}
+void unjoined_stream() {
+  const cudaStream_t stream = make_stream(), other = make_stream();
+  float* const data = take(64);
+  cudaEvent_t event = nullptr;
+  static_cast<void>(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  begin(stream);
+  static_cast<void>(cudaEventRecord(event, stream));
+  static_cast<void>(cudaStreamWaitEvent(other, event, 0));
+  fill<<<1, 64, 0, other>>>({data, 64});
+  end(stream);
+}
+void fill_of_freed_memory() {
+  float* const data = take(64);
+  drop(data);
+  static_cast<void>(cudaMemsetAsync(data, 0, 256, nullptr));
+}
+void copy_of_another_kind() {
+  std::vector<float> host(64);
+  static_cast<void>(cudaMemcpyAsync(take(64), host.data(), 256, cudaMemcpyDeviceToDevice, nullptr));
+}
+void recorded_copy_of_pageable_memory() {
+  const cudaStream_t stream = make_stream();
+  std::vector<float> host(64);
+  float* const data = take(64);
+  begin(stream);
+  static_cast<void>(cudaMemcpyAsync(data, host.data(), 256, cudaMemcpyHostToDevice, stream));
+  end(stream);
+}
+void error_left_behind() {
+  static_cast<void>(cudaSetDevice(7));
+  fill<<<1, 64>>>({take(64), 64});
+}
 void freed_twice() {
   float* const data = take(64);
   drop(data);
@@ -132,23 +190,33 @@ void host_reads_the_device() {
 
 struct Mistake {
   const char* name;
-  const char* rule;
+  const char* rule;  // and a word of what is said
   void (*make)();
 };
 constexpr Mistake kMistakes[] = {
     {"none", "", none},
-    {"freed_argument", "address", freed_argument},
-    {"pageable_argument", "address", pageable_argument},
-    {"recording_of_freed_memory", "address", recording_of_freed_memory},
-    {"destroyed_recording", "refused call", destroyed_recording},
-    {"too_many_threads", "launch", too_many_threads},
-    {"too_much_shared_memory", "launch", too_much_shared_memory},
-    {"wait_in_a_capture", "refused call", wait_in_a_capture},
-    {"allocation_in_a_capture", "refused call", allocation_in_a_capture},
-    {"copy_beyond_the_end", "address", copy_beyond_the_end},
-    {"destroyed_stream", "refused call", destroyed_stream},
-    {"freed_twice", "refused call", freed_twice},
-    {"host_reads_the_device", "host access", host_reads_the_device},
+    {"freed_argument", "address: fill", freed_argument},
+    {"pageable_argument", "address: reverse", pageable_argument},
+    {"recording_of_freed_memory", "address: in a recording", recording_of_freed_memory},
+    {"destroyed_recording", "refused call: cudaGraphLaunch", destroyed_recording},
+    {"too_many_threads", "launch: 128 threads", too_many_threads},
+    {"too_much_shared_memory", "launch: bytes of shared memory", too_much_shared_memory},
+    {"wait_in_a_capture", "refused call: cudaStreamSynchronize", wait_in_a_capture},
+    {"allocation_in_a_capture", "refused call: cudaMalloc", allocation_in_a_capture},
+    {"copy_beyond_the_end", "address: source of a copy", copy_beyond_the_end},
+    {"destroyed_stream", "refused call: cudaErrorInvalidResourceHandle", destroyed_stream},
+    {"remade_stream", "refused call: cudaErrorInvalidResourceHandle", remade_stream},
+    {"work_beside_a_recording", "capture: beside the recording", work_beside_a_recording},
+    {"recording_of_a_free", "capture: a free", recording_of_a_free},
+    {"ended_by_another_thread", "refused call: cudaErrorStreamCaptureWrongThread",
+     ended_by_another_thread},
+    {"unjoined_stream", "refused call: cudaErrorStreamCaptureUnjoined", unjoined_stream},
+    {"fill_of_freed_memory", "address: target of a fill", fill_of_freed_memory},
+    {"copy_of_another_kind", "address: of another kind", copy_of_another_kind},
+    {"recorded_copy_of_pageable_memory", "address: of the host", recorded_copy_of_pageable_memory},
+    {"error_left_behind", "stale error: cudaErrorInvalidDevice", error_left_behind},
+    {"freed_twice", "refused call: cudaFree", freed_twice},
+    {"host_reads_the_device", "host access: the host", host_reads_the_device},
 };
 
 }  // namespace

@@ -36,6 +36,16 @@ cudaError_t result(cudaError_t code, const char* call, bool expected = false);
 
 std::string text_of(const void* address);
 
+// Reports an error that an earlier call left behind in this thread: whoever asks next, such as
+// PyTorch after a launch, takes it for its own.
+void report_stale_error(const char* call);
+
+// Whether the call is the one that ORTRAIN_STAND_IN_FAIL ("cudaMalloc:7") wants to fail.
+bool fails_now(const std::string& call);
+
+// Counts what still exists, for the last line.
+void count_alive();
+
 // --- memory.cpp
 
 // Address space of the device, never given out twice; null where the device is full.
@@ -44,7 +54,8 @@ void* take_memory(size_t bytes);
 bool drop_memory(void* address);
 bool is_device_address(uint64_t address);
 // Reports a range that is not inside of one block alive; 0 bytes may lie right behind its end.
-bool check_range(const void* address, size_t bytes, const std::string& user);
+// Memory of the host has to be pinned, unless it may be any.
+bool check_range(const void* address, size_t bytes, const std::string& user, bool may_be_host);
 // The same for a word among a kernel's arguments, which may be an address or a number; where it is
 // an argument by itself, it may be no memory of the host either that is not pinned. (Structures
 // have padding, which holds whatever was there.)
@@ -65,7 +76,7 @@ struct KernelProperties {
 struct Kernel {
   std::string name;
   KernelProperties properties;
-  int most_dynamic_shared = 48 << 10;  // until it asks for more
+  int most_dynamic_shared = 0;  // bytes of a launch, at present
 };
 // Of all kernels in a file of device code.
 std::map<std::string, KernelProperties> read_cubin(const char* data, size_t bytes);

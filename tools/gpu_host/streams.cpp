@@ -65,16 +65,30 @@ bool is_alive(cudaStream_t stream) { return is_given(stream) || state().streams.
 
 // The legacy stream waits for all streams that were not made non-blocking, which a captured one
 // cannot do.
-bool disturbs_blocking_capture(cudaStream_t stream) {
+bool disturbs_blocking_capture(cudaStream_t stream, bool invalidates = true) {
   if (!is_legacy(stream)) return false;
   bool found = false;
   for (const cudaStream_t each : state().streams) {
     if (each->capture && (each->flags & cudaStreamNonBlocking) == 0) {
-      each->capture->is_invalid = true;
+      each->capture->is_invalid = each->capture->is_invalid || invalidates;
       found = true;
     }
   }
   return found;
+}
+
+thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
+
+// Work that is put elsewhere by the thread that records runs once, and in no launch of the
+// recording.
+void look_for_escapes(cudaStream_t own, const std::string& what) {
+  for (const std::shared_ptr<Capture>& capture : state().captures) {
+    if (capture->mode == cudaStreamCaptureModeThreadLocal &&
+        capture->thread == std::this_thread::get_id() &&
+        (own == nullptr || own->capture != capture)) {
+      report("capture", what + ", beside the recording of its thread");
+    }
+  }
 }
 
 cudaError_t wait(cudaStream_t stream, const char* call) {
@@ -93,11 +107,13 @@ cudaError_t wait(cudaStream_t stream, const char* call) {
 
 cudaError_t stand_in::disturb_captures(const char* call) {
   const std::lock_guard lock(state_mutex());
+  if (mode_of_thread == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   bool found = false;
   for (const std::shared_ptr<Capture>& capture : state().captures) {
     const bool is_mine = capture->thread == std::this_thread::get_id();
-    if (capture->mode == cudaStreamCaptureModeGlobal ||
-        (capture->mode == cudaStreamCaptureModeThreadLocal && is_mine)) {
+    if ((is_mine && capture->mode != cudaStreamCaptureModeRelaxed) ||
+        (!is_mine && capture->mode == cudaStreamCaptureModeGlobal &&
+         mode_of_thread == cudaStreamCaptureModeGlobal)) {
       capture->is_invalid = true;
       found = true;
     }
@@ -109,7 +125,9 @@ cudaError_t stand_in::submit(cudaStream_t stream, Operation operation, const cha
   const std::lock_guard lock(state_mutex());
   if (!is_alive(stream)) return result(cudaErrorInvalidResourceHandle, call);
   if (disturbs_blocking_capture(stream)) return result(cudaErrorStreamCaptureImplicit, call);
+  report_stale_error(call);
   const cudaStream_t own = own_stream(stream);
+  look_for_escapes(own, operation.what);
   if (own == nullptr || !own->capture) {
     operation.run(operation.what, true);
     return result(cudaSuccess, call);
@@ -119,6 +137,14 @@ cudaError_t stand_in::submit(cudaStream_t stream, Operation operation, const cha
   own->capture->operations.push_back(std::move(operation));
   own->is_joined = own->is_origin;
   return result(cudaSuccess, call);
+}
+
+void stand_in::count_alive() {
+  const std::lock_guard lock(state_mutex());
+  count("streams alive", static_cast<int64_t>(state().streams.size()));
+  count("events alive", static_cast<int64_t>(state().events.size()));
+  count("graphs alive", static_cast<int64_t>(state().graphs.size()));
+  count("recordings alive", static_cast<int64_t>(state().executables.size()));
 }
 
 extern "C" {
@@ -145,7 +171,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (stream->capture) report("capture", "a stream is destroyed while it is captured");
   for (const cudaEvent_t event : state().events) event->covers.erase(stream);
   count("streams destroyed");
-  delete stream;
+  stream->capture.reset();  // the handle is not given out again
   return result(cudaSuccess, "cudaStreamDestroy");
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -210,7 +236,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     each->is_origin = false;
   }
   std::erase(state().captures, capture);
-  if (capture->is_invalid) return result(cudaErrorStreamCaptureInvalidated, call, true);
+  if (capture->is_invalid || fails_now(call)) {
+    return result(cudaErrorStreamCaptureInvalidated, call, true);
+  }
   if (!all_joined) return result(cudaErrorStreamCaptureUnjoined, call);
   *graph = new CUgraph_st{std::move(capture->operations)};
   state().graphs.insert(*graph);
@@ -222,7 +250,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   const char* const call = "cudaStreamIsCapturing";
   *status = cudaStreamCaptureStatusNone;
   if (!is_alive(stream)) return result(cudaErrorInvalidResourceHandle, call);
-  if (disturbs_blocking_capture(stream)) return result(cudaErrorStreamCaptureImplicit, call, true);
+  if (disturbs_blocking_capture(stream, false)) {
+    return result(cudaErrorStreamCaptureImplicit, call, true);
+  }
   if (const cudaStream_t own = own_stream(stream); own != nullptr && own->capture) {
     *status = own->capture->is_invalid ? cudaStreamCaptureStatusInvalidated
                                        : cudaStreamCaptureStatusActive;
@@ -243,8 +273,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   return cudaStreamIsCapturing(stream, status);
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  thread_local cudaStreamCaptureMode own = cudaStreamCaptureModeGlobal;
-  std::swap(own, *mode);
+  std::swap(mode_of_thread, *mode);
   return result(cudaSuccess, "cudaThreadExchangeStreamCaptureMode");
 }
 
@@ -262,7 +291,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   if (state().events.erase(event) == 0) {
     return result(cudaErrorInvalidResourceHandle, "cudaEventDestroy");
   }
-  delete event;
+  event->capture.reset();
   return result(cudaSuccess, "cudaEventDestroy");
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -338,6 +367,9 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
   if (!state().graphs.contains(graph)) {
     return result(cudaErrorInvalidValue, "cudaGraphInstantiateWithFlags");
   }
+  if (fails_now("cudaGraphInstantiate")) {
+    return result(cudaErrorMemoryAllocation, "cudaGraphInstantiate", true);
+  }
   *executable = new CUgraphExec_st{graph->operations};
   state().executables.insert(*executable);
   count("recordings");
@@ -365,7 +397,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   const std::lock_guard lock(state_mutex());
   if (state().graphs.erase(graph) == 0) return result(cudaErrorInvalidValue, "cudaGraphDestroy");
-  delete graph;
+  graph->operations.clear();
   return result(cudaSuccess, "cudaGraphDestroy");
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
@@ -374,7 +406,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
     return result(cudaErrorInvalidValue, "cudaGraphExecDestroy");
   }
   count("recordings destroyed");
-  delete executable;
+  executable->operations.clear();
   return result(cudaSuccess, "cudaGraphExecDestroy");
 }
 

@@ -92,6 +92,7 @@ class CachedMemory {
       memory = found->second;
       free_.erase(found);
     } else if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
       throw OutOfMemoryError("no memory");
     }
     return {new Block(memory, bytes), [this](Block* block) {
@@ -105,18 +106,18 @@ class CachedMemory {
   std::multimap<size_t, void*> free_;
 };
 
-// Zeros on the host, which a program copies to the device.
+// Zeros on the device.
 struct Batch {
   Batch(const Graph& graph, const Sizes& sizes) {
     size_t at = 0;
     for (const GraphInput& input : graph.inputs()) {
       if (input.role != InputRole::user) continue;
       const TensorSpec spec{graph.value(input.value).dtype, sizes.at(at++)};
-      bytes.emplace_back(std::max<size_t>(spec.bytes(), 1));
-      inputs.push_back({spec, bytes.back().data()});
+      tensors.push_back(MutableTensor::zeros(spec, gpu::device(0)));
+      inputs.push_back({spec, tensors.back().data});
     }
   }
-  std::vector<std::vector<char>> bytes;
+  std::vector<MutableTensor> tensors;
   std::vector<InputTensor> inputs;
 };
 

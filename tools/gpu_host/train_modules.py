@@ -102,7 +102,7 @@ def main() -> int:
             text = "".join(traceback.format_exception(error))
             last = text.strip().splitlines()[-1][:400]
             values_or_package = isinstance(error, (ImportError, ZeroDivisionError))
-            if values_or_package or any(word in text for word in DRIVER):
+            if values_or_package or any(word in last for word in DRIVER):
                 missing = last
             else:
                 wrong = last
