@@ -24,6 +24,8 @@ constexpr size_t kPart = 256;  // to multiples of which parts of a block are pla
 // there before; a flag or a small number beside the rest of an address gives no address of a block.
 constexpr size_t kBegin = 0xc0;
 constexpr uint64_t kSmall = 0x10;
+constexpr uint64_t kSmallHalf = uint64_t{1} << 20;
+constexpr uint64_t kWindow = uint64_t{1} << 32;
 
 // One file under two addresses: the device's, at which every access faults, and the host's.
 struct Space {
@@ -52,7 +54,6 @@ Space& space() {
     if (s->file < 0 || ftruncate(s->file, static_cast<off_t>(kSpace)) != 0) std::abort();
     // Where a small number in the lower half of a word, beside what its padding held before, is no
     // address of a block.
-    constexpr uint64_t kWindow = uint64_t{1} << 32;
     void* device = mmap(nullptr, kSpace + 2 * kWindow, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     void* host =
@@ -94,6 +95,10 @@ void* take_memory(size_t bytes) {
   const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (bytes > kMemory || s.in_use + whole > kMemory) return nullptr;
   if (s.next + whole + 2 * kGap > kSpace) std::abort();
+  const uint64_t next = reinterpret_cast<uint64_t>(s.device) + s.next;
+  const uint64_t window =
+      (next / kWindow + 1) * kWindow;  // no block holds what begins with a small half
+  if (next + kBegin + whole > window) s.next += window + kSmallHalf - next;
   char* const at = s.device + s.next + kBegin;
   s.blocks[reinterpret_cast<uint64_t>(at)] = bytes;
   s.next = (s.next + kBegin + whole + 2 * kGap - 1) / kGap * kGap;
@@ -156,7 +161,9 @@ void check_word(uint64_t word, bool is_alone, const std::string& user) {
     const bool was_block = freed != s.freed.begin() &&
                            word < std::prev(freed)->first + std::prev(freed)->second &&
                            (word & 0xff) >= kSmall;
-    if (is_alone || was_block) check_range(reinterpret_cast<const void*>(word), 0, user, false);
+    const bool is_small = (word & 0xffffffff) < kSmallHalf;  // a structure of two halves
+    if ((is_alone && !is_small) || was_block)
+      check_range(reinterpret_cast<const void*>(word), 0, user, false);
     return;
   }
   if (!is_alone || is_device_address(word) || !is_mapped(word)) return;
