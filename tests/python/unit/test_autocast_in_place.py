@@ -21,6 +21,7 @@ from ortrain import ORTModule
 from ortrain.capture import export
 from ortrain.capture.prepare import prepare
 from ortrain.capture.signature import CallSignature
+from tests.python.processor import runs_lstm_in_16_bits
 
 Function = Callable[["Layers", torch.Tensor], torch.Tensor]
 
@@ -142,6 +143,8 @@ def test_graph_is_that_of_another_trace(name: str, dtype: torch.dtype | None) ->
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
+    if name == "lstm_of_two_types" and not runs_lstm_in_16_bits():
+        pytest.skip("PyTorch raises on this processor")
     plain = Layers(CASES[name])
     wrapped = ORTModule(copy.deepcopy(plain))
     with traces() as traced:

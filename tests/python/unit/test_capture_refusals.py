@@ -123,7 +123,9 @@ def test_rows_that_a_mask_selects_are_named_by_their_shape() -> None:
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return (x * 2)[mask].sum()
 
-    with pytest.raises(CaptureError, match=r"the shape \[u\d+, \w+\] of a tensor depends on values"):
+    with pytest.raises(
+        CaptureError, match=r"the shape \[u\d+, \w+\] of a tensor depends on values"
+    ):
         capture_known(
             Selected(), {"x": torch.randn(3, 4), "mask": torch.tensor([True, False, True])}
         )
