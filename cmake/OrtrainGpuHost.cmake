@@ -29,16 +29,15 @@ target_link_options(cudart_stand_in PRIVATE
 ortrain_stand_in(cublaslt_stand_in cublasLt tools/gpu_host/cublaslt.cpp)
 target_link_libraries(cublaslt_stand_in PRIVATE cudart_stand_in)
 
-foreach(program check_kernels train_models)
-  set(target ortrain_host_${program})
-  set(source_check_kernels tools/check_device_kernels.cpp)
-  set(source_train_models tools/gpu_host/train_models.cpp)
-  add_executable(${target} EXCLUDE_FROM_ALL ${source_${program}})
+function(ortrain_host_program target source)
+  add_executable(${target} EXCLUDE_FROM_ALL ${source})
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)
   target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(${target} PRIVATE
     ortrain_testing ortrain_core ortrain_flags ortrain_gpu cudart_stand_in)
-endforeach()
+endfunction()
+ortrain_host_program(ortrain_host_check_kernels tools/check_device_kernels.cpp)
+ortrain_host_program(ortrain_host_train_models tools/gpu_host/train_models.cpp)
 
 add_executable(ortrain_planted_mistakes EXCLUDE_FROM_ALL tools/gpu_host/planted_mistakes.cu)
 set_target_properties(ortrain_planted_mistakes PROPERTIES CUDA_RUNTIME_LIBRARY None)

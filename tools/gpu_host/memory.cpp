@@ -82,10 +82,12 @@ bool is_mapped(uint64_t address) {
   return msync(reinterpret_cast<void*>(page), 1, MS_ASYNC) == 0;
 }
 
-bool is_pinned(uint64_t address) {
-  auto at = space().pinned.upper_bound(address);
-  return at != space().pinned.begin() && address < std::prev(at)->first + std::prev(at)->second;
+// Whether it is in one of the ranges: address, bytes.
+bool is_in(const std::map<uint64_t, size_t>& ranges, uint64_t address) {
+  const auto at = ranges.upper_bound(address);
+  return at != ranges.begin() && address < std::prev(at)->first + std::prev(at)->second;
 }
+bool is_pinned(uint64_t address) { return is_in(space().pinned, address); }
 
 }  // namespace
 
@@ -157,10 +159,7 @@ void check_word(uint64_t word, bool is_alone, const std::string& user) {
   Space& s = space();
   const auto begin = reinterpret_cast<uint64_t>(s.device);
   if (word >= begin && word < begin + s.next) {
-    auto freed = s.freed.upper_bound(word);
-    const bool was_block = freed != s.freed.begin() &&
-                           word < std::prev(freed)->first + std::prev(freed)->second &&
-                           (word & 0xff) >= kSmall;
+    const bool was_block = (word & 0xff) >= kSmall && is_in(s.freed, word);
     const bool is_small = (word & 0xffffffff) < kSmallHalf;  // a structure of two halves
     if ((is_alone && !is_small) || was_block)
       check_range(reinterpret_cast<const void*>(word), 0, user, false);
@@ -355,12 +354,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* a
   const std::lock_guard lock(state_mutex());
   *found = {};
   const auto at = reinterpret_cast<uint64_t>(address);
-  auto pinned = space().pinned.upper_bound(at);
   if (is_device_address(at)) {
     found->type = cudaMemoryTypeDevice;
     found->devicePointer = const_cast<void*>(address);
-  } else if (pinned != space().pinned.begin() &&
-             at < std::prev(pinned)->first + std::prev(pinned)->second) {
+  } else if (is_pinned(at)) {
     found->type = cudaMemoryTypeHost;
     found->devicePointer = found->hostPointer = const_cast<void*>(address);
   } else {

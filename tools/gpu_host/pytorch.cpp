@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: Ortrain contributors
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <cstdio>
-#include <cstring>
 
 #include "stand_in.h"
 
@@ -13,13 +13,8 @@ using namespace stand_in;
 
 namespace {
 
-// In the place of any function of the driver.
+// In the place of functions that tools/driver_stand_in.c lacks.
 int not_supported() { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult primary_context_state(CUdevice, unsigned* flags, int* is_active) {
-  *flags = 0;
-  *is_active = 1;
-  return CUDA_SUCCESS;
-}
 
 cudaError_t refuse(const char* call) { return result(cudaErrorNotSupported, call); }
 
@@ -30,9 +25,9 @@ extern "C" {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-  *function = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0
-                  ? reinterpret_cast<void*>(&primary_context_state)
-                  : reinterpret_cast<void*>(&not_supported);
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const found_there = driver == nullptr ? nullptr : dlsym(driver, symbol);
+  *function = found_there != nullptr ? found_there : reinterpret_cast<void*>(&not_supported);
   if (found != nullptr) *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -30,8 +30,8 @@ from ortrain import ORTModule
 from ortrain.capture.signature import flatten_outputs
 from ortrain.optim import FusedAdamW
 from ortrain.testing.models import CASES
+from tools.check_gpu_host import MODELS
 
-MODELS = ("mlp", "encoder", "bert", "gpt2", "llama", "vit", "t5", "convnet")
 TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STEPS = 8
 # Captures that PyTorch's own allocations would disturb where each is one of the runtime's.
