@@ -77,6 +77,7 @@ _SEE_NO_TENSORS = frozenset(
         *("tqdm", "rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio"),
         *("h11", "httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil"),
         *("torchgen", "markupsafe", "typing_extensions", "pytest", "_pytest"),
+        *("networkx", "pygments"),  # which PyTorch loads, and which has 9000 objects, and rich
     }
 )
 _RAISES = dis.opmap["RAISE_VARARGS"]
