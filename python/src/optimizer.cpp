@@ -342,7 +342,7 @@ class MultiTensorStep {
     tensor.param = {param.data, storage_of(param.dtype, member.param, "parameter")};
     const TensorView grad = look(item.grad, "gradient");
     tensor.grad = operand(param, tensor.param, item.grad, grad, "gradient");
-    bool flat = is_row_major(param) && is_row_major(grad);
+    bool flat = lies_flat(param) && lies_flat(grad);
     const bool has_state = kind_ != Kind::sgd || group.state_count > 0;
     std::array<PyObject*, 3> state_tensors{};
     std::array<TensorView, 3> views;
@@ -354,7 +354,7 @@ class MultiTensorStep {
         views[k] = look(state_tensors[k], keys_[k].text());
         tensor.states[k] =
             operand(param, tensor.param, state_tensors[k], views[k], keys_[k].text());
-        flat = flat && is_row_major(views[k]);
+        flat = flat && lies_flat(views[k]);
       }
     }
     if (!flat && tensor.size > 0) {
@@ -370,7 +370,8 @@ class MultiTensorStep {
 
   TensorView look(nb::handle tensor, const char* what) {
     try {
-      const TensorView view = view_anywhere(tensor, what);
+      TensorView view = view_anywhere(tensor, what);
+      view.is_negated = is_negated(tensor);
       if (view.data == nullptr && numel(view) > 0) {
         throw UnsupportedError(
             str("the ", what, " is a ", text_of(tensor.type()), " without memory of its own"));
@@ -410,12 +411,15 @@ class MultiTensorStep {
     return {view.data, storage};
   }
 
+  static bool lies_flat(const TensorView& view) { return is_row_major(view) && !view.is_negated; }
+
   // Points `target` to a copy in the order of the parameter where the tensor's is another one. A
-  // parameter with gaps or overlaps is itself worked on as a row-major copy.
+  // parameter with gaps or overlaps is itself worked on as a row-major copy. What is negated is
+  // copied.
   void align(const TensorView& param, nb::handle tensor, OptimizerOperand& target,
              const TensorView& view, bool write_back) {
     const bool dense = is_dense(param);
-    if (dense ? same_order(param, view) : is_row_major(view)) return;
+    if (!view.is_negated && (dense ? same_order(param, view) : is_row_major(view))) return;
     nb::object copy = copy_in_order(tensor, param);
     target.data = view_anywhere(copy, "copy").data;
     copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});

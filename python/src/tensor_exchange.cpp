@@ -81,7 +81,9 @@ bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
   return true;
 }
 
-nb::object contiguous(nb::handle tensor) { return tensor.attr("contiguous")(); }
+nb::object contiguous(nb::handle tensor) {
+  return tensor.attr("resolve_neg")().attr("contiguous")();
+}
 
 [[noreturn]] void refuse_device(const std::string& what, nb::handle tensor,
                                 dlpack::Device expected = {dlpack::kCpu, 0}) {
@@ -127,11 +129,15 @@ const dlpack::ExchangeTable* exchange_table() {
 
 std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 
-TensorView view_of(nb::handle tensor, const char* what) {
-  TensorView view = view_anywhere(tensor, what);
-  if (view.place.type != dlpack::kCpu) refuse_device(what, tensor);
-  require_memory(view.data, view.dims, view.rank, what);
-  return view;
+bool is_negated(nb::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");  // never freed
+  return nb::cast<bool>(tensor.attr(nb::handle(name))());
+}
+
+void refuse_negated(nb::handle tensor, const std::string& what) {
+  if (!is_negated(tensor)) return;
+  throw UnsupportedError(str(
+      what, " is a view of negated memory (its negative bit is set); call resolve_neg() on it"));
 }
 
 TensorView view_anywhere(nb::handle tensor, const char* what) {
@@ -170,7 +176,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     if (view.device != place) refuse_device(what, tensor, place);
     const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
     require_memory(view.data, view.shape, view.ndim, what);
-    if (!is_dense(view.shape, view.strides, view.ndim)) {
+    if (!is_dense(view.shape, view.strides, view.ndim) || is_negated(tensor)) {
       return borrow(contiguous(tensor), what, place);
     }
     BorrowedTensor result;
@@ -196,7 +202,8 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     strides.push_back(array.stride(i));
   }
   require_memory(array.data(), shape.data(), static_cast<int>(shape.size()), what);
-  if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size()))) {
+  if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size())) ||
+      is_negated(tensor)) {
     return borrow(contiguous(detached), what, place);
   }
   result.data = array.data();
@@ -267,7 +274,9 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
 
 TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
   nb::object source = nb::borrow(array);
-  if (nb::hasattr(source, "detach")) source = source.attr("detach")().attr("cpu")();
+  if (nb::hasattr(source, "detach")) {
+    source = source.attr("detach")().attr("cpu")().attr("resolve_neg")();
+  }
   nb::ndarray<nb::c_contig, nb::ro> view;
   if (!nb::try_cast(source, view)) throw DTypeError(str(what, " is no array or tensor"));
   if (view.device_type() != nb::device::cpu::value) refuse_device(what, array);

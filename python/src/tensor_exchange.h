@@ -26,7 +26,12 @@ struct BorrowedTensor {
   nanobind::object keep_alive;  // the tensor whose memory it is
 };
 
-// Borrows the memory of a torch tensor; one that is not dense row-major is made so first (a copy).
+// Whether a torch tensor's elements are the negative of what lies in its memory (`z.conj().imag`).
+// DLPack says nothing of it.
+bool is_negated(nanobind::handle tensor);
+
+// Borrows the memory of a torch tensor; one that is not dense row-major, or is negated, is made so
+// first (a copy).
 // Through torch's C exchange table where it has one, else through DLPack capsules. Throws
 // DeviceError for other devices than `place` and for tensors whose memory is freed, DTypeError for
 // types the engine does not hold, each naming `what`.
@@ -42,6 +47,7 @@ struct TensorView {
   const int64_t* dims = nullptr;
   const int64_t* strides = nullptr;  // in elements; null for dense row-major
   dlpack::Device place{dlpack::kCpu, 0};
+  bool is_negated = false;                    // where somebody asked: `is_negated`
   std::shared_ptr<std::vector<int64_t>> own;  // what they point to where torch has no table
 };
 
@@ -49,9 +55,10 @@ struct TensorView {
 // was freed (`untyped_storage().resize_(0)`, as sharded trainers do) leaves the shape.
 void require_memory(const void* data, const int64_t* dims, int rank, const std::string& what);
 
-// Looks at a torch tensor on the CPU. Throws as `borrow` does.
-TensorView view_of(nanobind::handle tensor, const char* what);
-// The same on any device. Throws DTypeError alone.
+// Throws UnsupportedError naming `what` for a negated tensor: for memory that is to be written to.
+void refuse_negated(nanobind::handle tensor, const std::string& what);
+
+// Looks at a torch tensor on any device. Throws DTypeError alone.
 TensorView view_anywhere(nanobind::handle tensor, const char* what);
 
 // Torch's; null when this torch has none, or one of another major version.

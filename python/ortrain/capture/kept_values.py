@@ -76,6 +76,15 @@ def held_by_class(cls: type) -> dict[str, Any]:
     return held
 
 
+def functions_of_attribute(value: Any) -> list[types.FunctionType]:
+    """Return the plain functions that an attribute of a class is, or stands for."""
+    kind = type(value)
+    behind = (value,) if kind is types.FunctionType else ()
+    if kind in _BOUND[2:]:
+        behind = _behind(value)
+    return [function for function in behind if type(function) is types.FunctionType]
+
+
 def holds_nothing(function: Any) -> bool:
     """Tell whether there is nothing behind a function that may change."""
     if type(function) is not types.FunctionType:

@@ -56,6 +56,7 @@ _ATTRIBUTES = {
     **dict.fromkeys(
         ("is_shared", "is_set_to", "untyped_storage", "_typed_storage", "_is_view"), _MEMORY
     ),
+    "storage_offset": _MEMORY,
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }
@@ -86,6 +87,7 @@ _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 # What a generator's state is asked for, and what may take it.
 _ASKS_FOR_STATE = frozenset({"getstate", "get_rng_state", "get_state"})
 _TAKES_STATE = frozenset({"setstate", "set_rng_state", "set_state"})
+_COMPARES = "COMPARE", "CONTAINS", "BINARY_SUBSCR", "STORE"
 _NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
 _MISSING = object()
 
@@ -195,7 +197,7 @@ class _Reading:
         steps = self._steps[i + 1 : i + 7]
         if not self._is_installed:
             steps = [] if self._is_for_readers(i) else self._steps
-        return not _TENSOR_CLASSES.isdisjoint(s.argval for s in steps if _is_text(s.argval))
+        return any(map(_names_a_class_of_tensors, (s.argval for s in steps)))
 
     def _is_for_readers(self, i: int) -> bool:
         """Tell whether a class that is asked for at ``i`` is that of ``self``, called, or a part of a text."""
@@ -210,7 +212,9 @@ class _Reading:
         if of_self or not behind:
             return True
         if behind[0].argval in ("__name__", "__qualname__", "__module__"):
-            return True
+            # A text that is compared, looked up or kept is more than a part of a message.
+            used = [s.opname for s in behind[1:3] if s.opname != "LOAD_CONST"]
+            return not (used and used[0].startswith(_COMPARES))
         return behind[0].opname.startswith(("FORMAT", "CONVERT"))
 
     def _by_text(self, i: int, function: str) -> str:
@@ -262,5 +266,7 @@ class _Reading:
         return _ATTRIBUTES[name]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _names_a_class_of_tensors(value: object) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_names_a_class_of_tensors, value))
+    return isinstance(value, str) and value in _TENSOR_CLASSES

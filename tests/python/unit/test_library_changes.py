@@ -464,6 +464,34 @@ def counting_by_text(x):
     return x * COUNTING.calls
 
 
+def counting_on_itself(x):
+    counting_on_itself.calls = getattr(counting_on_itself, "calls", 0) + 1
+    return x * counting_on_itself.calls
+
+
+class Counted:
+    def method(self, x):
+        return x
+
+    @staticmethod
+    def function(x):
+        return x
+
+
+def counting_on_methods(x):
+    for function in (Counted.method, Counted.function):
+        if not hasattr(function, "calls"):
+            function.calls = 0
+        function.calls += 1
+    return x * Counted.method.calls * Counted.function.calls
+
+
+def marking_itself(x):
+    if not hasattr(marking_itself, "table"):
+        marking_itself.table = torch.ones(3) * 2
+    return x * marking_itself.table
+
+
 def setting_a_variable(x):
     if SETTING.get() == 1.0:
         SETTING.set(3.0)
@@ -531,6 +559,7 @@ def box(imported_package: Callable[..., types.ModuleType]) -> types.ModuleType:
         *("counting_tensor", "counting_closure", "counting_attribute", "counting_context"),
         *("counting_arrays", "counting_bound", "counting_method_default", "counting_spaces"),
         *("counting_by_computed_names", "counting_by_text", "setting_a_variable"),
+        *("counting_on_itself", "counting_on_methods", "marking_itself"),
         *("counting_mixed", "counting_class_of_self", "counting_decorated", "counting_registered"),
         *("counting_attributes_of_tables", "counting_behind_a_cache", "keeping_recent", "turning"),
         *("setting_slots", "setting_globals", "of_class", "turning_a_table", "counting_at_first"),

@@ -40,6 +40,8 @@ ANSWERS: dict[str, Callable[[Asks, torch.Tensor], Any]] = {
     "class of a result": _class_far_behind,
     "class by attribute": lambda m, x: (x * 2).__class__ is torch.Tensor,
     "class in a table": lambda m, x: {torch.Tensor: True}.get(type(x), False),
+    "name of a class": lambda m, x: type(x).__name__ == "Tensor",
+    "name by attribute": lambda m, x: x.__class__.__name__ in ("Tensor", "Parameter"),
     "compiling": lambda m, x: torch.compiler.is_compiling(),
     "exporting": lambda m, x: torch.compiler.is_exporting(),
     "inference": lambda m, x: torch.is_inference_mode_enabled(),
