@@ -76,7 +76,9 @@ _SEE_NO_TENSORS = frozenset(
         *("scipy", "sklearn", "pandas", "matplotlib", "PIL", "huggingface_hub", "tokenizers"),
         *("tqdm", "rich", "typer", "jinja2", "yaml", "packaging", "fsspec", "filelock", "anyio"),
         *("h11", "httpx", "httpcore", "httpx2", "httpcore2", "idna", "regex", "psutil"),
-        *("torchgen", "markupsafe", "typing_extensions", "pytest", "_pytest"),
+        *("torchgen", "markupsafe", "typing_extensions", "onnx", "google", "ml_dtypes"),
+        *("pytest", "_pytest", "xdist", "execnet", "pluggy", "hypothesis"),
+        *("_hypothesis_globals", "_hypothesis_pytestplugin"),
         *("networkx", "pygments"),  # which PyTorch loads, and which has 9000 objects, and rich
     }
 )
