@@ -81,8 +81,10 @@ bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
   return true;
 }
 
-nb::object contiguous(nb::handle tensor) {
-  return tensor.attr("resolve_neg")().attr("contiguous")();
+nb::object contiguous(nb::handle tensor, const std::string& what) {
+  nb::object made = is_negated(tensor) ? tensor.attr("resolve_neg")() : nb::borrow(tensor);
+  refuse_negated(made, what);
+  return made.attr("contiguous")();
 }
 
 [[noreturn]] void refuse_device(const std::string& what, nb::handle tensor,
@@ -131,7 +133,10 @@ std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 
 bool is_negated(nb::handle tensor) {
   static PyObject* const name = PyUnicode_InternFromString("is_neg");  // never freed
-  return nb::cast<bool>(tensor.attr(nb::handle(name))());
+  PyObject* found = PyObject_CallMethodObjArgs(tensor.ptr(), name, nullptr);
+  if (found == nullptr) PyErr_Clear();  // of a class that does not take the question
+  Py_XDECREF(found);
+  return found == Py_True;
 }
 
 void refuse_negated(nb::handle tensor, const std::string& what) {
@@ -177,7 +182,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     const DType dtype = dtype_of(view.dtype.code, view.dtype.bits, view.dtype.lanes, what);
     require_memory(view.data, view.shape, view.ndim, what);
     if (!is_dense(view.shape, view.strides, view.ndim) || is_negated(tensor)) {
-      return borrow(contiguous(tensor), what, place);
+      return borrow(contiguous(tensor, what), what, place);
     }
     BorrowedTensor result;
     result.data = static_cast<const char*>(view.data) + view.byte_offset;
@@ -204,7 +209,7 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
   require_memory(array.data(), shape.data(), static_cast<int>(shape.size()), what);
   if (!is_dense(shape.data(), strides.data(), static_cast<int>(shape.size())) ||
       is_negated(tensor)) {
-    return borrow(contiguous(detached), what, place);
+    return borrow(contiguous(detached, what), what, place);
   }
   result.data = array.data();
   result.dtype = dtype;
@@ -274,9 +279,8 @@ nb::object to_torch(void* data, const TensorSpec& spec, std::shared_ptr<void> me
 
 TensorData copy_to_tensor_data(nb::handle array, const std::string& what) {
   nb::object source = nb::borrow(array);
-  if (nb::hasattr(source, "detach")) {
-    source = source.attr("detach")().attr("cpu")().attr("resolve_neg")();
-  }
+  if (nb::hasattr(source, "detach")) source = source.attr("detach")().attr("cpu")();
+  if (nb::hasattr(source, "resolve_neg")) source = source.attr("resolve_neg")();
   nb::ndarray<nb::c_contig, nb::ro> view;
   if (!nb::try_cast(source, view)) throw DTypeError(str(what, " is no array or tensor"));
   if (view.device_type() != nb::device::cpu::value) refuse_device(what, array);

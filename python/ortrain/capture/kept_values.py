@@ -56,7 +56,8 @@ _HOLDERS = (
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 )
 _NAMESPACES = types.SimpleNamespace, argparse.Namespace, threading.local
-_BOUND = types.MethodType, functools.partial, staticmethod, classmethod, property
+_IN_CLASSES = staticmethod, classmethod, property, functools.cached_property
+_BOUND = types.MethodType, functools.partial, *_IN_CLASSES
 
 
 def held_by_class(cls: type) -> dict[str, Any]:
@@ -64,9 +65,9 @@ def held_by_class(cls: type) -> dict[str, Any]:
     held = {}
     for name, value in type.__getattribute__(cls, "__dict__").items():
         kind = type(value)
-        if kind in _FIXED or kind is functools.cached_property:
+        if kind in _FIXED:
             continue
-        if kind is types.FunctionType or kind in _BOUND[2:]:
+        if kind is types.FunctionType or kind in _IN_CLASSES:
             functions = (value,) if kind is types.FunctionType else _behind(value)
             if all(f is None or holds_nothing(f) for f in functions):
                 continue
@@ -76,13 +77,11 @@ def held_by_class(cls: type) -> dict[str, Any]:
     return held
 
 
-def functions_of_attribute(value: Any) -> list[types.FunctionType]:
-    """Return the plain functions that an attribute of a class is, or stands for."""
-    kind = type(value)
-    behind = (value,) if kind is types.FunctionType else ()
-    if kind in _BOUND[2:]:
-        behind = _behind(value)
-    return [function for function in behind if type(function) is types.FunctionType]
+def bare_functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Return the functions of a class that hold nothing, those of its properties and the like too, by their names."""
+    for name, value in type.__getattribute__(cls, "__dict__").items():
+        behind = _behind(value) if type(value) in _IN_CLASSES else (value,)
+        yield from ((name, function) for function in behind if holds_nothing(function))
 
 
 def holds_nothing(function: Any) -> bool:
@@ -132,7 +131,9 @@ def _behind(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, property):
-        return value.fget, value.fset
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
     return (value.__func__,)
 
 

@@ -21,7 +21,7 @@ from ortrain.capture.kept_places import seen_count
 from ortrain.capture.kept_values import (
     NO_STATE,
     Kind,
-    functions_of_attribute,
+    bare_functions_of,
     held_by,
     held_by_class,
     holds_nothing,
@@ -63,9 +63,8 @@ class LibraryState:
         # By the class, which need not be hashable; kept alive beside it.
         self._kinds: dict[int, tuple[type, Kind | None]] = {id(c): (c, None) for c in NO_STATE}
         self._known: dict[int, _Kept] = {}  # by the object
-        # Functions with nothing behind them, and classes, whose functions without anything behind them are not known.
+        # Functions with nothing behind them, attributes of their own neither.
         self._bare: list[tuple[str, str, types.FunctionType]] = []
-        self._classes: list[tuple[str, type]] = []
         for module in modules:
             table = vars(module)
             for name, value in list(table.items()):
@@ -91,23 +90,14 @@ class LibraryState:
                     where = f"'{'.'.join(kept.names[0])}' of {kept.module}"
                     change = seen(where, named) if has_names or is_named else None
                     found += [] if change is None else [change]
-        for module, name, function in self._functions_unknown():
+        for module, name, function in self._bare:
             of_module = ANY_NAME if module.partition(".")[0] in computing else names
-            made = [attribute for attribute in function.__dict__ if attribute in of_module]
+            made = [each for each in function.__dict__ if each in of_module]
             if made:
-                where = f"'{name}' of {module} ({', '.join(made)})"
+                where = f"'{name}' of {module} ({', '.join(map(str, made))})"
                 take_back = functools.partial(_without_attributes, function, made)
                 found.append(Change(where, False, take_back))
         return found
-
-    def _functions_unknown(self) -> Iterator[tuple[str, str, types.FunctionType]]:
-        """Return the functions that had nothing behind them, attributes of their own neither, by module and name."""
-        yield from self._bare
-        for module, cls in self._classes:
-            for name, value in list(type.__getattribute__(cls, "__dict__").items()):
-                for function in functions_of_attribute(value):
-                    if id(function) not in self._known:
-                        yield module, name, function
 
     def _take(
         self,
@@ -151,7 +141,7 @@ class LibraryState:
             elif kind is seen_class:
                 if value.__module__ == module or "<locals>" in value.__qualname__:
                     of_class = held_by_class(value)
-                    self._classes.append((module, value))
+                    self._bare += [(module, *each) for each in bare_functions_of(value)]
                     watch(seen_class(value, of_class), True)
                     held += of_class.items()
             elif kind is seen_attributes:

@@ -339,6 +339,7 @@ class NamesRead:
         return MemoryQuestions(
             gaps=not called.isdisjoint(_GAPS),
             copies="contiguous" in called,
+            storage="storage_offset" in called,
         )
 
     def compares_classes_of_numbers(self) -> bool:
@@ -381,10 +382,12 @@ class MemoryQuestions(NamedTuple):
     Attributes:
       gaps: Whether they lie without gaps, and their strides.
       copies: For one without gaps, which is itself where there are none.
+      storage: Where in their memory they begin.
     """
 
     gaps: bool = False
     copies: bool = False
+    storage: bool = False
 
 
 class StateChanged(NamedTuple):

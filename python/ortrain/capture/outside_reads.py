@@ -56,7 +56,7 @@ _ATTRIBUTES = {
     **dict.fromkeys(
         ("is_shared", "is_set_to", "untyped_storage", "_typed_storage", "_is_view"), _MEMORY
     ),
-    "storage_offset": _MEMORY,
+    "is_neg": _MEMORY,
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }
@@ -87,7 +87,7 @@ _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 # What a generator's state is asked for, and what may take it.
 _ASKS_FOR_STATE = frozenset({"getstate", "get_rng_state", "get_state"})
 _TAKES_STATE = frozenset({"setstate", "set_rng_state", "set_state"})
-_COMPARES = "COMPARE", "CONTAINS", "BINARY_SUBSCR", "STORE"
+_NAMES = "__name__", "__qualname__", "__module__"
 _NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
 _MISSING = object()
 
@@ -211,11 +211,19 @@ class _Reading:
             of_self = len(steps) > 2 and steps[1].argval == "self" and steps[2].opname[:4] == "CALL"
         if of_self or not behind:
             return True
-        if behind[0].argval in ("__name__", "__qualname__", "__module__"):
-            # A text that is compared, looked up or kept is more than a part of a message.
-            used = [s.opname for s in behind[1:3] if s.opname != "LOAD_CONST"]
-            return not (used and used[0].startswith(_COMPARES))
+        if behind[0].argval in _NAMES:
+            return not self._compares_name(i)
         return behind[0].opname.startswith(("FORMAT", "CONVERT"))
+
+    def _compares_name(self, i: int) -> bool:
+        """Tell whether the name of a class that is asked for at ``i`` is compared with that of a class of tensors."""
+        steps = self._steps
+        at = next((j for j in range(i, len(steps)) if steps[j].argval in _NAMES), len(steps))
+        behind = [step.opname for step in steps[at + 1 : at + 3] if step.opname != "LOAD_CONST"]
+        if not (behind and behind[0].startswith(("COMPARE", "CONTAINS"))):
+            return False
+        beside = [step.argval for step in (*steps[max(0, i - 2) : i], *steps[at + 1 : at + 2])]
+        return any(map(_names_a_class_of_tensors, beside))
 
     def _by_text(self, i: int, function: str) -> str:
         """Return what ``getattr(module, name)`` and the like read."""

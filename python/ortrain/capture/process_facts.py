@@ -162,7 +162,7 @@ _ASKING = re.compile(r"_?(get|is|are|has)_.*|.*_(is_)?enabled")
 _ANSWERED = frozenset(
     [
         *("is_complex", "is_conj", "is_distributed", "is_floating_point", "is_inference"),
-        *("is_neg", "is_nonzero", "is_same_size", "is_signed", "is_storage", "is_tensor"),
+        *("is_nonzero", "is_same_size", "is_signed", "is_storage", "is_tensor"),
         *("_get_tracing_state", "is_vulkan_available"),
         *("_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"),
         *("get_device", "get_device_module", "is_grad_enabled", "is_inference_mode_enabled"),

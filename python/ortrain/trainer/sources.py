@@ -249,11 +249,11 @@ class ModuleSource:
         first = next(self._joined.parameters(), None)
         return "cpu" if first is None else first.device.type
 
-    def _look(self) -> tuple[int, list[tuple[int, int] | None]]:
+    def _look(self) -> tuple[int, list[tuple[int, int, bool] | None]]:
         """Return what a step depends on: the state of all layers, and where their tensors lie."""
         self._joined.follow_layers()
         tensors, _ = self._states.look()
-        places = [None if t is None else (id(t), t.data_ptr()) for t in tensors]
+        places = [None if t is None else (id(t), t.data_ptr(), t.is_neg()) for t in tensors]
         _refuse_gradient_hooks(self._joined)
         return self._states.present, places
 

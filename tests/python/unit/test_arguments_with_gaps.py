@@ -10,7 +10,7 @@ from torch import nn
 
 from ortrain import ORTModule, ORTTrainer, optim
 from ortrain.capture.errors import CaptureError
-from ortrain.capture.signature import has_gaps
+from ortrain.capture.signature import has_gaps, is_part_of_storage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs in")
 
@@ -145,6 +145,8 @@ def test_who_does_not_ask_has_graphs_for_them() -> None:
 def test_gaps_are_told_from_orders() -> None:
     assert not any(map(has_gaps, (BASE, BASE.t(), BASE[1:], BASE[:1], BASE[:0], torch.ones(()))))
     assert all(map(has_gaps, (BASE[:, 1:], BASE.t()[1:], BASE[:1].expand(4, 6), BASE[::2])))
+    assert not is_part_of_storage(BASE.t())
+    assert all(map(is_part_of_storage, (BASE[1:], BASE[:2], BASE[:, 1:])))
 
 
 def test_a_trainer_refuses_what_it_would_take_for_dense() -> None:
@@ -163,20 +165,3 @@ def test_a_trainer_refuses_what_it_would_take_for_dense() -> None:
     with pytest.raises(CaptureError, match="asks how an argument lies in memory"):
         trainer.train_step(wide[:, :4])
     trainer.train_step(wide[:, :4].contiguous())
-
-
-@pytest.mark.filterwarnings("ignore:.*runs in")
-def test_where_in_their_memory_buffers_begin_is_asked_anew() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("rows", BASE[0])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * (1 + self.rows.storage_offset())
-
-    plain = Model()
-    ours, x = ORTModule(plain), torch.ones(3)
-    for row in range(3):
-        plain.rows = BASE[row]
-        torch.testing.assert_close(ours(x), plain(x))

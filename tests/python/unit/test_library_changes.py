@@ -15,6 +15,7 @@ from ortrain.capture import kept_contents, kept_values, names_read
 from ortrain.capture.library_state import LibraryState
 
 SOURCE = """
+import abc
 import array
 import collections
 import contextvars
@@ -487,6 +488,59 @@ def counting_on_methods(x):
     return x * Counted.method.calls * Counted.function.calls
 
 
+def limited(x):
+    return x * Deep.Deeper.Deepest.limited.limit
+
+
+limited.limit = 2.0
+
+
+class Deep(abc.ABC):
+    class Deeper(abc.ABC):
+        class Deepest(abc.ABC):
+            limited = staticmethod(limited)
+
+
+del limited
+
+
+class Host:
+    def run(self, x):
+        return x
+
+
+def replacement(self, x):
+    return x * replacement.factor
+
+
+replacement.factor = 3.0
+
+
+def counting_on_properties(x):
+    for function in (Described.number.fdel, Described.kept.func):
+        function.calls = getattr(function, "calls", 0) + 1
+    return x * Described.number.fdel.calls
+
+
+class Described:
+    @property
+    def number(self):
+        return 1
+
+    @number.deleter
+    def number(self):
+        pass
+
+    @functools.cached_property
+    def kept(self):
+        return 2
+
+
+def keeping_what_functions_had(x):
+    Host.run = replacement
+    return Host().run(Deep.Deeper.Deepest.limited(x))
+
+
 def marking_itself(x):
     if not hasattr(marking_itself, "table"):
         marking_itself.table = torch.ones(3) * 2
@@ -561,6 +615,7 @@ def box(imported_package: Callable[..., types.ModuleType]) -> types.ModuleType:
         *("counting_arrays", "counting_bound", "counting_method_default", "counting_spaces"),
         *("counting_by_computed_names", "counting_by_text", "setting_a_variable"),
         *("counting_on_itself", "counting_on_methods", "marking_itself"),
+        *("counting_on_properties", "keeping_what_functions_had"),
         *("counting_mixed", "counting_class_of_self", "counting_decorated", "counting_registered"),
         *("counting_attributes_of_tables", "counting_behind_a_cache", "keeping_recent", "turning"),
         *("setting_slots", "setting_globals", "of_class", "turning_a_table", "counting_at_first"),

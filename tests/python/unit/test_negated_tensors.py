@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTModule, UnsupportedError, _core
+from ortrain import ORTModule, ORTTrainer, UnsupportedError, _core, optim
 from ortrain.optim import FusedAdamW, FusedSGD, GraphOptimizer
 
 OUTSIDE: dict[str, torch.Tensor] = {}
@@ -120,6 +120,44 @@ def test_optimizers(fused: Callable[..., Any], plain: Callable[..., Any], negati
             for name, held in state.items():
                 if torch.is_tensor(held) and held.shape == param.shape:
                     state[name] = torch._neg_view(-held)
+
+
+def test_a_negated_step_is_refused() -> None:
+    param = nn.Parameter(torch.randn(3))
+    optimizer = FusedAdamW([param], lr=0.1)
+    param.grad = torch.ones(3)
+    optimizer.step()
+    state = optimizer.state[param]
+    state["step"] = torch._neg_view(-state["step"])
+    with pytest.raises(UnsupportedError, match="step is a view of negated memory"):
+        optimizer.step()
+
+
+def test_forwards_that_ask_are_answered() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight * (2 if x.is_neg() else 1)
+
+    plain = Asking()
+    wrapped = ORTModule(plain)
+    for x in (torch.randn(3), negated(3), torch.randn(3)):
+        torch.testing.assert_close(wrapped(x), plain(x))
+
+
+def test_a_trainer_refuses_a_buffer_that_becomes_negated() -> None:
+    model = Scaled("buffer", torch.randn(4, 3))
+    desc = {"inputs": [("x", [4, 3])], "outputs": [("loss", [4, 3])]}
+    model.forward = lambda x: (x * model.weight * model.scale).sum()  # type: ignore[method-assign]
+    desc["outputs"] = [("loss", [], True)]
+    trainer = ORTTrainer(model, desc, optim.SGDConfig(lr=0.0))
+    trainer.train_step(torch.randn(4, 3))
+    model.scale.data = torch._neg_view(model.scale.data)
+    with pytest.raises(UnsupportedError, match="negative bit"):
+        trainer.train_step(torch.randn(4, 3))
 
 
 def test_memory_that_is_written_to_by_a_trainer_is_refused() -> None:
