@@ -150,9 +150,8 @@ def test_forwards_that_ask_are_answered() -> None:
 
 def test_a_trainer_refuses_a_buffer_that_becomes_negated() -> None:
     model = Scaled("buffer", torch.randn(4, 3))
-    desc = {"inputs": [("x", [4, 3])], "outputs": [("loss", [4, 3])]}
     model.forward = lambda x: (x * model.weight * model.scale).sum()  # type: ignore[method-assign]
-    desc["outputs"] = [("loss", [], True)]
+    desc = {"inputs": [("x", [4, 3])], "outputs": [("loss", [], True)]}
     trainer = ORTTrainer(model, desc, optim.SGDConfig(lr=0.0))
     trainer.train_step(torch.randn(4, 3))
     model.scale.data = torch._neg_view(model.scale.data)
