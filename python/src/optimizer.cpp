@@ -465,7 +465,7 @@ class MultiTensorStep {
       tensor = get(member, step_);
     }
     const TensorView step = look(tensor, "step");
-    refuse_negated(tensor, "step");
+    if (step.is_negated) refuse_negated("step");
     if (numel(step) != 1 || (step.dtype != DType::f32 && step.dtype != DType::f64)) {
       throw InvalidModelError(str("'step' of the optimizer state is ", name_of(step.dtype),
                                   dims_str(dims_of(step)), ", expected one float32 number"));
@@ -551,7 +551,7 @@ class MultiTensorStep {
   const float* scalar_on_device(nb::handle tensor, const char* what) {
     if (tensor.is_none()) return nullptr;
     const TensorView view = look(tensor, what);
-    refuse_negated(tensor, what);
+    if (view.is_negated) refuse_negated(what);
     if (numel(view) != 1 || view.dtype != DType::f32) {
       throw DTypeError(str("the ", what, " is ", name_of(view.dtype), dims_str(dims_of(view)),
                            ", expected one float32 number"));

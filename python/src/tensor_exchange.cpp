@@ -83,7 +83,7 @@ bool is_dense(const int64_t* shape, const int64_t* strides, int rank) {
 
 nb::object contiguous(nb::handle tensor, const std::string& what) {
   nb::object made = is_negated(tensor) ? tensor.attr("resolve_neg")() : nb::borrow(tensor);
-  refuse_negated(made, what);
+  if (is_negated(made)) refuse_negated(what);
   return made.attr("contiguous")();
 }
 
@@ -139,8 +139,7 @@ bool is_negated(nb::handle tensor) {
   return found == Py_True;
 }
 
-void refuse_negated(nb::handle tensor, const std::string& what) {
-  if (!is_negated(tensor)) return;
+void refuse_negated(const std::string& what) {
   throw UnsupportedError(str(
       what, " is a view of negated memory (its negative bit is set); call resolve_neg() on it"));
 }

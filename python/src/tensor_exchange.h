@@ -47,7 +47,7 @@ struct TensorView {
   const int64_t* dims = nullptr;
   const int64_t* strides = nullptr;  // in elements; null for dense row-major
   dlpack::Device place{dlpack::kCpu, 0};
-  bool is_negated = false;                    // where somebody asked: `is_negated`
+  bool is_negated = false;                    // `view_anywhere` does not ask
   std::shared_ptr<std::vector<int64_t>> own;  // what they point to where torch has no table
 };
 
@@ -55,8 +55,8 @@ struct TensorView {
 // was freed (`untyped_storage().resize_(0)`, as sharded trainers do) leaves the shape.
 void require_memory(const void* data, const int64_t* dims, int rank, const std::string& what);
 
-// Throws UnsupportedError naming `what` for a negated tensor: for memory that is to be written to.
-void refuse_negated(nanobind::handle tensor, const std::string& what);
+// Throws UnsupportedError naming `what`: a negated tensor whose memory is to be written to.
+[[noreturn]] void refuse_negated(const std::string& what);
 
 // Looks at a torch tensor on any device. Throws DTypeError alone.
 TensorView view_anywhere(nanobind::handle tensor, const char* what);

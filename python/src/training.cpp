@@ -35,7 +35,7 @@ MutableTensor shared_with(nb::object tensor, Device& device, const std::string& 
     throw DeviceError(str(what, " is on device '", name_of(view.place), "'; this state is on '",
                           name_of(place_of(&device)), "'"));
   }
-  refuse_negated(tensor, what);
+  if (is_negated(tensor)) refuse_negated(what);
   if (!is_row_major(view)) {
     throw UnsupportedError(str(what, " is not dense in row-major order; call contiguous() on it"));
   }

@@ -60,28 +60,25 @@ _IN_CLASSES = staticmethod, classmethod, property, functools.cached_property
 _BOUND = types.MethodType, functools.partial, *_IN_CLASSES
 
 
-def held_by_class(cls: type) -> dict[str, Any]:
-    """Return what a class holds that may change, or behind which something may."""
-    held = {}
+def held_by_class(
+    cls: type,
+) -> tuple[dict[str, Any], list[tuple[str, types.FunctionType]]]:
+    """Return what a class holds that may change, or behind which something may, and by name its functions that hold nothing."""
+    held, bare = {}, []
     for name, value in type.__getattribute__(cls, "__dict__").items():
         kind = type(value)
         if kind in _FIXED:
             continue
         if kind is types.FunctionType or kind in _IN_CLASSES:
-            functions = (value,) if kind is types.FunctionType else _behind(value)
-            if all(f is None or holds_nothing(f) for f in functions):
+            behind = (value,) if kind is types.FunctionType else _behind(value)
+            functions = [function for function in behind if function is not None]
+            if all(map(holds_nothing, functions)):
+                bare += [(name, function) for function in functions]
                 continue
         elif name[:2] == "__":
             continue
         held[name] = value
-    return held
-
-
-def bare_functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """Return the functions of a class that hold nothing, those of its properties and the like too, by their names."""
-    for name, value in type.__getattribute__(cls, "__dict__").items():
-        behind = _behind(value) if type(value) in _IN_CLASSES else (value,)
-        yield from ((name, function) for function in behind if holds_nothing(function))
+    return held, bare
 
 
 def holds_nothing(function: Any) -> bool:

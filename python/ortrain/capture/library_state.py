@@ -21,7 +21,6 @@ from ortrain.capture.kept_places import seen_count
 from ortrain.capture.kept_values import (
     NO_STATE,
     Kind,
-    bare_functions_of,
     held_by,
     held_by_class,
     holds_nothing,
@@ -140,8 +139,8 @@ class LibraryState:
                 watch(seen_count(kept.holders, value), False)
             elif kind is seen_class:
                 if value.__module__ == module or "<locals>" in value.__qualname__:
-                    of_class = held_by_class(value)
-                    self._bare += [(module, *each) for each in bare_functions_of(value)]
+                    of_class, bare = held_by_class(value)
+                    self._bare += [(module, *each) for each in bare]
                     watch(seen_class(value, of_class), True)
                     held += of_class.items()
             elif kind is seen_attributes:

@@ -54,9 +54,9 @@ _ATTRIBUTES = {
     "is_inference": _INFERENCE,
     "_version": _WRITTEN,
     **dict.fromkeys(
-        ("is_shared", "is_set_to", "untyped_storage", "_typed_storage", "_is_view"), _MEMORY
+        ("is_shared", "is_set_to", "is_neg", "untyped_storage", "_typed_storage", "_is_view"),
+        _MEMORY,
     ),
-    "is_neg": _MEMORY,
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }
@@ -197,7 +197,7 @@ class _Reading:
         steps = self._steps[i + 1 : i + 7]
         if not self._is_installed:
             steps = [] if self._is_for_readers(i) else self._steps
-        return any(map(_names_a_class_of_tensors, (s.argval for s in steps)))
+        return any(_names_a_class_of_tensors(step.argval) for step in steps)
 
     def _is_for_readers(self, i: int) -> bool:
         """Tell whether a class that is asked for at ``i`` is that of ``self``, called, or a part of a text."""
@@ -212,18 +212,21 @@ class _Reading:
         if of_self or not behind:
             return True
         if behind[0].argval in _NAMES:
-            return not self._compares_name(i)
+            return not self._compares_name(i, behind[1:])
         return behind[0].opname.startswith(("FORMAT", "CONVERT"))
 
-    def _compares_name(self, i: int) -> bool:
-        """Tell whether the name of a class that is asked for at ``i`` is compared with that of a class of tensors."""
-        steps = self._steps
-        at = next((j for j in range(i, len(steps)) if steps[j].argval in _NAMES), len(steps))
-        behind = [step.opname for step in steps[at + 1 : at + 3] if step.opname != "LOAD_CONST"]
-        if not (behind and behind[0].startswith(("COMPARE", "CONTAINS"))):
+    def _compares_name(self, i: int, behind: list[dis.Instruction]) -> bool:
+        """Tell whether the name of a class that is asked for at ``i`` is compared with that of a class of tensors.
+
+        Args:
+          i: A position among the steps.
+          behind: What follows the name.
+        """
+        uses = [step.opname for step in behind[:2] if step.opname != "LOAD_CONST"]
+        if not (uses and uses[0].startswith(("COMPARE", "CONTAINS"))):
             return False
-        beside = [step.argval for step in (*steps[max(0, i - 2) : i], *steps[at + 1 : at + 2])]
-        return any(map(_names_a_class_of_tensors, beside))
+        beside = (*self._steps[max(0, i - 2) : i], *behind[:1])
+        return any(_names_a_class_of_tensors(step.argval) for step in beside)
 
     def _by_text(self, i: int, function: str) -> str:
         """Return what ``getattr(module, name)`` and the like read."""

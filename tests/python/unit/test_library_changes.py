@@ -519,7 +519,7 @@ replacement.factor = 3.0
 def counting_on_properties(x):
     for function in (Described.number.fdel, Described.kept.func):
         function.calls = getattr(function, "calls", 0) + 1
-    return x * Described.number.fdel.calls
+    return x * Described.number.fdel.calls * Described.kept.func.calls
 
 
 class Described:
