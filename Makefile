@@ -3,8 +3,8 @@
 #
 #   make setup    a virtual environment in .venv with everything pinned
 #   make build    C++ core, plugins, tests and the Python extension
-#   make test     C++ and Python tests; the last line counts both runners
-#   make test-all and those that 'make test' leaves out: long ones, all cases of sampled ones
+#   make test     C++ and Python tests; the last line counts both runners. Costly ones take turns: DRAW=, else the commit
+#   make test-all and those that 'make test' leaves out: long ones, all costly ones, all cases of sampled ones
 #   make check    the inner loop: lint and the tests for what changed since they last passed
 #   make coverage lines and branches that the tests run, and the map by which 'make check' chooses
 #   make demo     fine-tune MiniLM, PyTorch and Ortrain side by side (STEPS=, EPOCHS=)
@@ -112,7 +112,7 @@ compile: build/build.ninja
 build: setup compile
 
 test: build
-	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED)
+	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) $(if $(DRAW),--draw $(DRAW))
 
 test-all: build
 	$(PY) tools/run_tests.py --jobs $(JOBS) --started $(STARTED) --everything

@@ -117,16 +117,29 @@ def worker_options(jobs: int) -> list[str]:
 
 
 def python_tests(
-    jobs: int, *, quick: bool = False, everything: bool = False, tests: str = str(TESTS)
+    jobs: int,
+    *,
+    quick: bool = False,
+    everything: bool = False,
+    draw: str | None = None,
+    tests: str = str(TESTS),
 ) -> dict[Path, list[str]]:
-    """Return one command; tests/python/conftest.py says which tests share a worker."""
+    """Return one command; tests/python/conftest.py says which tests share a worker, and which run in a draw."""
     report = BUILD / "pytest.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", tests]
     if jobs > 1:
         command = ["env", "OMP_WAIT_POLICY=passive", *command]  # workers share the cores
         command += worker_options(jobs)
     command += ["-m", "not slow"] if quick else []
-    return {report: [*command, *(["--everything"] if everything else [])]}
+    command += ["--everything"] if everything else [f"--draw={draw}"] if draw else []
+    return {report: command}
+
+
+def commit() -> str:
+    """Return the beginning of the commit's name; "none" of a tree that git does not know."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "none"
 
 
 def hashes() -> dict[str, str]:
@@ -278,6 +291,9 @@ def main() -> int:
         action="store_true",
         help="tests for what changed; all that are not slow where nobody can tell",
     )
+    parser.add_argument(
+        "--draw", help="a text that says which of the costly Python tests run; the commit"
+    )
     parser.add_argument("--started", type=float, help="when building began, seconds since 1970")
     args = parser.parse_args()
 
@@ -292,7 +308,10 @@ def main() -> int:
     if chosen is not None:
         commands = commands_for(chosen.tests, args.jobs)
     else:
-        python = python_tests(args.jobs, quick=args.quick, everything=args.everything)
+        draw = None if args.everything else args.draw or commit()
+        if draw:
+            print(f"of costly Python tests those of the draw {draw}: make test DRAW={draw}")
+        python = python_tests(args.jobs, quick=args.quick, everything=args.everything, draw=draw)
         commands = [("C++ tests", cpp_tests(args.jobs)), ("Python tests", python)]
     results = [run(*each) for each in commands]
 

@@ -7,7 +7,7 @@ the tests of a file share a worker, since they share what the first of them load
 the worker that is free, unless a fixture of its module serves several. Long work starts first.
 
 Tests marked long, and those cases of sampled ones that a fixed draw leaves out, run with ``--everything`` alone,
-and nothing else with ``--left-out``.
+and nothing else with ``--left-out``. With ``--draw`` costly tests take turns, too (drawn_tests.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import torch  # noqa: F401  which makes the logger that is meant below
 
+from tests.python.drawn_tests import Costs
 from tests.python.process_state import changed, process_state
 
 PACKAGES = str(Path(__file__).resolve().parents[2] / "python")
@@ -117,6 +118,10 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = {i for i in items if i.get_closest_marker("long") or i in sampled - kept}
     # Who names a test means it.
     named = {arg.partition("[")[0] for arg in config.args if "::" in arg}
+    if draw := config.getoption("draw"):
+        names = {i: i.nodeid.removeprefix("tests/python/") for i in items}
+        drawn = Costs.load().drawn(names.values(), draw)
+        out |= {i for i in items if names[i] not in drawn}
     out = {i for i in out if i.nodeid.partition("[")[0] not in named}
     if config.getoption("left_out"):
         out = set(items) - out
@@ -131,6 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--left-out", action="store_true", help="only what runs with --everything alone"
     )
+    parser.addoption("--draw", help="a text that says which of the costly tests run; else all do")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
