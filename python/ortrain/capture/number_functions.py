@@ -120,6 +120,9 @@ def _extreme(replaced: Callable[..., Any], is_users: Callable[[Any], bool]) -> C
     python = getattr(replaced, "keywords", {}).get("real_callable", replaced)
 
     def extreme(*args: Any, **kwargs: Any) -> Any:
+        # PyTorch's own code asks for those of plain numbers in nearly all calls.
+        if len(args) == 2 and type(args[0]) is int and type(args[1]) is int and not kwargs:
+            return python(*args)
         return (python if is_users(sys._getframe(1)) else replaced)(*args, **kwargs)
 
     return extreme

@@ -25,8 +25,16 @@ _ASK_FOR_OTHERS = frozenset({"abc", "functools", "typing"})
 _HIGHEST_POWER = 2
 
 
+# From the name of each module that has asked to whether it is a user's: code of PyTorch asks a hundred thousand times.
+_askers: dict[Any, bool] = {}
+
+
 def _is_users(frame: Any) -> bool:
-    return (frame.f_globals.get("__name__") or "").partition(".")[0] not in _KNOW_TRACES
+    name = frame.f_globals.get("__name__")
+    known = _askers.get(name)
+    if known is None:
+        known = _askers[name] = (name or "").partition(".")[0] not in _KNOW_TRACES
+    return known
 
 
 def _class_told(kind: type) -> Callable[[Any, str], Any]:
@@ -35,6 +43,9 @@ def _class_told(kind: type) -> Callable[[Any, str], Any]:
     def attribute(number: Any, name: str) -> Any:
         if name == "__class__":
             frame = sys._getframe(1)
+            asker = frame.f_globals.get("__name__")
+            if _askers.get(asker) is False and asker not in _ASK_FOR_OTHERS:
+                return type(number)
             while frame.f_back is not None and frame.f_globals.get("__name__") in _ASK_FOR_OTHERS:
                 frame = frame.f_back
             if _is_users(frame):

@@ -19,7 +19,7 @@ from torch import nn
 
 from ortrain import progress
 from ortrain.capture.errors import SymbolicBudgetError
-from ortrain.capture.trace_internals import at_each_size
+from ortrain.capture.size_arithmetic import sizes_computed_once
 
 # Terms that a size may have at no charge: what a long model of simple sizes computes is no fault.
 _FREE_TERMS = 12
@@ -51,7 +51,8 @@ class SymbolicBudget:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.spent = 0
-        self._terms: dict[sympy.Basic, int] = {}
+        # By where the formulas lie, with them: SymPy compares part by part.
+        self._terms: dict[int, tuple[int, sympy.Basic]] = {}
 
     @property
     def is_exceeded(self) -> bool:
@@ -65,20 +66,23 @@ class SymbolicBudget:
         Raises:
           SymbolicBudgetError: From inside of the trace, at each size beyond the limit.
         """
-        with at_each_size(self._count):
+        with sizes_computed_once(self._count):
             yield
         self._terms.clear()
 
     def _count(self, expression: sympy.Basic) -> None:
-        self.spent += max(0, self._terms_of(expression) - _FREE_TERMS)
+        terms = self._terms_of(expression)
+        if terms > _FREE_TERMS:
+            self.spent += terms - _FREE_TERMS
         if self.limit is not None and self.spent > self.limit:
             raise SymbolicBudgetError(f"sizes took more than {self.limit} symbolic terms")
 
     def _terms_of(self, expression: sympy.Basic) -> int:
-        known = self._terms.get(expression)
+        known = self._terms.get(id(expression))
         if known is None:
-            known = self._terms[expression] = 1 + sum(map(self._terms_of, expression.args))
-        return known
+            terms = 1 + sum(map(self._terms_of, expression.args))
+            known = self._terms[id(expression)] = terms, expression
+        return known[0]
 
 
 # What was left of the freedom of modules whose sizes took too long.

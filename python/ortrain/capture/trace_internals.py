@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import linecache
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
@@ -192,27 +190,6 @@ def let_go_of_samples(program: torch.export.ExportedProgram) -> None:
         clear = getattr(method, "cache_clear", None)
         if clear is not None:
             clear()
-
-
-@contextlib.contextmanager
-def at_each_size(action: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``action`` with the expression of each symbolic size, flag or number that this thread computes.
-
-    Single symbols and numbers, which most are, are left out.
-    """
-    thread = threading.get_ident()
-    original = SymNode.__init__
-
-    def init(node: SymNode, expr: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(expr, "args", ()) and threading.get_ident() == thread:
-            action(expr)
-        original(node, expr, *args, **kwargs)
-
-    SymNode.__init__ = init  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        SymNode.__init__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace computes of symbolic sizes, seen as it comes, and computed once.
+
+Each tensor of a trace asks for its number of elements and whether its strides are those of a contiguous one: tens of
+thousands of sums, products and comparisons, a hundred different ones. PyTorch goes through SymPy for each.
+
+As in `torch_internals`, a release of PyTorch that moves one of these names is met here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.experimental.sym_node import SymNode
+
+# Functions of two formulas and nothing else; that of ``%`` asks for ranges, which conditions narrow.
+_PURE = (
+    *("_add", "_sub", "_mul", "_int_floordiv", "_sym_max", "_sym_min"),
+    *("_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_and_", "_or_"),
+)
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+# What a size was in the call that is captured; of floats a zero has two signs.
+_HINTS = (int, bool, type(None))
+_Binary = Callable[[SymNode, SymNode], SymNode]
+_KEEPS_FORMULAS = "_expr_ver" in SymNode.__init__.__code__.co_names
+
+
+def _goes_into_a_graph() -> bool:
+    """Tell whether arithmetic is recorded, as PyTorch's get_proxy_mode() does."""
+    return (
+        torch._C._get_dispatch_mode(_PROXY) is not None
+        or torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
+    )
+
+
+def _computed_once(compute: _Binary, action: Callable[[Any], None], thread: int) -> _Binary:
+    # With the formulas, so that no others come to lie where they are.
+    known: dict[tuple[Any, ...], tuple[SymNode, Any, Any]] = {}
+
+    def computed(left: SymNode, right: SymNode) -> SymNode:
+        if threading.get_ident() != thread or left.fx_node or _goes_into_a_graph():
+            return compute(left, right)
+        first, second, one, other = left.expr, right.expr, left.hint, right.hint
+        if type(one) not in _HINTS or type(other) not in _HINTS:
+            return compute(left, right)
+        key = (
+            *(id(first), left.pytype, one, left._optimized_summation),
+            *(id(second), right.pytype, other, right._optimized_summation),
+            id(left.shape_env),
+        )
+        found = known.get(key)
+        if found is None:
+            result = compute(left, right)
+            known[key] = result, first, second
+            return result
+        # A copy: of which tensor a size is, a graph tells by the node.
+        copied = SymNode.__new__(SymNode)
+        vars(copied).update(vars(found[0]))
+        if not getattr(copied._expr, "is_Atom", True):
+            action(copied._expr)
+        return copied
+
+    return computed
+
+
+def _maybe_as_int(node: SymNode) -> int | None:
+    return None if getattr(node.expr, "is_Symbol", False) else _ORIGINAL_AS_INT(node)
+
+
+def _expr(node: SymNode) -> Any:
+    """Return the formula by what is known of symbols, which the node keeps until more is known."""
+    env = node.shape_env
+    if env is not None and env._replacements_version_counter == node._expr_ver:
+        return node._expr_cache
+    return _ORIGINAL_EXPR.fget(node)
+
+
+_ORIGINAL_AS_INT, _ORIGINAL_EXPR = SymNode.maybe_as_int, SymNode.expr
+
+
+@contextlib.contextmanager
+def sizes_computed_once(action: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``action`` with the formula of each symbolic size, flag or number that this thread computes.
+
+    Single symbols and numbers, which most are, are left out. Arithmetic that is equal, of the same formulas, is done once.
+    """
+    thread = threading.get_ident()
+    original = SymNode.__init__
+
+    def init(node: SymNode, expr: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(expr, "is_Atom", True) and threading.get_ident() == thread:
+            action(expr)
+        original(node, expr, *args, **kwargs)
+
+    methods: dict[str, Any] = {"__init__": init, "maybe_as_int": _maybe_as_int}
+    if _KEEPS_FORMULAS:
+        methods["expr"] = property(_expr)
+    for name in _PURE:
+        if hasattr(SymNode, name):
+            methods[name] = _computed_once(getattr(SymNode, name), action, thread)
+    with mock.patch.multiple(SymNode, **methods):
+        yield
