@@ -28,31 +28,34 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 # What a size was in the call that is captured; of floats a zero has two signs.
 _HINTS = (int, bool, type(None))
 _Binary = Callable[[SymNode, SymNode], SymNode]
+_Action = Callable[[Any], None]
+_FIELDS = frozenset({"_hint", "pytype", "_optimized_summation", "shape_env", "fx_node"})
+_IS_KNOWN = set(SymNode.__init__.__code__.co_names) >= _FIELDS
 _KEEPS_FORMULAS = "_expr_ver" in SymNode.__init__.__code__.co_names
+_ORIGINAL_AS_INT, _ORIGINAL_EXPR = SymNode.maybe_as_int, SymNode.expr
 
 
-def _goes_into_a_graph() -> bool:
-    """Tell whether arithmetic is recorded, as PyTorch's get_proxy_mode() does."""
-    return (
-        torch._C._get_dispatch_mode(_PROXY) is not None
-        or torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
-    )
-
-
-def _computed_once(compute: _Binary, action: Callable[[Any], None], thread: int) -> _Binary:
+def _computed_once(compute: _Binary, action: _Action, thread: int) -> _Binary:
     # With the formulas, so that no others come to lie where they are.
     known: dict[tuple[Any, ...], tuple[SymNode, Any, Any]] = {}
+    # What arithmetic goes into a graph by, as PyTorch's get_proxy_mode() tells.
+    mode, mode_before = torch._C._get_dispatch_mode, torch._ops._get_dispatch_mode_pre_dispatch
 
     def computed(left: SymNode, right: SymNode) -> SymNode:
-        if threading.get_ident() != thread or left.fx_node or _goes_into_a_graph():
+        one, other = left.__dict__, right.__dict__
+        is_plain = type(one["_hint"]) in _HINTS and type(other["_hint"]) in _HINTS
+        if (
+            not (is_plain and threading.get_ident() == thread)
+            or one["fx_node"]
+            or mode(_PROXY) is not None
+            or mode_before(_PROXY) is not None
+        ):
             return compute(left, right)
-        first, second, one, other = left.expr, right.expr, left.hint, right.hint
-        if type(one) not in _HINTS or type(other) not in _HINTS:
-            return compute(left, right)
+        first, second = left.expr, right.expr
         key = (
-            *(id(first), left.pytype, one, left._optimized_summation),
-            *(id(second), right.pytype, other, right._optimized_summation),
-            id(left.shape_env),
+            *(id(first), one["pytype"], one["_hint"], one["_optimized_summation"]),
+            *(id(second), other["pytype"], other["_hint"], other["_optimized_summation"]),
+            id(one["shape_env"]),
         )
         found = known.get(key)
         if found is None:
@@ -61,7 +64,7 @@ def _computed_once(compute: _Binary, action: Callable[[Any], None], thread: int)
             return result
         # A copy: of which tensor a size is, a graph tells by the node.
         copied = SymNode.__new__(SymNode)
-        vars(copied).update(vars(found[0]))
+        copied.__dict__.update(found[0].__dict__)
         if not getattr(copied._expr, "is_Atom", True):
             action(copied._expr)
         return copied
@@ -69,19 +72,33 @@ def _computed_once(compute: _Binary, action: Callable[[Any], None], thread: int)
     return computed
 
 
-def _maybe_as_int(node: SymNode) -> int | None:
-    return None if getattr(node.expr, "is_Symbol", False) else _ORIGINAL_AS_INT(node)
+def _as_int() -> Callable[[SymNode], int | None]:
+    known: dict[int, tuple[int | None, Any]] = {}
+
+    def maybe_as_int(node: SymNode) -> int | None:
+        if type(node.constant) is int:
+            return node.constant
+        expr = node.expr
+        if getattr(expr, "is_Symbol", False):
+            return None
+        found = known.get(id(expr))
+        if found is None:
+            found = known[id(expr)] = _ORIGINAL_AS_INT(node), expr
+        return found[0]
+
+    return maybe_as_int
 
 
 def _expr(node: SymNode) -> Any:
     """Return the formula by what is known of symbols, which the node keeps until more is known."""
     env = node.shape_env
-    if env is not None and env._replacements_version_counter == node._expr_ver:
-        return node._expr_cache
+    if env is not None:
+        version = env._replacements_version_counter
+        if version == node._expr_ver:
+            return node._expr_cache
+        if version == 0 or node.constant is not None:
+            return node._expr
     return _ORIGINAL_EXPR.fget(node)
-
-
-_ORIGINAL_AS_INT, _ORIGINAL_EXPR = SymNode.maybe_as_int, SymNode.expr
 
 
 @contextlib.contextmanager
@@ -98,10 +115,10 @@ def sizes_computed_once(action: Callable[[Any], None]) -> Iterator[None]:
             action(expr)
         original(node, expr, *args, **kwargs)
 
-    methods: dict[str, Any] = {"__init__": init, "maybe_as_int": _maybe_as_int}
+    methods: dict[str, Any] = {"__init__": init, "maybe_as_int": _as_int()}
     if _KEEPS_FORMULAS:
         methods["expr"] = property(_expr)
-    for name in _PURE:
+    for name in _PURE if _IS_KNOWN else ():
         if hasattr(SymNode, name):
             methods[name] = _computed_once(getattr(SymNode, name), action, thread)
     with mock.patch.multiple(SymNode, **methods):
