@@ -37,7 +37,8 @@ _ORIGINAL_AS_INT, _ORIGINAL_EXPR = SymNode.maybe_as_int, SymNode.expr
 
 def _computed_once(compute: _Binary, action: _Action, thread: int) -> _Binary:
     # With the formulas, so that no others come to lie where they are.
-    known: dict[tuple[Any, ...], tuple[SymNode, Any, Any]] = {}
+    # A result's fields as they were at first: PyTorch may tell a node its number later.
+    known: dict[tuple[Any, ...], tuple[dict[str, Any], Any, Any]] = {}
     # What arithmetic goes into a graph by, as PyTorch's get_proxy_mode() tells.
     mode, mode_before = torch._C._get_dispatch_mode, torch._ops._get_dispatch_mode_pre_dispatch
 
@@ -60,11 +61,11 @@ def _computed_once(compute: _Binary, action: _Action, thread: int) -> _Binary:
         found = known.get(key)
         if found is None:
             result = compute(left, right)
-            known[key] = result, first, second
+            known[key] = dict(result.__dict__), first, second
             return result
         # A copy: of which tensor a size is, a graph tells by the node.
         copied = SymNode.__new__(SymNode)
-        copied.__dict__.update(found[0].__dict__)
+        copied.__dict__.update(found[0])
         if not getattr(copied._expr, "is_Atom", True):
             action(copied._expr)
         return copied
@@ -76,8 +77,9 @@ def _as_int() -> Callable[[SymNode], int | None]:
     known: dict[int, tuple[int | None, Any]] = {}
 
     def maybe_as_int(node: SymNode) -> int | None:
-        if type(node.constant) is int:
-            return node.constant
+        constant = node.__dict__.get("constant")  # a node asks while it is made
+        if type(constant) is int:
+            return constant
         expr = node.expr
         if getattr(expr, "is_Symbol", False):
             return None
@@ -96,9 +98,20 @@ def _expr(node: SymNode) -> Any:
         version = env._replacements_version_counter
         if version == node._expr_ver:
             return node._expr_cache
-        if version == 0 or node.constant is not None:
+        if version == 0 or node.__dict__.get("constant") is not None:
             return node._expr
     return _ORIGINAL_EXPR.fget(node)
+
+
+def _cheaper_methods(action: _Action, thread: int) -> dict[str, Any]:
+    """Return what gives the same as PyTorch's methods by these names."""
+    methods: dict[str, Any] = {"maybe_as_int": _as_int()}
+    if _KEEPS_FORMULAS:
+        methods["expr"] = property(_expr)
+    for name in _PURE if _IS_KNOWN else ():
+        if hasattr(SymNode, name):
+            methods[name] = _computed_once(getattr(SymNode, name), action, thread)
+    return methods
 
 
 @contextlib.contextmanager
@@ -115,11 +128,5 @@ def sizes_computed_once(action: Callable[[Any], None]) -> Iterator[None]:
             action(expr)
         original(node, expr, *args, **kwargs)
 
-    methods: dict[str, Any] = {"__init__": init, "maybe_as_int": _as_int()}
-    if _KEEPS_FORMULAS:
-        methods["expr"] = property(_expr)
-    for name in _PURE if _IS_KNOWN else ():
-        if hasattr(SymNode, name):
-            methods[name] = _computed_once(getattr(SymNode, name), action, thread)
-    with mock.patch.multiple(SymNode, **methods):
+    with mock.patch.multiple(SymNode, __init__=init, **_cheaper_methods(action, thread)):
         yield
