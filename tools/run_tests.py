@@ -122,16 +122,27 @@ def python_tests(
     quick: bool = False,
     everything: bool = False,
     draw: str | None = None,
+    always: Sequence[str] = (),
     tests: str = str(TESTS),
 ) -> dict[Path, list[str]]:
-    """Return one command; tests/python/conftest.py says which tests share a worker, and which run in a draw."""
+    """Return one command; tests/python/conftest.py says which tests share a worker, and which run in a draw.
+
+    Args:
+        jobs: Number of workers.
+        quick: Without tests marked slow.
+        everything: Those that are left out as a rule, too.
+        draw: Says which of the costly tests run.
+        always: Files and names that no draw leaves out.
+        tests: What to run of.
+    """
     report = BUILD / "pytest.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", tests]
     if jobs > 1:
         command = ["env", "OMP_WAIT_POLICY=passive", *command]  # workers share the cores
         command += worker_options(jobs)
     command += ["-m", "not slow"] if quick else []
-    command += ["--everything"] if everything else [f"--draw={draw}"] if draw else []
+    command += ["--everything"] if everything else []
+    command += [f"--draw={draw}", "--always=" + "\n".join(always)] if draw else []
     return {report: command}
 
 
@@ -140,6 +151,13 @@ def commit() -> str:
     command = ["git", "rev-parse", "--short=8", "HEAD"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "none"
+
+
+def changed_tests() -> list[str]:
+    """Return the files of Python tests that the commit does not hold as they are."""
+    command = ["git", "status", "--porcelain", "-z", "--untracked-files=all", "--", str(TESTS)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [e[3:] for e in found.stdout.split("\0") if is_test(e) and e.endswith(".py")]
 
 
 def hashes() -> dict[str, str]:
@@ -292,7 +310,7 @@ def main() -> int:
         help="tests for what changed; all that are not slow where nobody can tell",
     )
     parser.add_argument(
-        "--draw", help="a text that says which of the costly Python tests run; the commit"
+        "--draw", help="a text that says which of the costly Python tests run; else the commit does"
     )
     parser.add_argument("--started", type=float, help="when building began, seconds since 1970")
     args = parser.parse_args()
@@ -301,17 +319,20 @@ def main() -> int:
     now = hashes()
     checked = Checked.load()
     known = CoverageMap.find(MAP)
-    chosen = None
+    chosen = draw = None
     if args.quick and checked is not None:
         changed = changed_files(now, checked)
         chosen = tests_for(changed, now, checked, known) if changed is not None else None
     if chosen is not None:
         commands = commands_for(chosen.tests, args.jobs)
     else:
-        draw = None if args.everything else args.draw or commit()
+        draw = None if args.everything or args.quick else args.draw or commit()
+        always = [*changed_tests(), *(checked.failed if checked is not None else ())]
         if draw:
             print(f"of costly Python tests those of the draw {draw}: make test DRAW={draw}")
-        python = python_tests(args.jobs, quick=args.quick, everything=args.everything, draw=draw)
+        python = python_tests(
+            args.jobs, quick=args.quick, everything=args.everything, draw=draw, always=always
+        )
         commands = [("C++ tests", cpp_tests(args.jobs)), ("Python tests", python)]
     results = [run(*each) for each in commands]
 
@@ -331,6 +352,8 @@ def main() -> int:
     unsure = {f for f in now if (ROOT / f).stat().st_mtime >= int(since)}
     if chosen is not None:
         unsure |= chosen.unfinished
+    elif draw and checked is not None:  # tests of what changed may not have been drawn
+        unsure |= {f for f, v in now.items() if checked.files.get(f) != v and not is_test(f)}
     before = checked.files if checked is not None else {}
     files = {f: v for f, v in now.items() if f not in unsure}
     files |= {f: before[f] for f in unsure if f in before}

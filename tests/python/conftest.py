@@ -121,7 +121,14 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if draw := config.getoption("draw"):
         names = {i: i.nodeid.removeprefix("tests/python/") for i in items}
         drawn = Costs.load().drawn(names.values(), draw)
-        out |= {i for i in items if names[i] not in drawn}
+        always = set(config.getoption("always").splitlines())
+        out |= {
+            i
+            for i in items
+            if names[i] not in drawn
+            and i.nodeid not in always
+            and i.nodeid.partition("::")[0] not in always
+        }
     out = {i for i in out if i.nodeid.partition("[")[0] not in named}
     if config.getoption("left_out"):
         out = set(items) - out
@@ -137,6 +144,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--left-out", action="store_true", help="only what runs with --everything alone"
     )
     parser.addoption("--draw", help="a text that says which of the costly tests run; else all do")
+    parser.addoption(
+        "--always", default="", help="files and names that no draw leaves out, a line each"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

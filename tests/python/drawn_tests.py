@@ -5,7 +5,7 @@
 A draw is named by a text, of 'make test' the commit: the same commit runs the same tests, the next one others, so that
 none is left out for long. A test that nobody has timed runs always.
 
-    python -m tests.python.drawn_tests build/pytest.xml     keep what 'make test-all' has timed
+    python -m tests.python.drawn_tests build/pytest.xml     keep what a run has timed
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ class Costs:
         files: dict[str, dict[str, float]] = json.loads(file.read_text())
         return Costs({f"{f}::{name}": s for f, tests in files.items() for name, s in tests.items()})
 
-    @staticmethod
-    def of_report(report: Path) -> Costs:
-        """Return what a JUnit report says of the tests that do not run always."""
+    def renewed(self, report: Path) -> Costs:
+        """Return these with what a JUnit report says of the tests that it holds; cheap ones are not kept."""
         times = collections.defaultdict(list)
         for case in ElementTree.parse(report).iter("testcase"):
             file = case.get("classname", "").removeprefix("tests.python.").replace(".", "/")
             if case.find("skipped") is None:
                 name = case.get("name", "").partition("[")[0]
                 times[f"{file}.py::{name}"].append(float(case.get("time", 0)))
-        means = {test: sum(each) / len(each) for test, each in times.items()}
-        return Costs({test: round(s, 2) for test, s in means.items() if share_of(s) < 1})
+        means = {test: round(sum(each) / len(each), 2) for test, each in times.items()}
+        return Costs({test: s for test, s in (self.seconds | means).items() if share_of(s) < 1})
 
     def save(self, file: Path = FILE) -> None:
         """Write a line for each file of tests."""
@@ -85,7 +84,7 @@ def _place(text: str) -> float:
 
 
 def main() -> int:
-    Costs.of_report(Path(sys.argv[1])).save()
+    Costs.load().renewed(Path(sys.argv[1])).save()
     return 0
 
 

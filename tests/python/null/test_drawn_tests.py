@@ -47,9 +47,15 @@ def test_what_is_kept_of_a_report(tmp_path):
         <testcase classname="tests.python.hf.test_c" name="test_d" time="4"/>
         </testsuite></testsuites>"""
     )
-    Costs.of_report(report).save(tmp_path / "costs.json")
+    before = {
+        "unit/test_a.py::test_cheap": 2.0,
+        "unit/test_a.py::test_b": 9.0,
+        "hf/test_c.py::test_e": 3.0,
+    }
+    Costs(before).renewed(report).save(tmp_path / "costs.json")
     costs = Costs.load(tmp_path / "costs.json").seconds
-    assert costs == {"hf/test_c.py::test_d": 4.0, "unit/test_a.py::test_b": 1.5}
+    expected = {"hf/test_c.py::test_d": 4.0, "hf/test_c.py::test_e": 3.0}
+    assert costs == {**expected, "unit/test_a.py::test_b": 1.5}
     assert all(share_of(seconds) < 1 for seconds in costs.values())
 
 
