@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the costly tests 'make test' runs: of each as many cases as to cost 0.3 s a run, in the mean of all runs.
+"""Which of the costly tests 'make test' runs: of each as many cases as to cost 0.2 s a run, in the mean of all runs.
 
 A draw is named by a text, of 'make test' the commit: the same commit runs the same tests, the next one others, so that
 none is left out for long. A test that nobody has timed runs always.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("test_costs.json")
 # Seconds of a test in a run, in the mean; and its share of runs, whatever it costs.
-MEAN_SECONDS = 0.3
+MEAN_SECONDS = 0.2
 LEAST_SHARE = 1 / 8
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.python.drawn_tests import LEAST_SHARE, Costs, share_of
 
 TESTS = Path(__file__).resolve().parents[1]
-COSTS = Costs({"a.py::dear": 1.2, "a.py::dearest": 60.0})
+COSTS = Costs({"a.py::dear": 0.8, "a.py::dearest": 60.0})
 DRAWS = [f"{i:08x}" for i in range(400)]
 
 
