@@ -327,8 +327,9 @@ def main() -> int:
         commands = commands_for(chosen.tests, args.jobs)
     else:
         draw = None if args.everything or args.quick else args.draw or commit()
-        always = [*changed_tests(), *(checked.failed if checked is not None else ())]
+        always: list[str] = []
         if draw:
+            always = [*changed_tests(), *(checked.failed if checked is not None else ())]
             print(f"of costly Python tests those of the draw {draw}: make test DRAW={draw}")
         python = python_tests(
             args.jobs, quick=args.quick, everything=args.everything, draw=draw, always=always

@@ -119,15 +119,12 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Who names a test means it.
     named = {arg.partition("[")[0] for arg in config.args if "::" in arg}
     if draw := config.getoption("draw"):
-        names = {i: i.nodeid.removeprefix("tests/python/") for i in items}
-        drawn = Costs.load().drawn(names.values(), draw)
+        drawn = Costs.load().drawn((i.nodeid for i in items), draw)
         always = set(config.getoption("always").splitlines())
         out |= {
             i
             for i in items
-            if names[i] not in drawn
-            and i.nodeid not in always
-            and i.nodeid.partition("::")[0] not in always
+            if not {i.nodeid, i.nodeid.partition("::")[0]} & always and i.nodeid not in drawn
         }
     out = {i for i in out if i.nodeid.partition("[")[0] not in named}
     if config.getoption("left_out"):

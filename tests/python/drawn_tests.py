@@ -30,10 +30,10 @@ def share_of(seconds: float) -> float:
 
 
 class Costs:
-    """Seconds of one case of each costly test, by its file below tests/python and its name there.
+    """Seconds of one case of each costly test, by the name that pytest gives it.
 
     Attributes:
-        seconds: From "unit/test_a.py::test_b" to the mean of its cases.
+        seconds: From "tests/python/unit/test_a.py::test_b" to the mean of its cases.
     """
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -48,7 +48,7 @@ class Costs:
         """Return these with what a JUnit report says of the tests that it holds; cheap ones are not kept."""
         times = collections.defaultdict(list)
         for case in ElementTree.parse(report).iter("testcase"):
-            file = case.get("classname", "").removeprefix("tests.python.").replace(".", "/")
+            file = case.get("classname", "").replace(".", "/")
             if case.find("skipped") is None:
                 name = case.get("name", "").partition("[")[0]
                 times[f"{file}.py::{name}"].append(float(case.get("time", 0)))
@@ -68,7 +68,7 @@ class Costs:
         """Return the cases that run in a draw.
 
         Args:
-            cases: Names as pytest gives them, below tests/python: "unit/test_a.py::test_b[0-float32]".
+            cases: Names as pytest gives them: "tests/python/unit/test_a.py::test_b[0-float32]".
             draw: Names the draw; equal names draw equal cases.
         """
         return {

@@ -43,9 +43,6 @@ def _class_told(kind: type) -> Callable[[Any, str], Any]:
     def attribute(number: Any, name: str) -> Any:
         if name == "__class__":
             frame = sys._getframe(1)
-            asker = frame.f_globals.get("__name__")
-            if _askers.get(asker) is False and asker not in _ASK_FOR_OTHERS:
-                return type(number)
             while frame.f_back is not None and frame.f_globals.get("__name__") in _ASK_FOR_OTHERS:
                 frame = frame.f_back
             if _is_users(frame):

@@ -115,7 +115,7 @@ def _cheaper_methods(action: _Action, thread: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def sizes_computed_once(action: Callable[[Any], None]) -> Iterator[None]:
+def sizes_computed_once(action: _Action) -> Iterator[None]:
     """Call ``action`` with the formula of each symbolic size, flag or number that this thread computes.
 
     Single symbols and numbers, which most are, are left out. Arithmetic that is equal, of the same formulas, is done once.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.python.drawn_tests import LEAST_SHARE, Costs, share_of
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 COSTS = Costs({"a.py::dear": 0.8, "a.py::dearest": 60.0})
 DRAWS = [f"{i:08x}" for i in range(400)]
 
@@ -48,14 +48,14 @@ def test_what_is_kept_of_a_report(tmp_path):
         </testsuite></testsuites>"""
     )
     before = {
-        "unit/test_a.py::test_cheap": 2.0,
-        "unit/test_a.py::test_b": 9.0,
-        "hf/test_c.py::test_e": 3.0,
+        "tests/python/unit/test_a.py::test_cheap": 2.0,
+        "tests/python/unit/test_a.py::test_b": 9.0,
+        "tests/python/hf/test_c.py::test_e": 3.0,
     }
     Costs(before).renewed(report).save(tmp_path / "costs.json")
     costs = Costs.load(tmp_path / "costs.json").seconds
-    expected = {"hf/test_c.py::test_d": 4.0, "hf/test_c.py::test_e": 3.0}
-    assert costs == {**expected, "unit/test_a.py::test_b": 1.5}
+    expected = {"tests/python/hf/test_c.py::test_d": 4.0, "tests/python/hf/test_c.py::test_e": 3.0}
+    assert costs == {**expected, "tests/python/unit/test_a.py::test_b": 1.5}
     assert all(share_of(seconds) < 1 for seconds in costs.values())
 
 
@@ -66,7 +66,7 @@ def test_costs_are_of_tests_that_are_there():
     for test in Costs.load().seconds:
         file, _, name = test.partition("::")
         if file not in names:
-            tree = ast.parse((TESTS / file).read_text()) if (TESTS / file).exists() else None
+            tree = ast.parse((ROOT / file).read_text()) if (ROOT / file).exists() else None
             names[file] = (
                 {n.name for n in tree.body if isinstance(n, ast.FunctionDef)} if tree else set()
             )
