@@ -236,6 +236,68 @@ def _layers_attribute(module: nn.Module, value: Any) -> Place:
     return _attribute(module.layer, "n")
 
 
+def _late(
+    name: str, owner_of: Callable[[nn.Module, Any], Any]
+) -> Callable[[nn.Module, Any], Place]:
+    """A place that is not there before somebody writes to it.
+
+    Args:
+      name: Of an attribute of the module.
+      owner_of: Makes what has the attribute, and an object that is asked for it, from a class of the program's own.
+    """
+
+    def make(module: nn.Module, value: Any) -> Place:
+        kind = type("Late", (), {"__module__": __name__})
+        owner, asked = owner_of(module, kind)
+        setattr(module, name, asked)
+        return Place(
+            lambda: getattr(getattr(module, name), "late", value),
+            lambda given: setattr(owner, "late", given),
+        )
+
+    return make
+
+
+def _with_metaclass(module: nn.Module, kind: type) -> tuple[type, type]:
+    meta = type("LateMeta", (type,), {"__module__": __name__})
+    return meta, meta("OfLateMeta", (), {"__module__": __name__})
+
+
+def _in_a_module(module: nn.Module, kind: type) -> tuple[Any, Any]:
+    made = types.ModuleType("late_module")
+    return made, made
+
+
+def _of_a_layer(module: nn.Module, kind: type) -> tuple[Any, Any]:
+    own = type("LateScale", (Scale,), {"__module__": __name__})
+    return own, own(1.0)
+
+
+def _tried(module: nn.Module, value: Any) -> Place:
+    kind = type("Tried", (), {"__module__": __name__})
+    module.tried = kind()
+
+    def read() -> Any:
+        try:
+            return module.tried.late
+        except AttributeError:
+            return value
+
+    return Place(read, lambda given: setattr(kind, "late", given))
+
+
+def _truth(module: nn.Module, value: Any) -> Place:
+    """A special method that a class does not have at first."""
+    kind = type("Truth", (), {"__module__": __name__})
+    module.truth = kind()
+
+    def write(given: Any) -> None:
+        is_true = float(given) > 2
+        kind.__bool__ = lambda self: is_true  # type: ignore[attr-defined]
+
+    return Place(lambda: value if module.truth else 0.5, write)
+
+
 # Of numbers: the module and the number.
 NUMBERS: dict[str, Callable[[nn.Module, float], Place]] = {
     "attribute": _named("number"),
@@ -264,6 +326,16 @@ NUMBERS: dict[str, Callable[[nn.Module, float], Place]] = {
     "context variable": _context,
     "layer in a list": _layer_in_a_list,
     "set": _set_of_one,
+    "not there: class": _late("late_class", lambda m, kind: (kind, kind)),
+    "not there: class of an object": _late("late_object", lambda m, kind: (kind, kind())),
+    "not there: base of its class": _late(
+        "late_base", lambda m, kind: (kind, type("Below", (kind,), {"__module__": __name__})())
+    ),
+    "not there: metaclass": _late("late_meta", _with_metaclass),
+    "not there: module": _late("late_module", _in_a_module),
+    "not there: class of a layer": _late("late_layer_class", _of_a_layer),
+    "not there: error": _tried,
+    "not there: special method": _truth,
     "array": _array,
 }
 

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace ortrain::python {
 namespace {
 
-constexpr int kDepth = 24;  // of objects within each other; deeper ones are compared by identity
+constexpr int kDepth = 64;  // of objects within each other; deeper ones get snapshots of their own
 
 int64_t version_of(PyObject* tensor) {
   static PyObject* const name = PyUnicode_InternFromString("_version");
@@ -401,9 +401,10 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
                                      bool is_made)
     : value_(nb::borrow(value)) {
   if (is_baked_in(value) || (PyCFunction_Check(value) && !is_method_in_c(value)) ||
-      (is_bound(value) && depth == kDepth)) {
+      (is_bound(value) && depth >= kDepth)) {
     kind_ = Kind::equal;
     context.tell("equal", value);
+    if (is_bound(value)) context.put_off(value);
   } else if (context.inputs->count(value) != 0) {
     kind_ = Kind::identity;
     context.tell("input", value);
@@ -417,10 +418,13 @@ AttributeSnapshot::AttributeSnapshot(PyObject* value, SnapshotContext& context, 
     } else {
       value_ = nb::none();  // another one may take its place, and it be let go
     }
-  } else if (context.seen.count(value) != 0 || depth == kDepth ||
-             context.layers->count(value) != 0) {
+  } else if (context.seen.count(value) != 0 || context.layers->count(value) != 0) {
     kind_ = Kind::identity;
     context.tell("same", value);
+  } else if (depth >= kDepth && !is_made) {
+    kind_ = Kind::identity;
+    context.tell("same", value);
+    context.put_off(value);
   } else if (is_sequence(value)) {
     kind_ = Kind::sequence;
     context.seen.insert(value);
@@ -645,6 +649,30 @@ bool AttributeSnapshot::holds_dictionary(PyObject* now, const Present& present) 
     }
   }
   return holds_contents(now, present);
+}
+
+DeepSnapshots::DeepSnapshots(SnapshotContext& context) {
+  while (!context.deep.empty()) {
+    auto [object, names] = std::move(context.deep.back());
+    context.deep.pop_back();
+    if (context.seen.count(object.ptr()) != 0) continue;  // it was found again, less deep
+    PyObject* const before = std::exchange(context.names, names.ptr());
+    snapshots_.emplace_back(object, AttributeSnapshot(object.ptr(), context));
+    context.names = before;
+  }
+}
+
+bool DeepSnapshots::hold(const Present& present) {
+  return std::ranges::all_of(
+      snapshots_, [&](auto& each) { return each.second.holds(each.first.ptr(), present); });
+}
+
+int DeepSnapshots::traverse(visitproc visit, void* arg) const {
+  for (const auto& [object, snapshot] : snapshots_) {
+    Py_VISIT(object.ptr());
+    if (const int found = snapshot.traverse(visit, arg)) return found;
+  }
+  return 0;
 }
 
 }  // namespace ortrain::python

@@ -9,6 +9,7 @@
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace ortrain::python {
@@ -117,6 +118,11 @@ struct SnapshotContext {
     if (comparisons != nullptr) comparisons->add(kind, object, number);
   }
 
+  // Leaves an object to `DeepSnapshots`.
+  void put_off(PyObject* object) {
+    deep.emplace_back(nanobind::borrow(object), nanobind::borrow(names));
+  }
+
   PyObject* tensor_type;
   const SlotTensors* tensors;
   const std::unordered_set<PyObject*>* layers;  // which have guards of their own
@@ -127,6 +133,8 @@ struct SnapshotContext {
   std::vector<nanobind::object> made;  // for the snapshots, so that no address is used again
   ContainerPlaces* places;
   Comparisons* comparisons = nullptr;
+  // Objects that lie too deep for the stack, with the names that are read there.
+  std::vector<std::pair<nanobind::object, nanobind::object>> deep = {};
 };
 
 // An attribute as it was. Numbers, flags, names and arrays are compared by value; containers,
@@ -185,6 +193,20 @@ class AttributeSnapshot {
   std::vector<nanobind::object> keys_;
   std::vector<AttributeSnapshot> parts_;     // items
   std::vector<AttributeSnapshot> contents_;  // attributes, slots, what a function closes over
+};
+
+// Objects so deep within others that those compare their identity alone.
+class DeepSnapshots {
+ public:
+  DeepSnapshots() = default;
+  // Of all that snapshots of `context` have put off.
+  explicit DeepSnapshots(SnapshotContext& context);
+
+  bool hold(const Present& present);
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  std::vector<std::pair<nanobind::object, AttributeSnapshot>> snapshots_;
 };
 
 }  // namespace ortrain::python

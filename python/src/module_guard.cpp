@@ -26,13 +26,16 @@ namespace {
 // A variable outside of the module: an item of a mapping, or an attribute of an object. A third
 // part says what counts of some: "same", which object it is; "stands", that too, but what it holds
 // describes it; "items", which table it is and which objects stand in it; "own", which object a
-// class itself has under that name.
+// class itself has under that name; "names", which of the names that are read a class itself has,
+// special methods among them: code may ask for one that is not there.
 class Variable {
  public:
   explicit Variable(nb::handle described)
       : owner_(nb::borrow(described[0])), name_(nb::borrow(described[1])) {
     if (nb::len(described) <= 2) return;
     const std::string counts = nb::cast<std::string>(nb::object(described[2]));
+    names_count_ = counts == "names" && PyType_Check(owner_.ptr());
+    if (names_count_) return;
     if (counts == "own") items_of_class_ = dictionary_of_class(owner_);
     const nb::object value = now();
     if (counts == "items" && TableItems::is_table(value)) {
@@ -46,7 +49,11 @@ class Variable {
   void take(SnapshotContext& context) {
     context.tell("variable", owner_.ptr());
     context.tell("name", name_.ptr());
-    if (items_.is_valid()) {
+    if (names_count_) {
+      read_ = nb::borrow(context.names);
+      same_ = names_of_class();
+      for (nb::handle name : nb::iter(same_)) context.tell("key", name.ptr());
+    } else if (items_.is_valid()) {
       items_.tell(context);
     } else if (same_.is_valid()) {
       context.tell(is_named_ ? "same" : "stands", same_.ptr());
@@ -59,7 +66,7 @@ class Variable {
   void append_functions(PartsOfFunctions& functions) const {
     if (items_.is_valid()) {
       items_.append_functions(functions);
-    } else if (same_.is_valid()) {
+    } else if (same_.is_valid() && !names_count_) {
       functions.take(same_);
     }
   }
@@ -67,6 +74,7 @@ class Variable {
   // The dictionary, or the class with its bases, that alone can change the value; null where other
   // things can.
   PyObject* holder() const {
+    if (names_count_) return owner_.ptr();
     const bool may_change =
         items_.is_valid() || (!value_.empty() && value_[0].may_change_in_place());
     if (may_change) return nullptr;
@@ -76,6 +84,7 @@ class Variable {
   }
 
   bool holds(const Present& present) {
+    if (names_count_) return names_of_class().equal(same_);
     const nb::object value = now();
     if (items_.is_valid()) return items_.holds(value);
     return same_.is_valid() ? value.is(same_) : value_[0].holds(value.ptr(), present);
@@ -85,6 +94,7 @@ class Variable {
     Py_VISIT(owner_.ptr());
     Py_VISIT(name_.ptr());
     Py_VISIT(same_.ptr());
+    Py_VISIT(read_.ptr());
     Py_VISIT(items_of_class_.ptr());
     if (const int found = items_.traverse(visit, arg)) return found;
     for (const AttributeSnapshot& value : value_) {
@@ -96,6 +106,34 @@ class Variable {
  private:
   PyObject* items() const {
     return items_of_class_.is_valid() ? items_of_class_.ptr() : owner_.ptr();
+  }
+
+  // In an order of their own.
+  nb::object names_of_class() const {
+    static PyObject* const none = PyUnicode_InternFromString("no name at all");
+    attribute(owner_.ptr(), none);  // up to 3.11 Python numbers a class when it is asked
+    const nb::object held = dictionary_of_class(owner_);
+    nb::list names;
+    for (nb::handle key : nb::list(held)) {
+      if (is_read(read_.ptr(), key.ptr()) || is_special_method(held, key)) names.append(key);
+    }
+    if (PyList_Sort(names.ptr()) != 0) PyErr_Clear();  // of keys that are no texts
+    return names;
+  }
+
+  static bool is_special_method(nb::handle held, nb::handle key) {
+    if (!PyUnicode_Check(key.ptr()) ||
+        PyUnicode_Tailmatch(key.ptr(), special().ptr(), 0, 2, -1) != 1) {
+      return false;
+    }
+    const nb::object value = nb::steal(PyObject_GetItem(held.ptr(), key.ptr()));
+    if (!value.is_valid()) PyErr_Clear();
+    return value.is_valid() && PyType_GetSlot(Py_TYPE(value.ptr()), Py_tp_descr_get) != nullptr;
+  }
+
+  static nb::handle special() {
+    static PyObject* const prefix = PyUnicode_InternFromString("__");
+    return prefix;
   }
 
   // The class of `...`, which no variable of the user's holds, where there is none.
@@ -116,6 +154,8 @@ class Variable {
   nb::object owner_, name_;
   nb::object items_of_class_;             // the owner's, where its bases do not count
   nb::object same_;                       // where nothing else counts
+  bool names_count_ = false;              // those of a class, which are then the same
+  nb::object read_;                       // of which those count
   bool is_named_ = true;                  // whether it has a name by which another process finds it
   TableItems items_;                      // of a table
   std::vector<AttributeSnapshot> value_;  // one, where more counts
@@ -264,6 +304,7 @@ class ModuleGuard {
                             &places_,          comparisons};
     for (LayerGuard& layer : layers_) layer.take_attributes(context);
     variables_.take(std::move(variables), context);
+    deep_ = DeepSnapshots(context);
     for (size_t slot = 0; slot < ties_.size(); ++slot) {
       kinds_.emplace_back(tensors_[slot]);
       context.tell("kind", tensors_[slot], static_cast<size_t>(ties_[slot] + 1));
@@ -281,7 +322,10 @@ class ModuleGuard {
     for (size_t i = 0; i < input_kinds_.size(); ++i) {
       if (!input_kinds_[i].fits(nb::object(inputs_[i]).ptr())) return false;
     }
-    if (is_untouched()) return changing_hold() && places_.are_distinct() && kinds_fit(tensors_);
+    if (is_untouched()) {
+      return changing_hold() && deep_.hold(present) && places_.are_distinct() &&
+             kinds_fit(tensors_);
+    }
     // Read first: comparing may run code that changes one.
     Versions versions = versions_now(std::exchange(versions_, {}));
     changing_.clear();
@@ -320,6 +364,7 @@ class ModuleGuard {
       if (const int found = dictionary.traverse(visit, arg)) return found;
     }
     if (const int found = variables_.traverse(visit, arg)) return found;
+    if (const int found = deep_.traverse(visit, arg)) return found;
     Py_VISIT(names_.ptr());
     Py_VISIT(tensors_.tuple().ptr());
     if (const int found = methods_.traverse(visit, arg)) return found;
@@ -331,6 +376,7 @@ class ModuleGuard {
     const std::vector<LayerGuard> layers = std::exchange(layers_, {});
     const std::vector<TensorKind> kinds = std::exchange(kinds_, {});
     const Variables variables = std::exchange(variables_, {});
+    const DeepSnapshots deep = std::exchange(deep_, {});
     const std::vector<TensorKind> input_kinds = std::exchange(input_kinds_, {});
     const nb::object inputs = std::exchange(inputs_, nb::list());
     const LayerMethods methods = std::exchange(methods_, {});
@@ -408,7 +454,7 @@ class ModuleGuard {
     for (LayerGuard& layer : layers_) {
       if (!layer.holds({tensors, places_})) return false;
     }
-    return places_.are_distinct() && kinds_fit(tensors);
+    return deep_.hold({tensors, places_}) && places_.are_distinct() && kinds_fit(tensors);
   }
 
   bool kinds_fit(const SlotTensors& tensors) const {
@@ -424,6 +470,7 @@ class ModuleGuard {
   std::vector<TensorKind> input_kinds_;
   std::vector<LayerGuard> layers_;
   Variables variables_;
+  DeepSnapshots deep_;
   std::vector<LayerGuard::Changing> changing_;
   Versions versions_;
   std::vector<TensorKind> kinds_;

@@ -17,11 +17,17 @@ READERS = (getattr, hasattr, vars, dir, object.__getattribute__)
 OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__")
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
 _HEAP_TYPE = 1 << 9
+_IMMUTABLE_TYPE = 1 << 8
 
 
 def is_made_by_a_statement(cls: type) -> bool:
     """Tell whether a class was made while Python ran, and not by the compiler of a library in C."""
     return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+def may_get_attributes(cls: type) -> bool:
+    """Tell whether somebody can give a class an attribute that it does not have."""
+    return is_made_by_a_statement(cls) and not cls.__flags__ & _IMMUTABLE_TYPE
 
 
 def reads_by_names(value: Any) -> bool:

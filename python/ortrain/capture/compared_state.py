@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.class_facts import RegisteredClasses
 from ortrain.capture.library_reads import Variable, is_of_library, is_plain
 from ortrain.capture.names_read import OthersFunctions
@@ -196,6 +197,8 @@ class _ComparisonDigest(ValueDigest):
             self.add(owner, where)
         elif isinstance(owner, RegisteredClasses):
             self._class(owner.of)
+        elif isinstance(owner, LogThreshold):
+            self.add(owner.of, where)
         self._place(owner)
 
     def _kind(self, tensor: torch.Tensor | None) -> None:

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from ortrain import logs
 from ortrain.capture import recurrent_internals, size_internals
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.announcements import announcements_held_back
 from ortrain.capture.autocast_in_place import casts_in_place
 from ortrain.capture.autocast_regions import (
     composites_in_float,
@@ -70,7 +71,6 @@ from ortrain.capture.no_grad_regions import (
 )
 from ortrain.capture.number_questions import numbers_answer
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
-from ortrain.capture.prints import prints_held_back
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.replaced_functions import replacements_watched
@@ -138,6 +138,7 @@ class _FlatModule(nn.Module):
         made: list[MadePlain],
         functions: FunctionCalls,
         at_each_tensor: Callable[[], None] | None,
+        follows_logs: bool,
     ) -> None:
         super().__init__()
         self.m = module
@@ -182,7 +183,7 @@ class _FlatModule(nn.Module):
                             settings_kept(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
-                            prints_held_back() as printing,
+                            announcements_held_back(logs=follows_logs) as said,
                             path or contextlib.nullcontext(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
@@ -205,9 +206,12 @@ class _FlatModule(nn.Module):
                         module=name,
                     )
                 refuse_changes(changes, name, before.closing)
-                if printing:
+                read.loggers.update(said.loggers)
+                if said.printed or said.logged:
+                    does = "prints" if said.printed else "logs"
                     raise CaptureError(
-                        f"its forward prints in {printing[0]}, which a graph would not", module=name
+                        f"its forward {does} in {(said.printed or said.logged)[0]}, which a graph would not",
+                        module=name,
                     )
                 if kept.drawn:
                     raise UnseenStateError(
@@ -485,7 +489,7 @@ def _capture(
     made: list[MadePlain] = []
     flat = _FlatModule(
         *(module, signature, call, equal, trees, reached),
-        *(read, made, functions, at_each_tensor),
+        *(read, made, functions, at_each_tensor, not standalone),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(module), autocast.applied():

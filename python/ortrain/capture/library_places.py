@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import logging
 import random
 import types
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.library_reads import (
     PARTS_WITH_TABLES,
     Variable,
@@ -32,7 +34,7 @@ from ortrain.capture.reachable_state import home_of
 
 Place = list[str]
 
-_COUNTS = frozenset({"", "same", "own", "stands", "items"})
+_COUNTS = frozenset({"", "same", "own", "stands", "items", "names", "level"})
 _MOST_PLACES = 1 << 14
 _HOLDERS = (
     *(dict, list, set, frozenset, tuple, bytearray, memoryview, types.MappingProxyType),
@@ -50,6 +52,9 @@ def places_of(variables: Iterable[Variable]) -> list[Place]:
     objects = _objects_of(variables)
     places = []
     for owner, name, *counts in variables:
+        if isinstance(owner, LogThreshold):
+            places.append(["logging", "", owner.of.name, "level"])
+            continue
         place = _place_of(owner, objects)
         if place is None:
             raise NotStorableError(f"no name leads to what holds '{name}'")
@@ -132,7 +137,9 @@ def check_places(places: Any) -> None:
     for place in places:
         if type(place) is not list or [type(part) for part in place] != [str] * 4:
             raise NotStorableError("a place in a package is none")
-        if place[3] not in _COUNTS or (place[3] == "own" and (place[1] == "" or "=" in place[1])):
+        if place[3] not in _COUNTS or (
+            place[3] in ("own", "names") and (place[1] == "" or "=" in place[1])
+        ):
             raise NotStorableError("of a place in a package counts what is not known")
 
 
@@ -144,11 +151,26 @@ def variables_at(places: Iterable[Place]) -> list[Variable]:
     """
     found: list[Variable] = []
     for module, path, name, counts in places:
+        if counts == "level":
+            found.append((LogThreshold.with_logger(_logger_of(name)), "level"))
+            continue
         owner = _owner_at(module, path)
         if owner is None:
             raise NotStorableError(f"there is no '{path}' in {module}")
         found.append((owner, name, counts) if counts else (owner, name))
     return found
+
+
+def _logger_of(name: str) -> logging.Logger:
+    """Return the logger of a name.
+
+    Raises:
+      NotStorableError: Nobody has asked for it in this process.
+    """
+    logger = logging.root if name == "root" else logging.root.manager.loggerDict.get(name)
+    if not isinstance(logger, logging.Logger):
+        raise NotStorableError("there is no logger of a name")
+    return logger
 
 
 def _owner_at(module: str, path: str) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.absent_names import asked_in_vain, names_of_classes
 from ortrain.capture.class_facts import function_behind
 from ortrain.capture.names_in_code import globals_of, modules_imported_by
 from ortrain.capture.reachable_state import home_of, is_own, named_in
@@ -33,7 +34,7 @@ from ortrain.capture.value_digest import attribute_of
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
 # counts of what stands there: by default all that can be compared; "same": which object it is; "own": that too, of a
 # class itself and not of its bases; "stands": that too, what it holds being told by others; "items": which objects
-# stand in a table, and in tables within it. Of functions, "same", "own" and in tables, their parts count as well.
+# stand in a table, and in tables within it; "names": which names a class has itself. Of functions, "same", "own" and in tables, their parts count as well.
 Variable = tuple[Any, str] | tuple[Any, str, str]
 
 _FUNCTIONS = types.FunctionType, functools.partial, type(functools.lru_cache(len))
@@ -142,6 +143,8 @@ class _Reads:
                 self._take_none(vars(builtins), name)
         for module in modules_imported_by(code, table):
             self._module(module, code)
+        for owner, name, _ in asked_in_vain(code, table):
+            self._take_none(owner, name)
         # Somebody may have found it by an import of his own.
         defined = None if is_users else table.get(code.co_name)
         if isinstance(defined, types.FunctionType) and defined.__code__ is code:
@@ -163,10 +166,6 @@ class _Reads:
         for home, name, held in named_in(module, code.co_names):
             if is_open or isinstance(held, (*_FUNCTIONS, int, float)):
                 self._take(home, name, held)
-        if is_open and not _ASK.isdisjoint(code.co_names):
-            texts = (text for text in code.co_consts if isinstance(text, str))
-            for name in self._asked.intersection(texts) - vars(module).keys():
-                self._take_none(vars(module), name)
 
     def methods_of_layer(self, cls: type) -> None:
         """Take the methods that have run of a layer and that its class has from others, `nn.Module` aside."""
@@ -241,6 +240,8 @@ class _Reads:
                 self._function(function)
         if not is_of_library(cls):
             return
+        for variable in names_of_classes((cls,)):
+            self.found.setdefault(variable[:2], variable)
         for name in self._names & vars(cls).keys():
             value = vars(cls)[name]
             if name.startswith("__") or isinstance(value, types.FunctionType):

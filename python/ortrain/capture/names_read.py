@@ -24,6 +24,7 @@ import sympy
 import typing_extensions
 
 from ortrain import _core
+from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
@@ -130,6 +131,7 @@ class NamesRead:
         self._context = contextvars.copy_context()
         self.has_begun = False
         self.fakes = FakesMade()
+        self.loggers: dict[int, LogThreshold] = {}  # that the user's code asks whether to log
         # Plain attributes that the forward made, and that are there since its capture.
         self._made: list[MadePlain] = []
 
@@ -339,7 +341,6 @@ class NamesRead:
         return MemoryQuestions(
             gaps=not called.isdisjoint(_GAPS),
             copies="contiguous" in called,
-            storage="storage_offset" in called,
         )
 
     def compares_classes_of_numbers(self) -> bool:
@@ -382,12 +383,10 @@ class MemoryQuestions(NamedTuple):
     Attributes:
       gaps: Whether they lie without gaps, and their strides.
       copies: For one without gaps, which is itself where there are none.
-      storage: Where in their memory they begin.
     """
 
     gaps: bool = False
     copies: bool = False
-    storage: bool = False
 
 
 class StateChanged(NamedTuple):

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the places that a forward can reach hold the same object.
+"""Which of the places that a forward can reach hold the same object, and what is not there.
 
 Dynamo compares objects by what it has read of them: code that was made while two names stood for two objects runs on when
-both stand for one.
+both stand for one, and when a class or a module gets what it did not have.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from ortrain import _core
+from ortrain.capture.absent_names import names_of_classes
 from ortrain.capture.reachable_state import ReachableState, is_looked_into
 
 _OF_LAYERS = frozenset(nn.Module().__dict__)
@@ -32,8 +34,20 @@ class ObjectPlaces:
             for holder, key, value in reached.places()
             if key not in _OF_LAYERS and (value is None or is_looked_into(value))
         ]
+        self._guard = _core.ModuleGuard([], reached.names, list(reached.unfollowed()))
+        # Of no name but those that Python itself asks for.
+        classes = list(names_of_classes(reached.classes))
+        self._special_methods = _core.ModuleGuard([], frozenset(), classes)
         self._seen: tuple[int, ...] = ()
         self._pattern: tuple[int, ...] = ()
+
+    def are_followed(self) -> bool:
+        """Tell whether no class has got, or lost, a special method, of which Dynamo remembers what it found at first."""
+        return bool(self._special_methods.holds())
+
+    def are_all(self) -> bool:
+        """Tell whether nothing is there that was not, of what functions may ask for."""
+        return bool(self._guard.holds())
 
     def pattern(self) -> tuple[int, ...]:
         """Return for each place the first one that holds the same object now."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.recurrent_cells import CELLS
 from ortrain.capture.recurrent_internals import written_out
 
 
@@ -121,6 +122,8 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
         return None
     if moves_generator(op) and not is_composite(op):
         return None  # what it is made of draws other numbers
+    if op in CELLS:
+        return CELLS[op]
     if is_composite(op):
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         kernel = op.py_kernels.get(key)

@@ -54,7 +54,10 @@ _ATTRIBUTES = {
     "is_inference": _INFERENCE,
     "_version": _WRITTEN,
     **dict.fromkeys(
-        ("is_shared", "is_set_to", "is_neg", "untyped_storage", "_typed_storage", "_is_view"),
+        (
+            *("is_shared", "is_set_to", "is_neg", "untyped_storage", "_typed_storage", "_is_view"),
+            "storage_offset",
+        ),
         _MEMORY,
     ),
     "is_inference_mode_enabled": _INFERENCE,
@@ -70,7 +73,7 @@ _GLOBALS = {
     "Decimal": "the context of decimal numbers",
 }
 # Of these the name as a text is taken for the attribute, in functions that ask by texts.
-_NAMED = frozenset({"grad", "grad_fn", "is_leaf", "_base"})
+_NAMED = frozenset({"grad", "grad_fn", "is_leaf", "_base", "storage_offset"})
 _ASK_BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter"})
 _BY_TEXT = ("getattr", "hasattr", "vars", "dir")
 _MADE_UP = "attributes of modules by names that are made up"

@@ -90,7 +90,8 @@ def prepare(
         layers = {type(layer) for layer in module.modules()}
         libraries = read.reads_of_libraries(layers, captured.classes - layers)
         # While a trace goes on they are hidden.
-        prepared.others = functions_with(captured.others, libraries)
+        thresholds = tuple((each, "level") for each in read.loggers.values())
+        prepared.others = functions_with(captured.others, (*libraries, *thresholds))
         prepared.asks_of_memory = read.asks_of_memory()
         prepared.read_once = read_once(libraries)
         if kept:

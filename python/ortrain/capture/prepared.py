@@ -34,7 +34,6 @@ from ortrain.capture.signature import (
     Slot,
     Tree,
     has_gaps,
-    is_part_of_storage,
 )
 
 Json = dict[str, Any]
@@ -119,8 +118,6 @@ class PreparedGraph:
           written: Positions of those that the graph writes to.
         """
         asks = self.asks_of_memory
-        if asks.storage and any(map(is_part_of_storage, tensors)):
-            return True
         if asks.gaps:
             return any(map(has_gaps, tensors))
         shown = list(written)

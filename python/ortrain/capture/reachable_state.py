@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.absent_names import asked_by, asked_in_vain, names_of_classes
 from ortrain.capture.cached_functions import CachedFunctions, LruCache
 from ortrain.capture.class_facts import (
     OF_CLASSES,
@@ -142,7 +143,7 @@ class ReachableState:
         self._takes_functions, self._notes_tensors = functions, tensors
         self._seen: dict[int, Any] = {}  # by address; keeps them alive
         self._copies: list[Copy] = []
-        self.classes: set[type] = set()
+        self.classes: dict[type, None] = {}  # in the order in which they were found
         self.variables: list[tuple[Any, str]] = []
         self._inherited: list[tuple[type, str]] = []  # what own classes may come to hide
         self.closing: list[str] = []
@@ -178,9 +179,9 @@ class ReachableState:
         for name, home in list(self._own_modules.items()):
             names = self._names - known.setdefault(name, set())
             known[name] |= names
-            if not names.isdisjoint(vars(home)):
+            pending |= not names.isdisjoint(vars(home))
+            if names:
                 self._globals(name, vars(home), names)
-                pending = True
         return pending
 
     def tensor_at(self, alias: torch.Tensor) -> torch.Tensor | None:
@@ -201,6 +202,11 @@ class ReachableState:
     def again(self) -> ReachableState:
         """Return what is there now."""
         return ReachableState(*self._of, functions=self._takes_functions, tensors=False)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the user's own functions name."""
+        return frozenset(self._names)
 
     @property
     def reads_any_attribute(self) -> bool:
@@ -255,9 +261,28 @@ class ReachableState:
             for cls, name in self._inherited
             if names is None or name in names or name.startswith("__")
         ]
+        own += names_of_classes(self.classes)
+        own += self._absent_in_modules()
         # Somebody may put functions of his own in the place of PyTorch's.
         read = self._names if names is None else names
         return own + functions_named(read)
+
+    def unfollowed(self) -> Iterator[tuple[Any, ...]]:
+        """Return variables of which Dynamo knows nothing: what functions may ask for where it is not, and of metaclasses."""
+        yield from names_of_classes(self.classes)
+        yield from self._absent_in_modules()
+        for owner, name in self.variables:
+            if isinstance(owner, type) and issubclass(owner, type):  # by which classes find it
+                yield owner, name
+        for function in self.functions:
+            for code in codes_in(function.__code__):
+                yield from asked_in_vain(code, function.__globals__)
+
+    def _absent_in_modules(self) -> Iterator[tuple[Any, str, str]]:
+        asked = {n for f in self.functions for part in codes_in(f.__code__) for n in asked_by(part)}
+        for home in self._own_modules.values():
+            for name in sorted(asked - vars(home).keys()):
+                yield vars(home), name, "same"
 
     def held(self) -> Iterator[Any]:
         """Return what tables and containers held."""
@@ -441,7 +466,9 @@ class ReachableState:
         for base in cls.__mro__:
             if base in self.classes:
                 continue
-            self.classes.add(base)
+            self.classes[base] = None
+            if base.__module__.startswith("torch."):  # where nobody sets any, but somebody may
+                self.variables += [(base, variable) for variable in _state(base)]
             if not _is_own_class(base):
                 continue
             self._class(type(base))
@@ -449,6 +476,8 @@ class ReachableState:
                 continue
             of_class = Attributes(base, functools.partial(_state, base))
             self._take(Table(base.__qualname__, of_class, is_followed=False))
+            methods = Attributes(base, functools.partial(_methods, base))
+            self._copies.append(Table(base.__qualname__, methods, is_followed=False))
             self.variables += [(base, variable) for variable in (*_state(base), *OF_CLASSES)]
             self._inherited += [(base, name) for name in _inherited_by(base)]
             for name, value in base.__dict__.items():
@@ -500,7 +529,7 @@ class ReachableState:
 
     def _globals(self, where: str, variables: dict[str, Any], names: set[str]) -> None:
         shared = sorted(names & variables.keys())
-        table = Table(where, variables, shared)
+        table = Table(where, variables, sorted(names))  # others may be made
         self._copies.append(table)
         # What code does with functions of libraries is told by the code that runs.
         self._pending += [(n, value) for n, value in table.held() if not fact_of(value)]
@@ -622,6 +651,11 @@ def _state(cls: type) -> Iterator[str]:
         is_pythons = name.startswith("__") and name in _OF_EVERY_CLASS
         if not (is_pythons or _functions_of(value) or isinstance(value, descriptors)):
             yield name
+
+
+def _methods(cls: type) -> Iterator[str]:
+    """Return the names of a class's functions."""
+    return (name for name, value in list(cls.__dict__.items()) if _functions_of(value))
 
 
 def _inherited_by(cls: type) -> set[str]:

@@ -157,6 +157,8 @@ class Table:
             if is_same(old, now.get(key, MISSING)):
                 continue
             name, new = self._name(key), now.get(key, MISSING)
+            if old is MISSING and isinstance(new, types.ModuleType):
+                continue  # an import, which happens once
             if old is not MISSING and old is not None:
                 (changes.changed if self._is_followed else changes.unfollowed).append(name)
                 if isinstance(new, (torch.SymInt, torch.SymFloat)):

@@ -523,12 +523,6 @@ def has_gaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def is_part_of_storage(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor lies in a memory that is larger than it."""
-    bytes_of_elements = tensor.numel() * tensor.element_size()
-    return has_gaps(tensor) or tensor.untyped_storage().nbytes() != bytes_of_elements
-
-
 def _order_of_result(strides: Sequence[int]) -> tuple[int, ...]:
     """Return the axes, the slowest first, as `reorder_dimensions` of PyTorch's TensorIterator sorts them.
 

@@ -1,0 +1,175 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward prints and logs: a graph would not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+from unittest import mock
+
+from ortrain.capture.source_files import is_installed, is_standard
+
+# What these write and log, whoever asked them to has: they say nothing of themselves.
+_SPEAK_FOR_OTHERS = (
+    "absl",
+    "click",
+    "icecream",
+    "loguru",
+    "rich",
+    "structlog",
+    "termcolor",
+    "tqdm",
+)
+_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in _SPEAK_FOR_OTHERS)
+_NEVER = sys.maxsize
+
+
+class LogThreshold:
+    """The level from which on a logger's records are shown, as an attribute.
+
+    Of one logger there is one, as long as somebody holds it.
+    """
+
+    _all: ClassVar[weakref.WeakValueDictionary[int, LogThreshold]] = weakref.WeakValueDictionary()
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.of = logger
+
+    @classmethod
+    def with_logger(cls, of: logging.Logger) -> LogThreshold:
+        """Return the one of a logger."""
+        known = cls._all.get(id(of))
+        if known is None:
+            known = cls._all[id(of)] = cls(of)
+        return known
+
+    @property
+    def level(self) -> int:
+        """The least level of which a handler takes records."""
+        if self.of.disabled:
+            return _NEVER
+        levels = [handler.level for handler in _handlers_of(self.of)]
+        if not levels:
+            levels = [_NEVER if logging.lastResort is None else logging.lastResort.level]
+        return max(min(levels), self.of.getEffectiveLevel(), self.of.manager.disable + 1)
+
+
+def _handlers_of(logger: logging.Logger) -> Iterator[logging.Handler]:
+    each: logging.Logger | None = logger
+    while each is not None:
+        yield from each.handlers
+        each = each.parent if each.propagate else None
+
+
+@dataclasses.dataclass(slots=True)
+class Announcements:
+    """What a thread's user code would have said.
+
+    Attributes:
+      printed: The functions that would have printed.
+      logged: Those whose records would have been shown.
+      loggers: What decides whether records of the loggers that were asked are shown.
+    """
+
+    printed: list[str] = dataclasses.field(default_factory=list)
+    logged: list[str] = dataclasses.field(default_factory=list)
+    loggers: dict[int, LogThreshold] = dataclasses.field(default_factory=dict)
+
+
+def _speaker(frame: types.FrameType | None) -> str:
+    """Return the user's function that has something printed or logged; "" where a package does.
+
+    Args:
+      frame: Of the function that was called to do so.
+    """
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == warnings.__file__:  # which are shown once
+            return ""
+        if not (is_standard(file) or any(folder in file for folder in _FOLDERS)):
+            break
+        frame = frame.f_back
+    if frame is None or is_installed(frame.f_code.co_filename):
+        return ""
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+class _WatchedOutput:
+    """A standard stream, but for what a thread's user code prints, by whatever name and function."""
+
+    def __init__(self, stream: Any, found: list[str]) -> None:
+        self._stream, self._found = stream, found
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or take note of who would have written it."""
+        speaker = "" if threading.get_ident() != self._thread else _speaker(sys._getframe(1))
+        if not speaker:
+            return int(self._stream.write(text))
+        self._found.append(speaker)
+        return len(text)
+
+
+@contextlib.contextmanager
+def announcements_held_back(*, logs: bool = True) -> Iterator[Announcements]:
+    """Keep this thread's user code from printing and logging, which would show what stands for its tensors.
+
+    Args:
+      logs: Whether records of loggers are kept back too.
+    """
+    found = Announcements()
+    with contextlib.ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stack.enter_context(_stream_watched(name, found.printed))
+        if logs:
+            stack.enter_context(_loggers_watched(found))
+        yield found
+
+
+@contextlib.contextmanager
+def _stream_watched(name: str, found: list[str]) -> Iterator[None]:
+    original = getattr(sys, name)
+    watched: Any = None if original is None else _WatchedOutput(original, found)
+    setattr(sys, name, watched)
+    try:
+        yield
+    finally:
+        if getattr(sys, name) is watched:  # else somebody has redirected it
+            setattr(sys, name, original)
+
+
+@contextlib.contextmanager
+def _loggers_watched(found: Announcements) -> Iterator[None]:
+    thread = threading.get_ident()
+    is_enabled: Callable[..., bool] = logging.Logger.isEnabledFor
+    handle: Callable[..., None] = logging.Logger.handle
+
+    def is_enabled_for(logger: logging.Logger, level: int) -> bool:
+        if threading.get_ident() == thread and _speaker(sys._getframe(1)):
+            found.loggers[id(logger)] = LogThreshold.with_logger(logger)
+        return is_enabled(logger, level)
+
+    def handle_or_note(logger: logging.Logger, record: logging.LogRecord) -> None:
+        speaker = "" if threading.get_ident() != thread else _speaker(sys._getframe(1))
+        if not speaker:
+            handle(logger, record)
+        elif record.levelno >= LogThreshold.with_logger(logger).level:
+            found.logged.append(speaker)
+
+    with mock.patch.multiple(logging.Logger, isEnabledFor=is_enabled_for, handle=handle_or_note):
+        yield
