@@ -11,6 +11,9 @@ from ortrain.capture.errors import ChangingAttributeError, EverNewCallError
 
 # Captures in a row, no call in between finding a graph, after which a module is left to PyTorch.
 _MOST_MISSES = 8
+# Calls for each graph that had to go for another one, before there is a further one: of more kinds of calls than graphs
+# are kept each would be captured again and again.
+_CALLS_PER_DROPPED = 256
 # Captures in a row, each finding that the forward changes attributes, before a module is left alone for a while.
 _MOST_CHANGES = 3
 # Calls in a row for which there is no graph, after which others are not looked at for a while: what a look takes is
@@ -41,6 +44,7 @@ class Attempts:
         self._kind: Hashable = None  # of the calls that are left alone; None for any
         self._misses = self._misses_of_states = 0  # in a row
         self._changes = self._refusals = 0  # in a row
+        self._calls_to_wait = 0  # before there may be another capture
         self._pause = self._pause_of_refused = _FIRST_PAUSE
         self._state_captured = 0
         self._declined: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
@@ -68,6 +72,7 @@ class Attempts:
     def found(self, *, is_graph: bool) -> None:
         """Take note of a call for which there was a graph, or a refusal, already."""
         self._misses = self._misses_of_states = 0
+        self._calls_to_wait -= 1
         if is_graph:
             self._changes = self._refusals = 0
 
@@ -81,6 +86,15 @@ class Attempts:
         self._misses += 1
         self._misses_of_states += state_of_call != self._state_captured
         self._state_captured = state
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next call that has no graph gets none."""
+        return self._calls_to_wait > 0
+
+    def dropped(self) -> None:
+        """Take note that a graph had to go for another one."""
+        self._calls_to_wait = _CALLS_PER_DROPPED
 
     def found_changes(self, run: Runs) -> None:
         """Take note of a capture that found a forward changing attributes.
@@ -110,8 +124,14 @@ class Attempts:
     def refuse_ever_new_calls(self, kind: Hashable) -> None:
         """Raise CaptureError where capturing goes on and on, and no call finds a graph.
 
-        A kind of call that comes back is captured then.
+        A kind of call that comes back is captured then, unless graphs take turns.
         """
+        if self.is_waiting:
+            self._calls_to_wait -= 1
+            raise EverNewCallError(
+                "calls of more kinds take turns than graphs are kept, so that some of them have none",
+                module=self._name,
+            )
         if self._misses < _MOST_MISSES:
             return
         if kind in self._declined:

@@ -124,6 +124,7 @@ class Engine(RenewedInChildren):
         self._graphs = KeptGraphs(name, max_graphs, self._states)
         self._attempts = Attempts(name)
         self._told_of_ever_new_calls = False
+        self._told_escapes: set[str] = set()
         self._numbers, self._attributes = LiveNumbers(), LiveAttributes()
         self._captured_once = False
         # Whether calls without gradients give a cache for which the configuration asks; None before one.
@@ -442,6 +443,8 @@ class Engine(RenewedInChildren):
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Entry | None:
         """Capture a call with its numbers as inputs; give up those that a graph does not take so."""
+        if self._attempts.is_waiting:
+            return None
         read, reason = NamesRead(), f"{', '.join(call.numbers)} may be any number"
         try:
             self._attempts.refuse_ever_new_calls((self._key(call), tuple(sizes_of(call.tensors))))
@@ -508,9 +511,11 @@ class Engine(RenewedInChildren):
     def _take(self, entry: Entry, key: Key) -> None:
         """Keep a graph, and tell of it."""
         if self._tells or is_strict():
-            tell_escapes(type(self.module).__name__, entry.record.escapes)
+            tell_escapes(type(self.module).__name__, entry.record.escapes, self._told_escapes)
         self._captured_once = True
-        self._graphs.keep(key, entry)
+        has_dropped = self._graphs.keep(key, entry)
+        if has_dropped and self.budget is None and not is_strict():
+            self._attempts.dropped()
         self.records.append(entry.record)
         if self.saves is not None:
             self.save_graphs(*self.saves)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,11 @@ def is_strict() -> bool:
     return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
 
 
+def without_numbers(text: str) -> str:
+    """Return what texts that differ in numbers alone have in common."""
+    return re.sub(r"[0-9]+", "#", text)
+
+
 def tell_fallback(name: str, record: CaptureRecord) -> None:
     """Warn that a module runs in PyTorch, or in pieces with PyTorch between them.
 
@@ -108,8 +114,13 @@ def tell_fallback(name: str, record: CaptureRecord) -> None:
     )
 
 
-def tell_escapes(name: str, escapes: Sequence[Escape]) -> None:
+def tell_escapes(name: str, escapes: Sequence[Escape], told: set[str]) -> None:
     """Warn that operators of a module run in PyTorch, each as one node of the graph.
+
+    Args:
+      name: The module's class.
+      escapes: The operators.
+      told: What has been said of the module, numbers left out.
 
     Raises:
       CaptureError: The user wants an error rather than PyTorch.
@@ -122,6 +133,9 @@ def tell_escapes(name: str, escapes: Sequence[Escape]) -> None:
             f"{first.target}: {first.reason}", module=first.layer, source=first.source
         )
     shown = list(dict.fromkeys(map(str, escapes)))
+    if (known := without_numbers("; ".join(shown))) in told:
+        return
+    told.add(known)
     warnings.warn(
         f"{name}: {len(escapes)} of its operators run in PyTorch: {'; '.join(shown)}",
         RuntimeWarning,

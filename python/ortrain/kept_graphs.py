@@ -53,15 +53,17 @@ class KeptGraphs:
         for entries in self._entries.values():
             yield from (entry for entry in entries if isinstance(entry, Entry))
 
-    def keep(self, key: Key, entry: Entry | Refused) -> None:
-        """Add one."""
+    def keep(self, key: Key, entry: Entry | Refused) -> bool:
+        """Add one; return whether a graph had to go for it."""
         self._entries.setdefault(key, []).append(entry)
+        has_dropped = False
         while sum(map(len, self._entries.values())) > self._most:
             oldest = next(iter(self._entries))
-            self._entries[oldest].pop(0)
+            has_dropped |= isinstance(self._entries[oldest].pop(0), Entry)
             if not self._entries[oldest]:
                 del self._entries[oldest]
         self.forget_states()
+        return has_dropped
 
     def forget_states(self) -> None:
         """Forget the states of the module that nothing is kept for."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from ortrain.capture.dynamo_misreads import misread_by_dynamo
 from ortrain.capture.errors import CacheWantedError, ChangingAttributeError, FirstCallError
 from ortrain.capture.tracing import RenewedInChildren
 from ortrain.errors import VerificationError
-from ortrain.fallback import StateBefore, is_strict, tell_fallback
+from ortrain.fallback import StateBefore, is_strict, tell_fallback, without_numbers
 from ortrain.memory_budget import MemoryBudget
 from ortrain.random_numbers import DropoutSource
 from ortrain.report import CaptureRecord
@@ -87,6 +86,7 @@ class PyTorchRuns(RenewedInChildren):
         self._uncut: dict[bool, str] = {}
         self._failures = 0
         self._told: set[str] = set()  # of runs that have failed, numbers left out
+        self._warned: set[tuple[bool, str]] = set()  # of whole runs or not, numbers left out
         self.renew_locks()
 
     def renew_locks(self) -> None:
@@ -157,7 +157,7 @@ class PyTorchRuns(RenewedInChildren):
 
     def tell_failed_run(self, error: Exception, reason: str) -> None:
         """Record, and tell, that PyTorch has run what a graph has not; once for each cause."""
-        cause = f"{reason}: {re.sub(r'[0-9]+', '#', str(error))}"
+        cause = without_numbers(f"{reason}: {error}")
         if cause not in self._told:
             self._told.add(cause)
             self.tell(error, reason, whole=True)
@@ -194,5 +194,6 @@ class PyTorchRuns(RenewedInChildren):
             _log.info("one call runs in PyTorch: %s", error)
         elif isinstance(error, CacheWantedError):
             _log.info("calls like this one run in PyTorch: %s", error)
-        elif self._tells:
+        elif self._tells and (cause := (whole, without_numbers(str(error)))) not in self._warned:
+            self._warned.add(cause)  # other states, sizes and numbers have the same
             tell_fallback(self._name, record)

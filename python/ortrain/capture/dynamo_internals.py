@@ -135,9 +135,10 @@ def spare_reports() -> None:
     """Let Dynamo compute nothing, while it makes pieces, that only logs show which are off.
 
     Those are the lines behind a cut and above Dynamo with their columns, the names of functions for the lines that
-    it follows, the time that guards take, and the text of the graph so far, once per function that a cut is in.
+    it follows, which functions it does not know, the time that guards take, and the text of the graph so far, once per
+    function that a cut is in.
     """
-    from torch._dynamo import exc, guards, output_graph, symbolic_convert
+    from torch._dynamo import exc, guards, output_graph, symbolic_convert, utils
 
     cuts = getattr(symbolic_convert, "graph_break_log", None)
 
@@ -156,6 +157,7 @@ def spare_reports() -> None:
             setattr(home, name, call)
 
     spare(exc, "_extract_stack_with_positions", cuts, traceback.StackSummary)
+    spare(utils, "warn_once", None, lambda: None)
     spare(guards, "profile_guard_manager", getattr(guards, "guards_log", None), float)
     calls = getattr(output_graph, "trace_call_log", None)
     spare(symbolic_convert, "get_funcname", calls, lambda: None)
@@ -233,6 +235,7 @@ def cut_where_python_is_replaced() -> None:
 
 # What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.
 _UNTOLD = {
+    "torch._dynamo.variables.tensor": ("Graph break from",),
     "torch._dynamo.convert_frame": ("WON'T CONVERT", "recompile_limit", "recompilation"),
     "torch._subclasses.fake_tensor": ("failed while attempting to run meta",),
 }

@@ -10,6 +10,7 @@ that a gradient reads.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -89,14 +90,23 @@ def _history_of(node: fx.Node, with_history: set[fx.Node]) -> tuple[bool, bool]:
         if not results:
             return False, False
         gradients = [torch.empty_like(result) for result in results]
-        torch.autograd.grad(results, leaves, gradients, allow_unused=True)
+        _differentiate(results, leaves, gradients)
     except Exception:
         return True, True  # not every operator takes tensors without contents
     try:
-        torch.autograd.grad(results, leaves, gradients, allow_unused=True)
+        _differentiate(results, leaves, gradients)
     except RuntimeError:
         return True, True
     return True, False
+
+
+def _differentiate(
+    results: list[torch.Tensor], leaves: list[torch.Tensor], gradients: list[torch.Tensor]
+) -> None:
+    with warnings.catch_warnings():
+        # Of what stands for an autograd function, whose backward is none of the operator's.
+        warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
+        torch.autograd.grad(results, leaves, gradients, allow_unused=True)
 
 
 def _with_gradient(value: Any) -> list[torch.Tensor]:
