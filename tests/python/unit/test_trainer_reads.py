@@ -46,7 +46,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = doubled_or_not(self.norm(self.linear(x))) * self.table * self.teachers[0] * TABLE
-        return h * self.scale * self.numbers["a"] * self.factor * SCALE * SETTINGS.scale
+        h = h * self.scale * self.numbers["a"] * self.factor * SCALE * SETTINGS.scale
+        return h * getattr(self, "late", 1.0)
 
 
 class Loss:
@@ -98,6 +99,7 @@ CHANGES: dict[str, Callable[[Any, Any], object]] = {
     "a tensor in a list": lambda net, loss: net.teachers[0].mul_(2),
     "a tensor in a list replaced": lambda net, loss: net.teachers.__setitem__(0, TABLE * 2),
     "of the class": lambda net, loss: setattr(type(net), "factor", 2.0),
+    "what its class did not have": lambda net, loss: setattr(type(net), "late", 2.0),
     "a global number": set_global("SCALE", 2.0),
     "a global tensor": lambda net, loss: TABLE.mul_(2),
     "a global tensor by data": lambda net, loss: TABLE.data.mul_(2),
@@ -115,13 +117,19 @@ CHANGES: dict[str, Callable[[Any, Any], object]] = {
 GLOBALS = ("SCALE", "doubled_or_not")
 
 
+def all_as_before() -> None:
+    TABLE.fill_(1.0)
+    Net.factor = SETTINGS.scale = 1.0
+    if "late" in vars(Net):
+        del Net.late  # type: ignore[attr-defined]
+
+
 @pytest.fixture(autouse=True)
 def _as_before() -> Any:
     before = {name: globals()[name] for name in GLOBALS}
     yield
     globals().update(before)
-    TABLE.fill_(1.0)
-    Net.factor = SETTINGS.scale = 1.0
+    all_as_before()
 
 
 def losses_of(change: Any, make_loss: Any, *, ours: bool) -> list[float]:
@@ -156,8 +164,7 @@ def test_what_is_changed_between_steps_counts(name: str, make_loss: Any) -> None
     expected = losses_of(CHANGES[name], make_loss, ours=False)
     for each in GLOBALS:
         globals()[each] = 1.0 if each == "SCALE" else doubled_or_not_before
-    TABLE.fill_(1.0)
-    Net.factor = SETTINGS.scale = 1.0
+    all_as_before()
     assert losses_of(CHANGES[name], make_loss, ours=True) == pytest.approx(expected, rel=1e-4)
 
 
