@@ -57,7 +57,7 @@ from ortrain.fallback import (
     tell_escapes,
 )
 from ortrain.forward_again import ForwardAgain
-from ortrain.input_errors import input_error, unsupported_device
+from ortrain.input_errors import input_error, is_raised_by_code, unsupported_device
 from ortrain.kept_graphs import KeptGraphs, Key
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
@@ -347,6 +347,8 @@ class Engine(RenewedInChildren):
                 error, (_core.OrtrainError, IndexError)
             ):
                 raise
+            if is_raised_by_code(refusal):
+                raise
             if isinstance(error, IndexError):  # it names the operator and the index
                 raise type(refusal)(str(error)) from refusal
             raise self._input_error(refusal, call) from refusal
@@ -379,7 +381,7 @@ class Engine(RenewedInChildren):
             with tracing_alone():  # a trace takes in what other threads run in PyTorch
                 result = run(args, kwargs)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if type(error) not in ERRORS_OF_OPERATORS:
+            if type(error) not in ERRORS_OF_OPERATORS or is_raised_by_code(error):
                 raise
             raise self._input_error(error, call) from error
         self._pytorch.tell(refused.error, refused.reason, whole=whole)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dis
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,10 +15,12 @@ from torch import nn
 from ortrain import _core
 from ortrain.capture.dtypes import TORCH_DTYPE
 from ortrain.capture.signature import FlatCall
+from ortrain.capture.source_files import TORCH_ROOT, real_path
 from ortrain.devices import common_device, is_supported
 from ortrain.entry import Entry
 from ortrain.fallback import is_strict
 
+_RAISES = dis.opmap["RAISE_VARARGS"]
 _is_on_cpu = operator.attrgetter("is_cpu")
 
 
@@ -37,6 +40,18 @@ def unsupported_device(call: FlatCall, module: nn.Module) -> str:
                 f"argument '{name}' is on device '{tensor.device}', which this build does not run"
             )
     return ""
+
+
+def is_raised_by_code(error: BaseException) -> bool:
+    """Tell whether a ``raise`` in code that is not PyTorch's has raised an error: it says what it has to say."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    is_raise = code.co_code[trace.tb_lasti] == _RAISES
+    return is_raise and not real_path(code.co_filename).startswith(TORCH_ROOT)
 
 
 def input_error(

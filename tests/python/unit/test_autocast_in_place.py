@@ -99,11 +99,11 @@ IN_PLACE: dict[str, Function] = {
     ),
     "logits": lambda m, x: F.binary_cross_entropy_with_logits(m.fc(x), x.sigmoid()),
     "lstm_of_two_types": lambda m, x: m.head(m.lstm(x)[0]),
+    "cell": lambda m, x: m.cell(x[:, 0])[0],
 }
 # Of these one is: what stands for the results in the export has other dtypes, or parts write.
 TRACED: dict[str, Function] = {
     "hidden_product": lambda m, x: torch.inner(x, m.fc.weight) + m.fc(x),
-    "parts_that_write": lambda m, x: m.cell(x[:, 0])[0],
     "hidden_writes": lambda m, x: m.fc(F.instance_norm(x)),
 }
 CASES = {**IN_PLACE, **TRACED}

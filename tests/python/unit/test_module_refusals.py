@@ -138,6 +138,24 @@ def test_errors_of_the_module_itself_are_passed_on() -> None:
         ORTModule(Stops())(torch.ones(2))
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError, IndexError])
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_what_code_raises_says_what_it_said(kind: type[Exception], calls_before: int) -> None:
+    class Checks(nn.Module):
+        def forward(self, x: torch.Tensor, limit: int = 9) -> torch.Tensor:
+            if x.shape[0] > limit:
+                raise kind(f"no more than {limit} rows")
+            return x.exp()
+
+    ours = ORTModule(Checks())
+    for _ in range(calls_before):
+        ours(torch.ones(2))
+    for _ in range(2):
+        with pytest.raises(kind) as raised:
+            ours(torch.ones(3), 2)
+        assert type(raised.value) is kind and str(raised.value) == "no more than 2 rows"
+
+
 def test_ever_new_numbers_among_the_arguments_are_not_captured_forever() -> None:
     class Scales(nn.Module):
         def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
