@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import sys
 import threading
 import types
@@ -17,20 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from unittest import mock
 
-from ortrain.capture.source_files import is_installed, is_standard
+from ortrain.capture.source_files import is_installed, is_standard, package_of
 
-# What these write and log, whoever asked them to has: they say nothing of themselves.
-_SPEAK_FOR_OTHERS = (
-    "absl",
-    "click",
-    "icecream",
-    "loguru",
-    "rich",
-    "structlog",
-    "termcolor",
-    "tqdm",
+# What these packages write and log, whoever asked them to has: they say nothing of themselves.
+_SPEAK_FOR_OTHERS = frozenset(
+    {"absl", "click", "icecream", "loguru", "rich", "structlog", "termcolor", "tqdm"}
 )
-_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in _SPEAK_FOR_OTHERS)
+_STREAMS = "stdout", "stderr", "__stdout__", "__stderr__"
 _NEVER = sys.maxsize
 
 
@@ -79,11 +71,25 @@ class Announcements:
       printed: The functions that would have printed.
       logged: Those whose records would have been shown.
       loggers: What decides whether records of the loggers that were asked are shown.
+      held: Each says one of the things that were kept back.
     """
 
     printed: list[str] = dataclasses.field(default_factory=list)
     logged: list[str] = dataclasses.field(default_factory=list)
     loggers: dict[int, LogThreshold] = dataclasses.field(default_factory=dict)
+    held: list[Callable[[], object]] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        """What was said and where, "" for nothing."""
+        if self.printed:
+            return f"prints in {self.printed[0]}"
+        return f"logs in {self.logged[0]}" if self.logged else ""
+
+    def let_go(self) -> None:
+        """Say what was kept back, as it is after all said once."""
+        for say in self.held:
+            say()
+        self.held.clear()
 
 
 def _speaker(frame: types.FrameType | None) -> str:
@@ -96,7 +102,8 @@ def _speaker(frame: types.FrameType | None) -> str:
         file = frame.f_code.co_filename
         if file == warnings.__file__:  # which are shown once
             return ""
-        if not (is_standard(file) or any(folder in file for folder in _FOLDERS)):
+        speaks_for_others = is_standard(file) or package_of(file) in _SPEAK_FOR_OTHERS
+        if not speaks_for_others and file != __file__:
             break
         frame = frame.f_back
     if frame is None or is_installed(frame.f_code.co_filename):
@@ -109,8 +116,8 @@ def _speaker(frame: types.FrameType | None) -> str:
 class _WatchedOutput:
     """A standard stream, but for what a thread's user code prints, by whatever name and function."""
 
-    def __init__(self, stream: Any, found: list[str]) -> None:
-        self._stream, self._found = stream, found
+    def __init__(self, stream: Any, said: Announcements) -> None:
+        self._stream, self._said = stream, said
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +128,8 @@ class _WatchedOutput:
         speaker = "" if threading.get_ident() != self._thread else _speaker(sys._getframe(1))
         if not speaker:
             return int(self._stream.write(text))
-        self._found.append(speaker)
+        self._said.printed.append(speaker)
+        self._said.held.append(lambda: self._stream.write(text))
         return len(text)
 
 
@@ -134,17 +142,17 @@ def announcements_held_back(*, logs: bool = True) -> Iterator[Announcements]:
     """
     found = Announcements()
     with contextlib.ExitStack() as stack:
-        for name in ("stdout", "stderr"):
-            stack.enter_context(_stream_watched(name, found.printed))
+        for name in _STREAMS:
+            stack.enter_context(_stream_watched(name, found))
         if logs:
             stack.enter_context(_loggers_watched(found))
         yield found
 
 
 @contextlib.contextmanager
-def _stream_watched(name: str, found: list[str]) -> Iterator[None]:
+def _stream_watched(name: str, said: Announcements) -> Iterator[None]:
     original = getattr(sys, name)
-    watched: Any = None if original is None else _WatchedOutput(original, found)
+    watched: Any = None if original is None else _WatchedOutput(original, said)
     setattr(sys, name, watched)
     try:
         yield
@@ -157,19 +165,23 @@ def _stream_watched(name: str, found: list[str]) -> Iterator[None]:
 def _loggers_watched(found: Announcements) -> Iterator[None]:
     thread = threading.get_ident()
     is_enabled: Callable[..., bool] = logging.Logger.isEnabledFor
-    handle: Callable[..., None] = logging.Logger.handle
+    call_handlers: Callable[..., None] = logging.Logger.callHandlers
 
     def is_enabled_for(logger: logging.Logger, level: int) -> bool:
         if threading.get_ident() == thread and _speaker(sys._getframe(1)):
             found.loggers[id(logger)] = LogThreshold.with_logger(logger)
         return is_enabled(logger, level)
 
-    def handle_or_note(logger: logging.Logger, record: logging.LogRecord) -> None:
+    def call_or_hold(logger: logging.Logger, record: logging.LogRecord) -> None:
         speaker = "" if threading.get_ident() != thread else _speaker(sys._getframe(1))
         if not speaker:
-            handle(logger, record)
+            call_handlers(logger, record)
         elif record.levelno >= LogThreshold.with_logger(logger).level:
             found.logged.append(speaker)
+            found.held.append(lambda: call_handlers(logger, record))
 
-    with mock.patch.multiple(logging.Logger, isEnabledFor=is_enabled_for, handle=handle_or_note):
+    # A class of its own may go another way to its handlers, but this far.
+    with mock.patch.multiple(
+        logging.Logger, isEnabledFor=is_enabled_for, callHandlers=call_or_hold
+    ):
         yield

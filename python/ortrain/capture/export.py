@@ -81,6 +81,7 @@ from ortrain.capture.side_effects import (
     containers_kept,
     first_call_error,
     refuse_acting_tensors,
+    refuse_announcements,
     refuse_caches,
     refuse_changes,
     refuse_collectives,
@@ -207,12 +208,9 @@ class _FlatModule(nn.Module):
                     )
                 refuse_changes(changes, name, before.closing)
                 read.loggers.update(said.loggers)
-                if said.printed or said.logged:
-                    does = "prints" if said.printed else "logs"
-                    raise CaptureError(
-                        f"its forward {does} in {(said.printed or said.logged)[0]}, which a graph would not",
-                        module=name,
-                    )
+                made[:] = changes.made_plain
+                if not made or functions.calls:
+                    refuse_announcements(said, name)
                 if kept.drawn:
                     raise UnseenStateError(
                         f"its forward draws from, or changes, {kept.drawn}, which a graph would do only once",
@@ -237,13 +235,17 @@ class _FlatModule(nn.Module):
                         "where PyTorch does not",
                         module=name,
                     )
-                made[:] = changes.made_plain
                 if made and not functions.calls:
-                    with disable_proxy_modes_tracing():
+                    with (
+                        disable_proxy_modes_tracing(),
+                        announcements_held_back(logs=follows_logs) as said_again,
+                    ):
                         refuse_other_ways(
                             lambda: nn.Module.__call__(module, *args, **kwargs),
                             *(before, made, name, path),
                         )
+                    refuse_announcements(said_again, name)
+                    said.let_go()  # a later call finds that it was said
                 elif made:
                     raise first_call_error([each.name for each in made], name)
             except CaptureError:

@@ -20,7 +20,7 @@ from torch import nn
 from ortrain.capture.class_facts import function_behind
 from ortrain.capture.names_in_code import codes_in, globals_of, modules_imported_by
 from ortrain.capture.outside_reads import outside_read
-from ortrain.capture.source_files import TORCH_ROOT, is_installed, real_path
+from ortrain.capture.source_files import TORCH_ROOT, file_of, is_installed, real_path
 from ortrain.capture.value_digest import (
     BUILTIN,
     Unkeyable,
@@ -189,7 +189,7 @@ class Fingerprint(ValueDigest):
 
     def _settings(self, module: types.ModuleType, names: list[str]) -> None:
         """Add what an installed module holds, by names that a function mentions."""
-        if not is_installed(getattr(module, "__file__", None) or "<frozen"):
+        if not is_installed(file_of(module) or "<frozen"):
             return  # whose names are followed in the end
         for name in names:
             value = vars(module).get(name, module)
@@ -199,7 +199,7 @@ class Fingerprint(ValueDigest):
 
     def _python_module(self, module: types.ModuleType) -> None:
         super()._python_module(module)
-        file = getattr(module, "__file__", None)
+        file = file_of(module)
         if file is not None and not is_installed(file):
             self._own_modules[module.__name__] = module
 
@@ -257,7 +257,7 @@ class Fingerprint(ValueDigest):
 
 def _file_of(module: types.ModuleType) -> str | None:
     """Return a module's file. Which modules have none, being parts of the interpreter, depends on its build."""
-    file = getattr(module, "__file__", None)
+    file = file_of(module)
     if file is None and module.__name__ in sys.builtin_module_names:
         return f"<frozen {module.__name__}>"
     return file

@@ -14,6 +14,7 @@ import collections
 import contextvars
 import logging
 import random
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -36,6 +37,7 @@ Place = list[str]
 
 _COUNTS = frozenset({"", "same", "own", "stands", "items", "names", "level"})
 _MOST_PLACES = 1 << 14
+_LOADED = "sys", "=modules"
 _HOLDERS = (
     *(dict, list, set, frozenset, tuple, bytearray, memoryview, types.MappingProxyType),
     *(collections.deque, array.array, contextvars.ContextVar, random.Random, torch.Generator),
@@ -119,6 +121,8 @@ def _place_of(owner: Any, objects: Mapping[int, tuple[str, str]]) -> tuple[str, 
         place = owner.__module__, owner.__qualname__
     elif id(owner) in objects:
         place = objects[id(owner)]
+    elif owner is sys.modules:
+        return _LOADED
     elif not isinstance(owner, dict):
         return None
     else:
@@ -175,6 +179,8 @@ def _logger_of(name: str) -> logging.Logger:
 
 def _owner_at(module: str, path: str) -> Any:
     """Return what holds variables; None where there is none."""
+    if (module, path) == _LOADED:
+        return sys.modules
     home = home_of({"__name__": module})
     if not isinstance(home, types.ModuleType):
         return None

@@ -28,7 +28,7 @@ from ortrain.capture.absent_names import asked_in_vain, names_of_classes
 from ortrain.capture.class_facts import function_behind
 from ortrain.capture.names_in_code import globals_of, modules_imported_by
 from ortrain.capture.reachable_state import home_of, is_own, named_in
-from ortrain.capture.source_files import is_installed, is_standard
+from ortrain.capture.source_files import file_of, is_installed, is_standard
 from ortrain.capture.value_digest import attribute_of
 
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
@@ -162,7 +162,7 @@ class _Reads:
         """Take what code names of a module that is neither PyTorch's nor the user's."""
         if module.__name__.startswith(("torch", "ortrain")) or is_own(module):
             return
-        is_open = not is_standard(getattr(module, "__file__", None) or "<frozen>")
+        is_open = not is_standard(file_of(module) or "<frozen>")
         for home, name, held in named_in(module, code.co_names):
             if is_open or isinstance(held, (*_FUNCTIONS, int, float)):
                 self._take(home, name, held)
@@ -372,7 +372,7 @@ def is_of_library(cls: type) -> bool:
     if name.partition(".")[0] in _OTHERS:
         return False
     home = home_of({"__name__": name})
-    file = getattr(home, "__file__", None)
+    file = file_of(home)
     return bool(file) and not is_own(home) and not is_standard(file)
 
 

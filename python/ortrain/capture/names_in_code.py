@@ -40,6 +40,22 @@ def modules_imported_by(
       code: Of the function.
       variables: Its globals, which say in which package it lies.
     """
+    for name, taken in _imports_of(code, variables):
+        if taken:
+            yield from _loaded(f"{name}.{taken}")
+            continue
+        yield from _loaded(name)
+        if "." in name:
+            yield from _loaded(name.partition(".")[0])
+
+
+def names_imported_by(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[str]:
+    """Return the names of the modules that a function imports, loaded or not."""
+    return (name for name, taken in _imports_of(code, variables) if name and not taken)
+
+
+def _imports_of(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the names of modules that a function imports, "" for one that cannot be told, and what it takes of them."""
     if _IMPORTS not in code.co_code[::2]:
         return
     constants: list[Any] = []
@@ -58,11 +74,9 @@ def modules_imported_by(
                     name = resolve_name("." * level + name, package)
                 except ImportError:  # which it raises, too
                     name = ""
-            yield from _loaded(name)
-            if not level:
-                yield from _loaded(name.partition(".")[0])
+            yield name, ""
         elif step.opname == "IMPORT_FROM":
-            yield from _loaded(f"{name}.{step.argval}")
+            yield name, step.argval
 
 
 def _loaded(name: str) -> Iterator[types.ModuleType]:

@@ -24,6 +24,7 @@ import sympy
 import typing_extensions
 
 from ortrain import _core
+from ortrain.capture.absent_names import members_of_protocols
 from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
@@ -372,8 +373,10 @@ class NamesRead:
             if mentioned.of_self:
                 found.add(f"class {owner}")
             found |= mentioned.names
-            if _is_own_code(code, variables) and _compares_or_shows(code):
-                found.add("namespaces as wholes")
+            if _is_own_code(code, variables):
+                found |= members_of_protocols(code, variables)
+                if _compares_or_shows(code):
+                    found.add("namespaces as wholes")
         return frozenset(found)
 
 

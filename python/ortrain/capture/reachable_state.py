@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.absent_names import asked_by, asked_in_vain, names_of_classes
+from ortrain.capture.absent_names import absent_in, asked_by, asked_in_vain, names_of_classes
 from ortrain.capture.cached_functions import CachedFunctions, LruCache
 from ortrain.capture.class_facts import (
     OF_CLASSES,
@@ -52,7 +52,7 @@ from ortrain.capture.shallow_copies import (
     Table,
     Told,
 )
-from ortrain.capture.source_files import is_installed
+from ortrain.capture.source_files import file_of, is_installed
 from ortrain.capture.torch_internals import acts_by_itself, is_fake
 
 _LEAVES = (
@@ -280,9 +280,8 @@ class ReachableState:
 
     def _absent_in_modules(self) -> Iterator[tuple[Any, str, str]]:
         asked = {n for f in self.functions for part in codes_in(f.__code__) for n in asked_by(part)}
-        for home in self._own_modules.values():
-            for name in sorted(asked - vars(home).keys()):
-                yield vars(home), name, "same"
+        for home in self._own_modules.values() if asked else ():
+            yield from absent_in(vars(home), asked)
 
     def held(self) -> Iterator[Any]:
         """Return what tables and containers held."""
@@ -320,6 +319,8 @@ class ReachableState:
                         self._copies.append(Contents(where, value))
             looks = not isinstance(value, _LEAVES) or isinstance(value, types.BuiltinFunctionType)
             if not looks:
+                if type(value) not in _LEAVES:  # a number or a text of a class of the user's own
+                    self._class(type(value))
                 continue
             first = self._first_place.setdefault(id(value), where)
             if id(value) not in self._seen:
@@ -594,11 +595,11 @@ def home_of(variables: Mapping[str, Any]) -> types.ModuleType | None:
 
 def is_own(module: types.ModuleType | None) -> bool:
     """Tell whether a module is the user's own code."""
-    if module is None or module.__name__.startswith(_CLOSED):
+    if not isinstance(module, types.ModuleType) or module.__name__.startswith(_CLOSED):
         return False
-    file = getattr(module, "__file__", None)
+    file = file_of(module)
     if file is None:  # of a notebook, of a terminal, or made by hand
-        origin = next(iter(getattr(module, "__path__", ())), "")
+        origin = next(iter(vars(module).get("__path__", ())), "")
         return not (_is_standard(module.__name__) or (origin and is_installed(origin)))
     return not is_installed(file)
 

@@ -25,6 +25,8 @@ _OF_TRACES = "torch._subclasses.fake_tensor", "torch._subclasses.functional_tens
 MISSING = object()
 # Of a tensor that is copied before a trace.
 _MOST_ELEMENTS = 1 << 20
+# Of the way to an object, of which the beginning says most.
+_LONGEST_NAME = 400
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Table:
         return {n: self._table[n] for n in self._names if n in self._table}
 
     def _name(self, key: Any) -> str:
-        return f"{self._where}.{key}" if self._where else str(key)
+        return f"{self._where[:_LONGEST_NAME]}.{key}" if self._where else str(key)
 
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return what the names stood for."""
@@ -191,7 +193,8 @@ class Items:
 
     def held(self) -> Iterable[tuple[str, Any]]:
         """Return the items."""
-        return [(f"{self._where}[{i}]", value) for i, value in enumerate(self._before)]
+        where = self._where[:_LONGEST_NAME]
+        return [(f"{where}[{i}]", value) for i, value in enumerate(self._before)]
 
     def places(self) -> Iterable[tuple[Any, Any, Any]]:
         """Return the positions of what has some."""

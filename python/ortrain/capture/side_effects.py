@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.aliases import writes_through_overlap
+from ortrain.capture.announcements import Announcements
 from ortrain.capture.call_path import CallPath
 from ortrain.capture.captured import COLLECTOR_MODULE, collects_layer_outputs
 from ortrain.capture.errors import (
@@ -174,6 +175,12 @@ def refuse_changes(changes: Changes, module: str, closing: Sequence[str] = ()) -
         )
     if changes.made:  # PyTorch's first call makes it; later ones find it there
         raise first_call_error(changes.made, module)
+
+
+def refuse_announcements(said: Announcements, module: str) -> None:
+    """Raise CaptureError where a forward has printed or logged something."""
+    if text := str(said):
+        raise CaptureError(f"its forward {text}, which a graph would not", module=module)
 
 
 def refuse_other_ways(

@@ -12,6 +12,7 @@ import stat
 import sys
 import sysconfig
 import time
+import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ FileState = list[Any]
 
 class ChangingFileError(Exception):
     """A loaded file is gone, or younger than the process: what was loaded is not known."""
+
+
+def file_of(module: object) -> str | None:
+    """Return the file that a module says it is of; asks no ``__getattr__`` of the module's own."""
+    attributes = module.__dict__ if isinstance(module, types.ModuleType) else {}
+    file = attributes.get("__file__")
+    return file if isinstance(file, str) else None
 
 
 def _roots() -> tuple[str, ...]:
@@ -125,13 +133,18 @@ def _package_of(real: str) -> str:
 def take_for_own(classes: Iterable[type]) -> None:
     """Let the packages that define classes of layers count as the user's own code, as long as the process lives."""
     for cls in set(classes):
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        file = file_of(sys.modules.get(cls.__module__))
         if not file or is_standard(file) or not is_installed(file):
             continue
         package = _package_of(os.path.realpath(file))
         if package not in _LIBRARIES:
             _own_packages.add(package)
             is_installed.cache_clear()
+
+
+def package_of(file: str) -> str:
+    """Return the package that an installed file is of, "" for none."""
+    return _package_of(os.path.realpath(file)) if is_installed(file) else ""
 
 
 def is_taken_at_its_word(package: str) -> bool:

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,96 @@ ASKED: dict[str, tuple[Callable[[Any], float], Any, Any]] = {
     "module that is held": (lambda m: getattr(m.held, "late", 1.0), settings, settings),
     "module that is imported": (imported, None, settings),
 }
+
+
+@typing.runtime_checkable
+class Going(typing.Protocol):
+    """What has a method."""
+
+    def late(self) -> None: ...
+
+
+class Number(int):
+    """A number of a class of the user's own."""
+
+
+def loaded(module: Any) -> float:
+    try:
+        import tests_absent_module  # type: ignore[import-not-found]
+    except ImportError:
+        return 1.0
+    return tests_absent_module.FACTOR
+
+
+def answer(name: str) -> float:
+    if name != "late":
+        raise AttributeError(name)
+    return 3.0
+
+
+# What asks, what is held, how it comes to be there, what is taken away again.
+OTHERS: dict[str, tuple[Callable[[Any], float], Any, Any, str, Any]] = {
+    "import": (loaded, None, sys.modules, "tests_absent_module", types.SimpleNamespace(FACTOR=3.0)),
+    "module that answers": (
+        lambda m: getattr(settings, "late", 1.0),
+        None,
+        settings,
+        "__getattr__",
+        answer,
+    ),
+    "number of an own class": (lambda m: m.held + 1, Number(2), Number, "__add__", lambda a, b: 30),
+    "protocol": (
+        lambda m: 3.0 if isinstance(m.held, Going) else 1.0,
+        Thing(),
+        Thing,
+        "late",
+        lambda self: 1,
+    ),
+    "functions of PyTorch": (
+        lambda m: getattr(nn.functional, "late", 1.0),
+        None,
+        nn.functional,
+        "late",
+        3.0,
+    ),
+    "tensors": (
+        lambda m: getattr(m.linear.weight * 1, "late", 1.0),
+        None,
+        torch.Tensor,
+        "late",
+        3.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", OTHERS)
+def test_what_comes_in_other_ways_is_found(asked: str) -> None:
+    factor, held, owner, name, value = OTHERS[asked]
+    module = Scaling(factor, held)
+    wrapped = ORTModule(module)
+    x = torch.randn(4, 3)
+
+    def is_same() -> bool:
+        return bool(torch.allclose(wrapped(x), module.forward(x), atol=1e-6))
+
+    before = wrapped(x)
+    assert is_same()
+    table = owner if owner is sys.modules else None
+    try:
+        table.update({name: value}) if table is not None else setattr(owner, name, value)
+        assert not torch.allclose(before, module.forward(x)) and is_same()
+    finally:
+        table.pop(name) if table is not None else delattr(owner, name)
+    assert is_same()
+
+
+def test_a_module_that_answers_anything_is_asked_for_no_file() -> None:
+    strange = types.ModuleType("tests_strange_module")
+    strange.__getattr__ = lambda name: 3.0  # type: ignore[method-assign]
+    module = Scaling(lambda m: strange.factor, strange)
+    wrapped = ORTModule(module)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(wrapped(x), module.forward(x))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,11 +54,28 @@ def shown() -> Iterator[list[str]]:
     logger.propagate = True
 
 
+class OwnLogger(logging.Logger):
+    """One that goes its own way to its handlers."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        return True
+
+    def handle(self, record: logging.LogRecord) -> None:
+        self.callHandlers(record)
+
+
+def through_own_logger(text: str) -> None:
+    own = OwnLogger("own")
+    own.parent = logger
+    own.info(text)
+
+
 WAYS: dict[str, Callable[[str], None]] = {
     "info": lambda text: logger.info(text),
     "log": lambda text: logger.log(35, "%s", text),
     "adapter": lambda text: logging.LoggerAdapter(logger, {}).warning(text),
     "by another name": functools.partial(logger.error),
+    "logger of its own": through_own_logger,
     "handle": lambda text: logger.handle(
         logging.LogRecord("tests.announcements", logging.INFO, "", 0, text, None, None)
     ),
@@ -74,6 +92,65 @@ def test_what_a_forward_logs_is_logged_at_each_call(way: str, shown: list[str]) 
     for rows in (4, 5, 5):
         step(wrapped, rows)
     assert shown == ["rows 4", "rows 5", "rows 5"]
+
+
+def test_what_a_forward_logs_once_leaves_the_graph_whole(
+    shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Once(nn.Module):
+        told = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.told:
+                logger.warning("once")
+                print("once")
+                self.told = True
+            return self.linear(x).relu()
+
+    monkeypatch.setenv("ORTRAIN_STRICT", "1")
+    wrapped = ORTModule(Once())
+    for rows in (4, 5, 5):
+        step(wrapped, rows)
+    assert shown == ["once"]
+    assert [record.fallback for record in wrapped.report().captures] == [""]
+
+
+def test_code_in_a_folder_of_a_packages_name_is_the_users_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "rich"
+    folder.mkdir()
+    (folder / "said_from_there.py").write_text("def say(text):\n    print(text)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    from said_from_there import say  # type: ignore[import-not-found]
+
+    wrapped = ORTModule(Talking(say))
+    for rows in (4, 4):
+        step(wrapped, rows)
+    assert capsys.readouterr().out == "rows 4\nrows 4\n"
+
+
+def test_what_an_installed_package_logs_leaves_the_graph_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "package_that_logs.py").write_text(
+        "import logging\n\n\ndef say(text):\n"
+        "    logging.getLogger('package_that_logs').error('of the package')\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    from package_that_logs import say  # type: ignore[import-not-found]
+
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("package_that_logs").addHandler(handler)
+    wrapped = ORTModule(Talking(say))
+    step(wrapped, 4)
+    assert [record.fallback for record in wrapped.report().captures] == [""]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
