@@ -112,6 +112,7 @@ from ortrain.capture.tensor_methods import methods_refused
 from ortrain.capture.tensor_state import settings_kept, tensor_state_kept
 from ortrain.capture.trace_internals import (
     deepest_lines_told,
+    gradients_left_out,
     graphs_compiled_when_called,
     let_go_of_samples,
     linear_scales_as_computed,
@@ -298,6 +299,7 @@ def _capturing(module: nn.Module, functions: FunctionCalls) -> Iterator[None]:
         failures_untold(),
         no_traces_kept(),
         deepest_lines_told(),
+        gradients_left_out(),
         tracked_tensors_told(),
         draws_compared(),
         graphs_compiled_when_called(),

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import linecache
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._decomp import decompositions
+from torch._subclasses import meta_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 from torch.fx.experimental import proxy_tensor
@@ -52,6 +54,21 @@ def no_traces_kept() -> Iterator[None]:
         for name in list(itertools.islice(sources, held[1], None)):
             sources.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+@contextlib.contextmanager
+def gradients_left_out() -> Iterator[None]:
+    """Let stand-ins of leaves have no gradient, which no graph reads.
+
+    A gradient is of another shape where somebody has put other memory behind a parameter since.
+    """
+    original, thread = meta_utils.safe_grad, threading.get_ident()
+
+    def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+        return None if threading.get_ident() == thread else original(tensor)
+
+    with replaced([(meta_utils, "safe_grad", gradient_of)]):
+        yield
 
 
 class Tracked(NamedTuple):

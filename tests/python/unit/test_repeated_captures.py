@@ -137,3 +137,28 @@ def test_each_cause_is_told_once(kind: type[nn.Module]) -> None:
     texts = collections.Counter(str(each.message).partition("\n")[0] for each in told)
     assert set(texts.values()) == {1} and len(texts) <= 2
     assert all(text.startswith(kind.__name__) for text in texts)
+
+
+def test_a_gradient_of_another_shape_does_not_stand_in_the_way() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(5, 3)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.rows(ids).tanh()
+
+    plain = Table()
+    wrapped = ORTModule(copy.deepcopy(plain))
+    ids = torch.tensor([0, 4, 2])
+    for rows in (5, 8):
+        more = torch.randn(rows - 5, 3)
+        for module in (wrapped, plain):
+            weight = module.rows.weight
+            # As transformers grows vocabularies; the gradient stays as it was.
+            weight.data = torch.cat([weight.data[:5], more])
+            result = module(ids % rows)
+            module.zero_grad()
+            result.sum().backward()
+        torch.testing.assert_close(wrapped.rows.weight.grad, plain.rows.weight.grad)
+    assert not any(record.fallback for record in wrapped.report().captures)
