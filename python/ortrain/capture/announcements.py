@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 import threading
 import types
@@ -23,6 +24,7 @@ _SPEAK_FOR_OTHERS = frozenset(
     {"absl", "click", "icecream", "loguru", "rich", "structlog", "termcolor", "tqdm"}
 )
 _STREAMS = "stdout", "stderr", "__stdout__", "__stderr__"
+_OWN_ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NEVER = sys.maxsize
 
 
@@ -100,7 +102,8 @@ def _speaker(frame: types.FrameType | None) -> str:
     """
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == warnings.__file__:  # which are shown once
+        # Warnings are shown once; what this package says is none of the forward's.
+        if file == warnings.__file__ or (file != __file__ and file.startswith(_OWN_ROOT)):
             return ""
         speaks_for_others = is_standard(file) or package_of(file) in _SPEAK_FOR_OTHERS
         if not speaks_for_others and file != __file__:

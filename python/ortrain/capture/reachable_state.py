@@ -319,7 +319,8 @@ class ReachableState:
                         self._copies.append(Contents(where, value))
             looks = not isinstance(value, _LEAVES) or isinstance(value, types.BuiltinFunctionType)
             if not looks:
-                if type(value) not in _LEAVES:  # a number or a text of a class of the user's own
+                # A number or a text of a class of the user's own; of tensors' classes others tell.
+                if type(value) not in _LEAVES and not isinstance(value, torch.Tensor):
                     self._class(type(value))
                 continue
             first = self._first_place.setdefault(id(value), where)
@@ -468,7 +469,7 @@ class ReachableState:
             if base in self.classes:
                 continue
             self.classes[base] = None
-            if base.__module__.startswith("torch."):  # where nobody sets any, but somebody may
+            if str(base.__module__).startswith("torch."):  # where nobody sets any, but somebody may
                 self.variables += [(base, variable) for variable in _state(base)]
             if not _is_own_class(base):
                 continue
