@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import types
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,10 +367,21 @@ def _of_wrapped(wrapped: type, name: str) -> Any:
     return inspect.getattr_static(wrapped, name)
 
 
-@functools.cache
+# While somebody has a module of it: the user's classes go when nobody else holds them.
+_joined_classes: weakref.WeakValueDictionary[tuple[type, type], type] = (
+    weakref.WeakValueDictionary()
+)
+
+
 def _joined_class(wrapper: type, wrapped: type) -> type:
     """Return a class that is both, under the wrapped class's name and forward signature."""
+    joined = _joined_classes.get((wrapper, wrapped))
+    if joined is None:
+        joined = _joined_classes[wrapper, wrapped] = _join(wrapper, wrapped)
+    return joined
 
+
+def _join(wrapper: type, wrapped: type) -> type:
     # A copy of the function, which shows itself as the wrapped class's.
     written = wrapper.forward
     forward = types.FunctionType(

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import resource
+import weakref
 from typing import Any
 
 import torch
@@ -54,3 +56,25 @@ def test_memory_plan_is_known() -> None:
     plan = ours.memory_plan()
     assert plan is not None
     assert plan.arena_lower_bound <= plan.arena_bytes <= plan.total_bytes
+
+
+def test_classes_go_with_their_modules() -> None:
+    def wrapped_once() -> list[weakref.ref[Any]]:
+        class Local(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.linear(x)
+
+        module = Local()
+        ours, again = ORTModule(module), ORTModule(copy.deepcopy(module))
+        assert type(ours) is type(again)
+        ours(torch.ones(2, 4)).sum().backward()
+        return [weakref.ref(Local), weakref.ref(module), weakref.ref(type(ours))]
+
+    references = wrapped_once()
+    gc.collect()
+    gc.collect()  # what the first one let go of has held more
+    assert [reference() for reference in references] == [None] * 3
