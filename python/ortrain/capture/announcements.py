@@ -171,7 +171,9 @@ def _loggers_watched(found: Announcements) -> Iterator[None]:
     call_handlers: Callable[..., None] = logging.Logger.callHandlers
 
     def is_enabled_for(logger: logging.Logger, level: int) -> bool:
-        if threading.get_ident() == thread and _speaker(sys._getframe(1)):
+        # PyTorch asks its own thousands of times.
+        is_pytorchs = logger.name.startswith("torch.")
+        if not is_pytorchs and threading.get_ident() == thread and _speaker(sys._getframe(1)):
             found.loggers[id(logger)] = LogThreshold.with_logger(logger)
         return is_enabled(logger, level)
 

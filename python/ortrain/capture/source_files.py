@@ -144,7 +144,12 @@ def take_for_own(classes: Iterable[type]) -> None:
 
 def package_of(file: str) -> str:
     """Return the package that an installed file is of, "" for none."""
-    return _package_of(os.path.realpath(file)) if is_installed(file) else ""
+    return _package_around(file) if is_installed(file) else ""
+
+
+@functools.cache
+def _package_around(file: str) -> str:
+    return _package_of(os.path.realpath(file))
 
 
 def is_taken_at_its_word(package: str) -> bool:
