@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import sys
 import warnings
@@ -82,6 +83,26 @@ WAYS: dict[str, Callable[[str], None]] = {
 }
 
 
+@pytest.fixture
+def say_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], Callable[[str], None]]]:
+    """Return what writes code into a folder, and imports its function ``say``.
+
+    Such a module is younger than the process, which keeps no graphs on disk while it is there.
+    """
+    name = "tests_announcements_module"
+
+    def make(folder: str, code: str) -> Callable[[str], None]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        return importlib.import_module(name).say  # type: ignore[no-any-return]
+
+    yield make
+    sys.modules.pop(name, None)
+
+
 def step(module: nn.Module, rows: int) -> None:
     module(torch.randn(rows, 3)).sum().backward()
 
@@ -120,36 +141,27 @@ def test_what_a_forward_logs_once_leaves_the_graph_whole(
 
 
 def test_code_in_a_folder_of_a_packages_name_is_the_users_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    say_of: Callable[[str, str], Callable[[str], None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "rich"
-    folder.mkdir()
-    (folder / "said_from_there.py").write_text("def say(text):\n    print(text)\n")
-    monkeypatch.syspath_prepend(str(folder))
-    from said_from_there import say  # type: ignore[import-not-found]
-
-    wrapped = ORTModule(Talking(say))
+    wrapped = ORTModule(Talking(say_of("rich", "def say(text):\n    print(text)\n")))
     for rows in (4, 4):
         step(wrapped, rows)
     assert capsys.readouterr().out == "rows 4\nrows 4\n"
 
 
 def test_what_an_installed_package_logs_leaves_the_graph_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    say_of: Callable[[str, str], Callable[[str], None]],
 ) -> None:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "package_that_logs.py").write_text(
+    say = say_of(
+        "site-packages",
         "import logging\n\n\ndef say(text):\n"
-        "    logging.getLogger('package_that_logs').error('of the package')\n"
+        "    logging.getLogger('package_that_logs').error('of the package')\n",
     )
-    monkeypatch.syspath_prepend(str(folder))
-    from package_that_logs import say  # type: ignore[import-not-found]
-
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger("package_that_logs").addHandler(handler)
     wrapped = ORTModule(Talking(say))
     step(wrapped, 4)
+    logging.getLogger("package_that_logs").removeHandler(handler)
     assert [record.fallback for record in wrapped.report().captures] == [""]
 
 

@@ -150,10 +150,10 @@ def test_where_pytorch_raises_too_the_argument_is_named(
     bad[5] = error
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("PyTorch's own")
+        return x.view(7)  # which PyTorch refuses
 
     monkeypatch.setattr(type(ours.module), "forward", lambda self, x: forward(x))
-    with pytest.raises(ortrain.ShapeError, match=r"'x' float32\[5, 3\]: PyTorch's own"):
+    with pytest.raises(ortrain.ShapeError, match=r"'x' float32\[5, 3\]: shape '\[7\]' is invalid"):
         ours(rows(5))
 
 
@@ -255,7 +255,7 @@ def test_pieces_that_raise_where_pytorch_does_not(
     model = Cut()
     plain, ours = copy.deepcopy(model), ORTModule(model)
     if writes:  # PyTorch would count once more
-        with pytest.raises(ortrain.ShapeError, match="as it is traced"):
+        with pytest.raises(RuntimeError, match="^as it is traced$"):
             ours(rows(3))
         return
     with pytest.warns(RuntimeWarning, match="as it is traced"):
