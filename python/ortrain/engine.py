@@ -343,11 +343,8 @@ class Engine(RenewedInChildren):
             with tracing_alone():
                 result = self._pytorch.whole(args, kwargs)
         except Exception as refusal:
-            if type(refusal) not in ERRORS_OF_OPERATORS or not isinstance(
-                error, (_core.OrtrainError, IndexError)
-            ):
-                raise
-            if is_raised_by_code(refusal):
+            is_operators = type(refusal) in ERRORS_OF_OPERATORS and not is_raised_by_code(refusal)
+            if not is_operators or not isinstance(error, (_core.OrtrainError, IndexError)):
                 raise
             if isinstance(error, IndexError):  # it names the operator and the index
                 raise type(refusal)(str(error)) from refusal

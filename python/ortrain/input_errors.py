@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dis
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,13 +13,13 @@ from torch import nn
 
 from ortrain import _core
 from ortrain.capture.dtypes import TORCH_DTYPE
+from ortrain.capture.error_handlers import origin_of
 from ortrain.capture.signature import FlatCall
 from ortrain.capture.source_files import TORCH_ROOT, real_path
 from ortrain.devices import common_device, is_supported
 from ortrain.entry import Entry
 from ortrain.fallback import is_strict
 
-_RAISES = dis.opmap["RAISE_VARARGS"]
 _is_on_cpu = operator.attrgetter("is_cpu")
 
 
@@ -44,13 +43,10 @@ def unsupported_device(call: FlatCall, module: nn.Module) -> str:
 
 def is_raised_by_code(error: BaseException) -> bool:
     """Tell whether a ``raise`` in code that is not PyTorch's has raised an error: it says what it has to say."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
+    origin = origin_of(error)
+    if origin is None:
         return False
-    code = trace.tb_frame.f_code
-    is_raise = code.co_code[trace.tb_lasti] == _RAISES
+    code, is_raise = origin
     return is_raise and not real_path(code.co_filename).startswith(TORCH_ROOT)
 
 

@@ -118,15 +118,16 @@ class Pieces:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward; what it returns and raises is what the module would."""
         forward = self._module.forward
-        self._is_misread |= self._places is not None and not self._places.are_followed()
+        if self._places is not None and not self._places.are_current():
+            self._is_misread |= not self._places.are_followed()
+            self._places = None
         if self._is_misread:
             self.loss = "a class got or lost a special method, which Dynamo would not follow"
             return forward(*args, **kwargs)
-        is_same = self._places is not None and self._places.are_all()
-        if self._places is None or not is_same or forward != self._compiled_for:
+        if self._places is None or forward != self._compiled_for:  # another was put in its place
             self._places = ObjectPlaces(self._module, (args, kwargs))
             self._compiled.clear()
-            self._compiled_for = forward  # which another may take the place of
+            self._compiled_for = forward
         pattern = self._places.pattern()
         if pattern not in self._compiled and len(self._compiled) == _MOST_PATTERNS:
             return forward(*args, **kwargs)

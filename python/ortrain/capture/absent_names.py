@@ -73,12 +73,17 @@ def members_of_protocols(code: types.CodeType, variables: dict[str, Any]) -> set
 
 def asked_by(code: types.CodeType) -> set[str]:
     """Return the attributes that code may ask for where they are not."""
-    asked: set[str] = set()
-    if not _ASK.isdisjoint(code.co_names):
-        asked.update(text for text in code.co_consts if isinstance(text, str))
+    asked = asked_by_text(code)
     if getattr(code, "co_exceptiontable", b" "):  # up to 3.10 nobody tells so quickly
-        asked.update(code.co_names)
-    return {name for name in asked if name.isidentifier()}
+        asked.update(filter(str.isidentifier, code.co_names))
+    return asked
+
+
+def asked_by_text(code: types.CodeType) -> set[str]:
+    """Return the attributes that code may ask ``getattr`` or ``hasattr`` for."""
+    if _ASK.isdisjoint(code.co_names):
+        return set()
+    return {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
 
 
 def _tables_named(

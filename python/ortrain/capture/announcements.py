@@ -7,45 +7,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import sys
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
-from ortrain.capture.source_files import is_installed, is_standard, package_of
+from ortrain.capture.class_facts import Facet
+from ortrain.capture.names_in_code import named_with_place
+from ortrain.capture.source_files import (
+    OWN_ROOT,
+    is_installed,
+    is_standard,
+    package_of,
+    real_path,
+)
 
 # What these packages write and log, whoever asked them to has: they say nothing of themselves.
 _SPEAK_FOR_OTHERS = frozenset(
     {"absl", "click", "icecream", "loguru", "rich", "structlog", "termcolor", "tqdm"}
 )
 _STREAMS = "stdout", "stderr", "__stdout__", "__stderr__"
-_OWN_ROOT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NEVER = sys.maxsize
 
 
-class LogThreshold:
-    """The level from which on a logger's records are shown, as an attribute.
-
-    Of one logger there is one, as long as somebody holds it.
-    """
-
-    _all: ClassVar[weakref.WeakValueDictionary[int, LogThreshold]] = weakref.WeakValueDictionary()
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self.of = logger
-
-    @classmethod
-    def with_logger(cls, of: logging.Logger) -> LogThreshold:
-        """Return the one of a logger."""
-        known = cls._all.get(id(of))
-        if known is None:
-            known = cls._all[id(of)] = cls(of)
-        return known
+class LogThreshold(Facet):
+    """The level from which on a logger's records are shown."""
 
     @property
     def level(self) -> int:
@@ -103,7 +92,7 @@ def _speaker(frame: types.FrameType | None) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         # Warnings are shown once; what this package says is none of the forward's.
-        if file == warnings.__file__ or (file != __file__ and file.startswith(_OWN_ROOT)):
+        if file == warnings.__file__ or (file != __file__ and real_path(file).startswith(OWN_ROOT)):
             return ""
         speaks_for_others = is_standard(file) or package_of(file) in _SPEAK_FOR_OTHERS
         if not speaks_for_others and file != __file__:
@@ -111,9 +100,7 @@ def _speaker(frame: types.FrameType | None) -> str:
         frame = frame.f_back
     if frame is None or is_installed(frame.f_code.co_filename):
         return ""
-    code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})"
+    return named_with_place(frame.f_code)
 
 
 class _WatchedOutput:
@@ -174,14 +161,14 @@ def _loggers_watched(found: Announcements) -> Iterator[None]:
         # PyTorch asks its own thousands of times.
         is_pytorchs = logger.name.startswith("torch.")
         if not is_pytorchs and threading.get_ident() == thread and _speaker(sys._getframe(1)):
-            found.loggers[id(logger)] = LogThreshold.with_logger(logger)
+            found.loggers[id(logger)] = LogThreshold.about(logger)
         return is_enabled(logger, level)
 
     def call_or_hold(logger: logging.Logger, record: logging.LogRecord) -> None:
         speaker = "" if threading.get_ident() != thread else _speaker(sys._getframe(1))
         if not speaker:
             call_handlers(logger, record)
-        elif record.levelno >= LogThreshold.with_logger(logger).level:
+        elif record.levelno >= LogThreshold.about(logger).level:
             found.logged.append(speaker)
             found.held.append(lambda: call_handlers(logger, record))
 

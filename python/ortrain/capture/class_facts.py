@@ -12,6 +12,8 @@ import types
 import weakref
 from typing import Any, ClassVar
 
+from typing_extensions import Self
+
 # In somebody's hands these read any attribute of anything.
 READERS = (getattr, hasattr, vars, dir, object.__getattribute__)
 OF_CLASSES = ("__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__")
@@ -51,28 +53,35 @@ def function_behind(value: Any) -> types.FunctionType | None:
     return value if isinstance(value, types.FunctionType) else None
 
 
-class RegisteredClasses:
-    """The classes that are registered with an abstract one, as attributes of the names that ask for them.
+class Facet:
+    """What Python tells of an object by other ways than attributes, as attributes.
 
-    Of one class there is one, as long as somebody holds it.
+    Of one object there is one of each kind, as long as somebody holds it.
     """
 
-    _all: ClassVar[weakref.WeakValueDictionary[int, RegisteredClasses]] = (
+    _all: ClassVar[weakref.WeakValueDictionary[tuple[type, int], Any]] = (
         weakref.WeakValueDictionary()
     )
 
-    def __init__(self, cls: abc.ABCMeta) -> None:
-        self.of = cls
-        self._token: object = None
-        self._known: tuple[type, ...] = ()
+    def __init__(self, of: Any) -> None:
+        self.of = of
 
     @classmethod
-    def with_class(cls, of: abc.ABCMeta) -> RegisteredClasses:
-        """Return the one of an abstract class."""
-        known = cls._all.get(id(of))
+    def about(cls, of: Any) -> Self:
+        """Return the one of an object."""
+        known = cls._all.get((cls, id(of)))
         if known is None:
-            known = cls._all[id(of)] = cls(of)
+            known = cls._all[cls, id(of)] = cls(of)
         return known
+
+
+class RegisteredClasses(Facet):
+    """The classes that are registered with an abstract one, by the names that ask for them."""
+
+    def __init__(self, of: abc.ABCMeta) -> None:
+        super().__init__(of)
+        self._token: object = None
+        self._known: tuple[type, ...] = ()
 
     @property
     def isinstance(self) -> tuple[type, ...]:

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
-from ortrain.capture.announcements import LogThreshold
-from ortrain.capture.class_facts import RegisteredClasses
+from ortrain.capture.class_facts import Facet
 from ortrain.capture.library_reads import Variable, is_of_library, is_plain
 from ortrain.capture.names_read import OthersFunctions
 from ortrain.capture.reachable_state import ReachableState
@@ -195,9 +194,7 @@ class _ComparisonDigest(ValueDigest):
             self._class(owner)
         elif isinstance(owner, types.FunctionType):
             self.add(owner, where)
-        elif isinstance(owner, RegisteredClasses):
-            self._class(owner.of)
-        elif isinstance(owner, LogThreshold):
+        elif isinstance(owner, Facet):
             self.add(owner.of, where)
         self._place(owner)
 

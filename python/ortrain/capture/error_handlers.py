@@ -13,8 +13,20 @@ ENDS_OF_A_SEARCH = (
     *(AttributeError, LookupError, ImportError, ModuleNotFoundError),
     *(StopIteration, StopAsyncIteration, GeneratorExit),
 )
+_RAISES = dis.opmap["RAISE_VARARGS"]
 # Operators raise other errors.
 _SEARCHES = frozenset({e.__name__ for e in (*ENDS_OF_A_SEARCH, KeyError, IndexError)})
+
+
+def origin_of(error: BaseException) -> tuple[types.CodeType, bool] | None:
+    """Return the code that an error comes from, and whether a ``raise`` in it has raised it; None where nothing tells."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    code = trace.tb_frame.f_code
+    return code, code.co_code[trace.tb_lasti] == _RAISES
 
 
 def handles_errors(code: types.CodeType) -> bool:

@@ -156,7 +156,7 @@ def variables_at(places: Iterable[Place]) -> list[Variable]:
     found: list[Variable] = []
     for module, path, name, counts in places:
         if counts == "level":
-            found.append((LogThreshold.with_logger(_logger_of(name)), "level"))
+            found.append((LogThreshold.about(_logger_of(name)), "level"))
             continue
         owner = _owner_at(module, path)
         if owner is None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.absent_names import asked_in_vain, names_of_classes
+from ortrain.capture.absent_names import asked_by_text, asked_in_vain, names_of_classes
 from ortrain.capture.class_facts import function_behind
 from ortrain.capture.names_in_code import globals_of, modules_imported_by
 from ortrain.capture.reachable_state import home_of, is_own, named_in
@@ -34,7 +34,8 @@ from ortrain.capture.value_digest import attribute_of
 # Something with items or attributes (a dictionary, a class, a function, a cell, another object), a name in it, and what
 # counts of what stands there: by default all that can be compared; "same": which object it is; "own": that too, of a
 # class itself and not of its bases; "stands": that too, what it holds being told by others; "items": which objects
-# stand in a table, and in tables within it; "names": which names a class has itself. Of functions, "same", "own" and in tables, their parts count as well.
+# stand in a table, and in tables within it; "names": which names a class has itself. Of functions, "same", "own" and in
+# tables, their parts count as well.
 Variable = tuple[Any, str] | tuple[Any, str, str]
 
 _FUNCTIONS = types.FunctionType, functools.partial, type(functools.lru_cache(len))
@@ -47,7 +48,6 @@ PARTS_WITH_TABLES = "__defaults__", "__kwdefaults__", "__closure__"
 _MOST_ITEMS = 1024  # of a table and those within it
 _MOST_TABLES = 8  # within each other
 _MOST_BYTES = 1 << 16  # of an array
-_ASK = frozenset({"getattr", "hasattr"})
 # Of each layer, by the guards themselves.
 _COMPARED = frozenset({"forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"})
 # Whose objects say nothing about what a forward computes, or do so elsewhere.
@@ -95,13 +95,7 @@ class _Reads:
             for name in (*code.co_names, *(c for c in code.co_consts if isinstance(c, str)))
         }
         # That functions may ask for where it is not.
-        self._asked = {
-            text
-            for code in naming
-            if not _ASK.isdisjoint(code.co_names)
-            for text in code.co_consts
-            if isinstance(text, str) and text.isidentifier()
-        }
+        self._asked = {text for code in naming for text in asked_by_text(code)}
         self._seen: set[int] = set()  # objects and classes that have been looked into
         self.found: dict[tuple[int, str], Variable] = {}
 

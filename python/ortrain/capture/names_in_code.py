@@ -23,6 +23,12 @@ _known_globals: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
 )
 
 
+def named_with_place(code: types.CodeType) -> str:
+    """Return the name of a function and where it stands, for people."""
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """Return code and that of the functions that it makes."""
     yield code

@@ -28,17 +28,18 @@ from ortrain.capture.absent_names import members_of_protocols
 from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
-from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors
+from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors, origin_of
 from ortrain.capture.kept_changes import Change
 from ortrain.capture.library_reads import Variable, library_reads
 from ortrain.capture.library_state import LibraryState, changes_of_context, changes_of_globals
-from ortrain.capture.names_in_code import codes_in, globals_of
+from ortrain.capture.names_in_code import codes_in, globals_of, named_with_place
 from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
 from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
     LAYERS_ROOT,
+    OWN_ROOT,
     TORCH_ROOT,
     is_installed,
     is_standard,
@@ -56,7 +57,6 @@ _NEVER_READ = (
     *(os.path.dirname(os.path.realpath(m.__file__)) + os.sep for m in (sympy, mpmath)),
     os.path.realpath(typing_extensions.__file__),
 )
-_OWN_ROOT = os.path.dirname(os.path.dirname(CAPTURE_ROOT)) + os.sep
 # With names that are computed these may read any attribute of their first argument.
 _BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars"})
 # And these of any object; the standard library does so for nobody else.
@@ -84,7 +84,6 @@ _SEE_NO_TENSORS = frozenset(
         *("networkx", "pygments"),  # which PyTorch loads, and which has 9000 objects, and rich
     }
 )
-_RAISES = dis.opmap["RAISE_VARARGS"]
 # PyTorch's tracing shows it, and it tells nobody anything.
 _PROGRESS = f"{os.sep}tqdm{os.sep}"
 # Texts that are executed: who does so is judged by that, and Dynamo's guards are PyTorch's.
@@ -201,14 +200,9 @@ class NamesRead:
                 return
             if isinstance(error, NameError) and is_installed(code.co_filename):
                 return  # guards know that the name is not there
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            if trace is None:
-                return
-            origin = trace.tb_frame.f_code
-            if not (_is_users(origin) and origin.co_code[trace.tb_lasti] == _RAISES):
-                self._handled.append((code, origin))
+            origin = origin_of(error)
+            if origin is not None and not (origin[1] and _is_users(origin[0])):
+                self._handled.append((code, origin[0]))
 
         monitoring.use_tool_id(tool, "ortrain")
         try:
@@ -232,8 +226,7 @@ class NamesRead:
                 continue
             what = outside_read(code, variables)
             if what and not (what in OF_INSTALLED_PACKAGES and is_installed(code.co_filename)):
-                name = getattr(code, "co_qualname", code.co_name)
-                return what, f"{name} ({code.co_filename}:{code.co_firstlineno})"
+                return what, named_with_place(code)
         return "", ""
 
     def goes_on_after_errors(self) -> str:
@@ -575,7 +568,7 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 
 def _is_users(code: types.CodeType) -> bool:
     file = real_path(code.co_filename)
-    return not (file.startswith((TORCH_ROOT, _OWN_ROOT, *_NEVER_READ)) or is_standard(file))
+    return not (file.startswith((TORCH_ROOT, OWN_ROOT, *_NEVER_READ)) or is_standard(file))
 
 
 def _is_own_code(code: types.CodeType, variables: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ class ObjectPlaces:
         """Tell whether no class has got, or lost, a special method, of which Dynamo remembers what it found at first."""
         return bool(self._special_methods.holds())
 
-    def are_all(self) -> bool:
+    def are_current(self) -> bool:
         """Tell whether nothing is there that was not, of what functions may ask for."""
         return bool(self._guard.holds())
 

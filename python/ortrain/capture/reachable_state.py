@@ -400,7 +400,7 @@ class ReachableState:
 
     def _abstract(self, value: Any) -> None:
         if isinstance(value, abc.ABCMeta):
-            registered = RegisteredClasses.with_class(value)
+            registered = RegisteredClasses.about(value)
             self.variables += [(registered, name) for name in ("isinstance", "issubclass")]
 
     # --- what is in no attribute

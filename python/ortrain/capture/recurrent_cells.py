@@ -16,45 +16,39 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 
-def _lstm_cell(
-    x: Tensor,
-    states: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    h, c = states
-    gates = (linear(h, w_hh, b_hh) + linear(x, w_ih, b_ih)).chunk(4, 1)
-    given, kept, shown = (gates[i].sigmoid() for i in (0, 1, 3))
-    c = kept * c + given * gates[2].tanh()
-    return shown * c.tanh(), c
-
-
-def _gru_cell(
+def _products(
     x: Tensor,
     h: Tensor,
     w_ih: Tensor,
     w_hh: Tensor,
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
-) -> Tensor:
-    of_x, of_h = linear(x, w_ih, b_ih).chunk(3, 1), linear(h, w_hh, b_hh).chunk(3, 1)
+) -> tuple[Tensor, Tensor]:
+    return linear(x, w_ih, b_ih), linear(h, w_hh, b_hh)
+
+
+def _lstm_cell(
+    x: Tensor, states: Sequence[Tensor], *weights: Any, **biases: Any
+) -> tuple[Tensor, Tensor]:
+    h, c = states
+    of_x, of_h = _products(x, h, *weights, **biases)
+    gates = (of_h + of_x).chunk(4, 1)
+    given, kept, shown = (gates[i].sigmoid() for i in (0, 1, 3))
+    c = kept * c + given * gates[2].tanh()
+    return shown * c.tanh(), c
+
+
+def _gru_cell(x: Tensor, h: Tensor, *weights: Any, **biases: Any) -> Tensor:
+    of_x, of_h = (part.chunk(3, 1) for part in _products(x, h, *weights, **biases))
     reset, kept = (of_h[i] + of_x[i] for i in (0, 1))
     found = (of_x[2] + of_h[2] * reset.sigmoid()).tanh()
     return (h - found) * kept.sigmoid() + found
 
 
 def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def cell(
-        x: Tensor,
-        h: Tensor,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
-    ) -> Tensor:
-        return activation(linear(h, w_hh, b_hh) + linear(x, w_ih, b_ih))
+    def cell(x: Tensor, h: Tensor, *weights: Any, **biases: Any) -> Tensor:
+        of_x, of_h = _products(x, h, *weights, **biases)
+        return activation(of_h + of_x)
 
     return cell
 

@@ -22,7 +22,7 @@ import torch
 TORCH_ROOT = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 LAYERS_ROOT = TORCH_ROOT + "nn" + os.sep
 CAPTURE_ROOT = os.path.dirname(os.path.realpath(__file__)) + os.sep
-_OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+OWN_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _imported_at = time.time()
 
 # [path, size, time of change] of an installed file, [path, digest] of the user's own.
@@ -260,11 +260,11 @@ def changed_file(states: Sequence[FileState]) -> str | None:
 def own_sources() -> str:
     """Return a digest of what turns modules into graphs: our sources and the extension."""
     digest = hashlib.sha256()
-    for path in sorted([*Path(_OWN_ROOT, "capture").rglob("*.py"), Path(_OWN_ROOT, "engine.py")]):
+    for path in sorted([*Path(OWN_ROOT, "capture").rglob("*.py"), Path(OWN_ROOT, "engine.py")]):
         data = path.read_bytes()
         digest.update(f"{path.name} {len(data)}\n".encode())
         digest.update(data)
-    for path in sorted(Path(_OWN_ROOT).glob("_core*.so")):
+    for path in sorted(Path(OWN_ROOT).glob("_core*.so")):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

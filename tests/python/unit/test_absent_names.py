@@ -205,6 +205,13 @@ def nothing_left() -> Iterator[None]:
             del owner.late
 
 
+@pytest.fixture
+def all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run pieces that are too small to gain by it on the engine, too."""
+    monkeypatch.setenv("ORTRAIN_PIECES", "all")
+
+
+@pytest.mark.usefixtures("all_pieces")
 @pytest.mark.parametrize("kind", [Scaling, Counting])
 @pytest.mark.parametrize("asked", ASKED)
 def test_what_is_made_later_is_found(asked: str, kind: type[Scaling]) -> None:
@@ -248,6 +255,7 @@ class Finding(Thing):
         return 2.0 if hasattr(type(self), "__contains__") and 3 in self else 1.0  # type: ignore[operator]
 
 
+@pytest.mark.usefixtures("all_pieces")
 @pytest.mark.parametrize("kind", [Scaling, Counting])
 @pytest.mark.parametrize("method", SPECIAL)
 def test_special_methods_that_are_made_later_are_called(method: str, kind: type[Scaling]) -> None:

@@ -207,8 +207,8 @@ def test_warnings_are_shown_once_and_leave_the_graph_whole(
 def test_thresholds_are_those_by_which_loggers_decide(shown: list[str]) -> None:
     other = logging.getLogger("tests.announcements.inner")
     handler = logging.NullHandler(logging.WARNING)
-    threshold = LogThreshold.with_logger(other)
-    assert threshold is LogThreshold.with_logger(other)
+    threshold = LogThreshold.about(other)
+    assert threshold is LogThreshold.about(other)
 
     def levels_shown() -> list[int]:
         handlers = [*other.handlers, *(logger.handlers if other.propagate else [])]
@@ -238,13 +238,13 @@ def test_thresholds_are_those_by_which_loggers_decide(shown: list[str]) -> None:
 
 
 def test_thresholds_are_found_by_another_process() -> None:
-    known = LogThreshold.with_logger(logger)
+    known = LogThreshold.about(logger)
     places = places_of([(known, "level")])
     assert places == [["logging", "", "tests.announcements", "level"]]
     assert variables_at(places) == [(known, "level")]
     with pytest.raises(NotStorableError, match="no logger"):
         variables_at([["logging", "", "nobody.asked.for.it", "level"]])
-    root = LogThreshold.with_logger(logging.getLogger())
+    root = LogThreshold.about(logging.getLogger())
     assert variables_at(places_of([(root, "level")])) == [(root, "level")]
 
 
