@@ -331,6 +331,7 @@ ortrain_status ortrain_create_from_onnx(const char* path, const ortrain_options*
     for (const auto& [name, data] : prepared.model.values) {
       made->state->tensors.emplace(name, MutableTensor::copy_of(data));
     }
+    made->program->require_tensors(*made->state);
     *trainer = made.release();
   });
 }

@@ -223,4 +223,10 @@ std::string_view TextScanner::extent() {
   return text_.substr(begin, end - begin);
 }
 
+bool TextScanner::takes_repeated_bytes(size_t bytes) {
+  if (bytes > repeated_bytes_left_) return false;
+  repeated_bytes_left_ -= bytes;
+  return true;
+}
+
 }  // namespace ortrain

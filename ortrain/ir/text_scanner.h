@@ -39,12 +39,16 @@ class TextScanner {
   std::string_view number();
   // Everything up to ',' or ']' outside of parentheses.
   std::string_view extent();
+  // Counts memory that an element and "..." ask for; false where the text has asked for too much. A
+  // few characters may not ask for any amount.
+  bool takes_repeated_bytes(size_t bytes);
 
  private:
   void skip_blanks();
 
   std::string_view text_;
   size_t at_ = 0;
+  size_t repeated_bytes_left_ = size_t{256} << 20;
 };
 
 }  // namespace ortrain

@@ -281,5 +281,13 @@ TEST(text, every_prefix_of_a_model_is_refused) {
   }
 }
 
+TEST(text, repeated_elements_ask_for_so_much_memory_in_all) {
+  std::string text = "graph g (float32[1] x) => (y) {\n";
+  for (int i = 0; i < 5; ++i) text += str("  const c", i, " = float32[16777216] {0, ...}\n");
+  text += "  y = Add(x, c0)\n}\n";
+  EXPECT_THAT([&] { parse_graph(text); },
+              ThrowsMessage<InvalidModelError>(HasSubstr("all that repeat an element")));
+}
+
 }  // namespace
 }  // namespace ortrain

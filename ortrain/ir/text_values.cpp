@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype_dispatch.h"
 
 namespace ortrain {
@@ -138,9 +139,6 @@ std::string list_text(const T* elements, size_t count) {
   return result + "}";
 }
 
-// A few characters may not ask for any amount of memory.
-constexpr size_t kMaxRepeatedBytes = size_t{256} << 20;
-
 // The elements as written; a last one that is repeated sets `repeats`. bool has no std::vector.
 template <typename T>
 std::deque<T> parse_elements(TextScanner& scanner, size_t count, bool& repeats) {
@@ -152,7 +150,9 @@ std::deque<T> parse_elements(TextScanner& scanner, size_t count, bool& repeats) 
       if (elements.empty()) {
         scanner.fail("there is no element to repeat, or this constant was elided");
       }
-      if (count > kMaxRepeatedBytes / sizeof(T)) scanner.fail("this constant is too large");
+      if (!scanner.takes_repeated_bytes(bytes_of<T>(count).value())) {
+        scanner.fail("this constant is too large, or all that repeat an element are together");
+      }
       repeats = true;
       scanner.expect("}");
       return elements;

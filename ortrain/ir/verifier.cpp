@@ -5,12 +5,14 @@
 #include <set>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/graph_assembler.h"
 #include "ortrain/ir/graph_compare.h"
 #include "ortrain/ir/infer_context.h"
+#include "ortrain/ir/roles.h"
 
 namespace ortrain {
 namespace {
@@ -25,6 +27,7 @@ class Verifier {
 
   void run() {
     verify_names();
+    verify_targets();
     define_sources();
     verify_order();
     symbols_ = input_symbols(graph_);
@@ -55,6 +58,25 @@ class Verifier {
       if (name.empty()) fail("", "names", str("value ", i, " has no name"));
       if (!names.insert(name).second || graph_.find_value(name) != id) {
         fail("", "names", str("two values have the name '", name, "'"));
+      }
+    }
+  }
+
+  // Inputs of one target are one piece of memory, which a plan would not know; nor which of two
+  // updates comes last.
+  void verify_targets() {
+    std::set<std::pair<bool, std::string_view>> kept, updated;
+    for (const GraphInput& input : graph_.inputs()) {
+      if (!is_kept(input.role)) continue;
+      if (!kept.emplace(input.role == InputRole::state, input.target).second) {
+        fail("", "targets", str("two inputs are '", input.target, "'"));
+      }
+    }
+    for (const GraphOutput& output : graph_.outputs()) {
+      const bool is_state = output.role == OutputRole::state_update;
+      if (!is_state && output.role != OutputRole::buffer_update) continue;
+      if (!updated.emplace(is_state, output.target).second) {
+        fail("", "targets", str("two outputs update '", output.target, "'"));
       }
     }
   }

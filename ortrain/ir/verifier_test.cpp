@@ -164,5 +164,35 @@ TEST(verifier, phase) {
   EXPECT_THAT(broken(graph), AllOf(HasSubstr("output 'dx'"), HasSubstr("'phase'")));
 }
 
+// Two inputs of one target lie in one place: a step that writes to the one would change the other
+// under whoever reads it.
+TEST(Verifier, TargetsStandOnce) {
+  const auto refusal = [](const char* text) -> std::string {
+    try {
+      verify(parse_graph(text));
+    } catch (const InvalidModelError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal(R"(
+graph g (int64[4] data, int64[4] i [buffer "b"], int64[4] j [buffer "b"]) => (n [buffer_update "b"]) {
+  n = ScatterElements(data, i, data)
+}
+)"),
+              HasSubstr("two inputs are 'b'"));
+  EXPECT_THAT(refusal(R"(
+graph g (float32[4] x, float32[4] b [buffer "b"]) => (m [buffer_update "b"], n [buffer_update "b"]) {
+  m = Add(x, b)
+  n = Mul(x, b)
+}
+)"),
+              HasSubstr("two outputs update 'b'"));
+  // A parameter and a state of the optimizer have names of their own.
+  EXPECT_EQ(refusal("graph g (float32[4] w [parameter \"w\"], float32[4] s [state \"w\"]) => (y) {\n"
+                    "  y = Add(w, s)\n}"),
+            "");
+}
+
 }  // namespace
 }  // namespace ortrain

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ortrain/ir/use_index.h"
 #include "ortrain/passes/pass_notes.h"
 
 namespace ortrain {
@@ -42,6 +43,7 @@ bool run(Graph& graph) {
   };
 
   bool changed = false;
+  UseIndex index(graph);
   const std::vector<NodeId> order = graph.order();
   for (NodeId id : order) {
     Node& add = graph.node(id);
@@ -73,10 +75,12 @@ bool run(Graph& graph) {
       }
       maker.inputs.push_back(base);
       // `base` is read by the product now instead of by the sum.
-      graph.replace_uses(sum, product);
+      index.note_reads(graph.value(product).producer);
+      index.replace_uses(sum, product);
       uses[static_cast<size_t>(product)] = uses[static_cast<size_t>(sum)];
       uses[static_cast<size_t>(sum)] = 0;
       add.inputs = {base, base};  // dead: nobody reads the sum
+      index.note_reads(id);
       changed = true;
       break;
     }

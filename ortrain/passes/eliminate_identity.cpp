@@ -6,14 +6,15 @@
 #include <set>
 #include <string_view>
 
+#include "ortrain/ir/use_index.h"
+
 namespace ortrain {
 namespace {
 
 // Same shape out as in means same bytes out as in.
 bool keeps_elements_in_order(const Node& node) {
-  static const std::set<std::string_view> kStandard{"Reshape", "Expand",  "Squeeze", "Unsqueeze",
-                                                    "Flatten", "Identity", "Tile",    "Concat",
-                                                    "Sum"};
+  static const std::set<std::string_view> kStandard{
+      "Reshape", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Tile", "Concat", "Sum"};
   if (node.domain.empty()) return kStandard.contains(node.op);
   return node.op == "SumToShape";
 }
@@ -84,12 +85,16 @@ bool join_pair(Graph& graph, Node& node) {
 
 bool run(Graph& graph) {
   bool changed = false;
+  UseIndex index(graph);
   const std::vector<NodeId> order = graph.order();
   for (NodeId id : order) {
-    while (join_pair(graph, graph.node(id))) changed = true;
+    while (join_pair(graph, graph.node(id))) {
+      index.note_reads(id);
+      changed = true;
+    }
     const Node& node = graph.node(id);
     if (!is_identity(graph, node)) continue;
-    graph.replace_uses(node.outputs[0], node.inputs[0]);
+    index.replace_uses(node.outputs[0], node.inputs[0]);
     changed = true;
   }
   return changed;
@@ -97,11 +102,12 @@ bool run(Graph& graph) {
 
 bool run_stop_gradient(Graph& graph) {
   bool changed = false;
+  UseIndex index(graph);
   const std::vector<NodeId> order = graph.order();
   for (NodeId id : order) {
     const Node& node = graph.node(id);
     if (node.op != "StopGradient" || node.domain != kOrtrainDomain) continue;
-    graph.replace_uses(node.outputs[0], node.inputs[0]);
+    index.replace_uses(node.outputs[0], node.inputs[0]);
     changed = true;
   }
   return changed;

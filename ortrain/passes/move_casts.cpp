@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "ortrain/ir/graph_builder.h"
+#include "ortrain/ir/use_index.h"
 
 namespace ortrain {
 namespace {
@@ -21,7 +22,7 @@ bool loses_nothing(DType from, DType to) {
 
 class CastMover {
  public:
-  explicit CastMover(Graph& graph) : graph_(graph), builder_(graph) {
+  explicit CastMover(Graph& graph) : graph_(graph), builder_(graph), index_(graph) {
     const auto users = graph.users();
     for (const auto& list : users) uses_.push_back(list.size());
     for (const GraphOutput& output : graph.outputs()) ++uses_[index_of(output.value)];
@@ -57,6 +58,7 @@ class CastMover {
     } else {
       --uses_[index_of(node.inputs[0])];
       node.inputs[0] = source;
+      index_.note_reads(id);
       ++uses_[index_of(source)];
     }
     return true;
@@ -87,7 +89,7 @@ class CastMover {
   }
 
   void replace(ValueId from, ValueId to) {
-    graph_.replace_uses(from, to);
+    index_.replace_uses(from, to);
     uses_[index_of(to)] += uses_[index_of(from)];
     uses_[index_of(from)] = 0;
   }
@@ -141,6 +143,7 @@ class CastMover {
 
   Graph& graph_;
   GraphBuilder builder_;
+  UseIndex index_;
   std::vector<size_t> uses_;  // by value: nodes and outputs that read it
   bool changed_ = false;
 };

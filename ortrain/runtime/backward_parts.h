@@ -20,6 +20,18 @@ struct BackwardPart {
 std::vector<BackwardPart> backward_parts(const Graph& graph, const ExecutionPlan& plan,
                                          size_t bytes);
 
+// Updates of inputs, by position among the outputs, that are final behind a step of a plan.
+struct FinishedUpdates {
+  size_t end = 0;  // behind the step
+  std::vector<size_t> outputs;
+};
+
+// What a plan that updates in place has written for good as its forward goes on, in stretches of
+// `bytes` of updates or more, but the last, which ends with the forward's last step. Every output
+// that is written where an input lies is in one.
+std::vector<FinishedUpdates> finished_updates(const Graph& graph, const ExecutionPlan& plan,
+                                              size_t bytes);
+
 // Memory of the caller's that a backward reads.
 struct CallersMemory {
   size_t index = 0;  // of the graph input or output

@@ -89,6 +89,29 @@ TEST_F(BackwardParts, SmallGradientsAreTakenTogether) {
   EXPECT_EQ(whole[0].end, plan_->steps.size());
 }
 
+TEST(FinishedUpdates, AreThoseThatNoLaterStepTouches) {
+  Graph graph = parse_graph(R"(
+graph g (float32[4] x, float32[4] a [buffer "a"], float32[4] b [buffer "b"], float32[4] c [buffer "c"])
+    => (y, new_b [buffer_update "b"], new_a [buffer_update "a"]) {
+  new_b = Add(b, x)
+  t = Mul(x, c)
+  new_a = Mul(a, t)
+  y = Tanh(new_a)
+}
+)");
+  Session session(graph, cpu_kernels(), {.plan = {.updates_in_place = true}});
+  const auto plan = session.plan({{4}, {4}, {4}, {4}});
+  const auto each = finished_updates(session.graph(), *plan, 1);
+  ASSERT_EQ(each.size(), 2u);
+  EXPECT_EQ(each[0].outputs, std::vector<size_t>{1});
+  EXPECT_EQ(each[1].outputs, std::vector<size_t>{2});
+  EXPECT_EQ(each[0].end, 1u);
+  EXPECT_EQ(each[1].end, plan->num_forward_steps) << "new_a is read for y";
+  const auto together = finished_updates(session.graph(), *plan, 17);
+  ASSERT_EQ(together.size(), 1u);
+  EXPECT_EQ(together[0].outputs.size(), 2u);
+}
+
 // The names of the inputs that the backward reads where they are.
 std::vector<std::string> inputs_read(const Graph& graph, const ExecutionPlan& plan) {
   std::vector<std::string> names;

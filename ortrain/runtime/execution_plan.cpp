@@ -17,6 +17,7 @@
 #include "ortrain/plan/resolve_shapes.h"
 #include "ortrain/runtime/node_cost.h"
 #include "ortrain/runtime/node_limits.h"
+#include "ortrain/runtime/planned_constants.h"
 
 namespace ortrain {
 namespace {
@@ -48,7 +49,7 @@ class PlanMaker {
         kernels_(kernels),
         options_(options),
         shapes_(resolve_shapes(graph, input_dims)),
-        constant_of_(graph.num_values(), -1) {}
+        constants_(graph) {}
 
   std::shared_ptr<const ExecutionPlan> make() {
     static std::atomic<uint64_t> next_id{0};
@@ -67,6 +68,7 @@ class PlanMaker {
     assign_buffers();
     assign_outputs();
     place_and_emit();
+    take_constants();
     plan_.placed = place_constants(kernels_.device(), plan_.constants);
     if (plan_.placed.block) plan_.constant_bytes = plan_.placed.block->bytes();
     number_for_faults();
@@ -152,22 +154,15 @@ class PlanMaker {
     }
   }
 
-  void set_constant(ValueId id, TensorData data) {
-    constant_of_[index_of(id)] = static_cast<int>(plan_.constants.size());
-    plan_.constants.push_back(std::move(data));
-  }
-
-  bool is_constant_value(ValueId id) {
-    if (constant_of_[index_of(id)] >= 0) return true;
-    const Value& value = graph_.value(id);
-    if (value.kind != ValueKind::constant) return false;
-    set_constant(id, value.constant);
-    return true;
-  }
-
-  const void* constant_data(ValueId id) const {
-    const int index = constant_of_[index_of(id)];
-    return index < 0 ? nullptr : plan_.constants[static_cast<size_t>(index)].data();
+  // Kernels read what their arguments name, and nothing else of the constants.
+  void take_constants() {
+    std::vector<bool> is_read(constants_.size(), false);
+    for (const Location& location : plan_.args) {
+      if (location.kind == Location::Kind::constant) is_read[location.index] = true;
+    }
+    constants_.keep(is_read);
+    plan_.constant_bytes = constants_.result_bytes();
+    plan_.constants = constants_.take();
   }
 
   NodeSpec node_spec(const OpDef& def, const Node& node) const {
@@ -176,7 +171,7 @@ class PlanMaker {
     std::vector<const void*> constants;
     for (ValueId id : node.inputs) {
       inputs.push_back(spec_of(id));
-      constants.push_back(id == kNoValue ? nullptr : constant_data(id));
+      constants.push_back(id == kNoValue ? nullptr : constants_.data(id));
     }
     for (ValueId id : node.outputs) outputs.push_back(spec_of(id));
     return NodeSpec(def, node, std::move(inputs), std::move(outputs), std::move(constants));
@@ -189,10 +184,11 @@ class PlanMaker {
     }
     for (ValueId id : node.outputs) {
       if (id == kNoValue) continue;
-      set_constant(id, TensorData::from_ints(graph_.value(id).dtype, shapes_.dims[index_of(id)],
-                                             *shapes_.known[index_of(id)]));
-      plan_.constant_bytes += plan_.constants.back().bytes();
+      constants_.add_result(
+          id, TensorData::from_ints(graph_.value(id).dtype, shapes_.dims[index_of(id)],
+                                    *shapes_.known[index_of(id)]));
     }
+    constants_.computed(node);
     return true;
   }
 
@@ -202,15 +198,14 @@ class PlanMaker {
       if (fold_known(node)) continue;
       bool constant = true;
       for (ValueId input : node.inputs) {
-        if (input != kNoValue && !is_constant_value(input)) constant = false;
+        if (input != kNoValue && !constants_.has(input)) constant = false;
       }
       const OpDef& def = op_registry().get(node.domain, node.op);
       Work work;
       work.node = id;
       work.spec = node_spec(def, node);
       // What depends on constants alone is computed on the host.
-      if (constant && !def.draws_random_numbers &&
-          bytes_of_outputs(*work.spec) <= bytes_of<char>(kFoldBytes)) {
+      if (constant && !def.draws_random_numbers && may_fold(*work.spec)) {
         choose_kernel(work, cpu_kernels());
         if (evaluate(work)) continue;
         work.spec = node_spec(def, node);
@@ -218,6 +213,11 @@ class PlanMaker {
       choose_kernel(work, kernels_);
       work_.push_back(std::move(work));
     }
+  }
+
+  bool may_fold(const NodeSpec& spec) const {
+    const ByteCount bytes = bytes_of_outputs(spec);
+    return bytes <= bytes_of<char>(kFoldBytes) && constants_.have_room(bytes);
   }
 
   // Whatever shapes were inferred: a view shows nothing beside the bytes of its input.
@@ -272,7 +272,7 @@ class PlanMaker {
     std::vector<const void*> in;
     std::vector<void*> out;
     std::vector<TensorData> results;
-    for (ValueId id : node.inputs) in.push_back(id == kNoValue ? nullptr : constant_data(id));
+    for (ValueId id : node.inputs) in.push_back(id == kNoValue ? nullptr : constants_.data(id));
     for (ValueId id : node.outputs) {
       void* data = nullptr;
       results.push_back(id == kNoValue ? TensorData()
@@ -294,9 +294,9 @@ class PlanMaker {
     }
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] == kNoValue) continue;
-      plan_.constant_bytes += results[i].bytes();
-      set_constant(node.outputs[i], std::move(results[i]));
+      constants_.add_result(node.outputs[i], std::move(results[i]));
     }
+    constants_.computed(node);
     return true;
   }
 
@@ -372,6 +372,19 @@ class PlanMaker {
       is_output_[index_of(root_[index_of(output.value)])] = true;
     }
     refuse_exchanged_inputs();
+    find_shown_updates();
+  }
+
+  // What an input becomes may be another value's bytes seen in another shape, such as a sum behind
+  // a Reshape: that one goes into the input's memory.
+  void find_shown_updates() {
+    for (size_t k = 0; k < graph_.outputs().size(); ++k) {
+      const ValueId value = graph_.outputs()[k].value, root = root_[index_of(value)];
+      if (plan_.updated_input[k] < 0 || root == value) continue;
+      if (spec_of(root).bytes() != spec_of(value).bytes()) continue;
+      const auto [found, is_first] = update_of_.emplace(root, k);
+      if (!is_first) found->second = kTwice;
+    }
   }
 
   // Copies at the end would read what others of them have written.
@@ -420,10 +433,10 @@ class PlanMaker {
       sources_[index_of(graph_.inputs()[i].value)].location = {Location::Kind::input,
                                                                static_cast<uint32_t>(i), 0};
     }
-    for (size_t id = 0; id < constant_of_.size(); ++id) {
-      if (constant_of_[id] < 0) continue;
-      sources_[id].location = {Location::Kind::constant, static_cast<uint32_t>(constant_of_[id]),
-                               0};
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      const int index = constants_.index(static_cast<ValueId>(i));
+      if (index < 0) continue;
+      sources_[i].location = {Location::Kind::constant, static_cast<uint32_t>(index), 0};
     }
     for (const Work& work : work_) {
       const Node& node = graph_.node(work.node);
@@ -457,9 +470,9 @@ class PlanMaker {
   }
 
   Source source_of(ValueId id) {
-    if (is_constant_value(id) && sources_[index_of(id)].location.kind == Location::Kind::absent) {
+    if (constants_.has(id) && sources_[index_of(id)].location.kind == Location::Kind::absent) {
       sources_[index_of(id)].location = {Location::Kind::constant,
-                                         static_cast<uint32_t>(constant_of_[index_of(id)]), 0};
+                                         static_cast<uint32_t>(constants_.index(id)), 0};
     }
     return sources_[index_of(id)];
   }
@@ -736,7 +749,7 @@ class PlanMaker {
   const PlanOptions options_;
   ResolvedShapes shapes_;
   ExecutionPlan plan_;
-  std::vector<int> constant_of_;  // by ValueId: index into plan_.constants, or -1
+  PlannedConstants constants_;
   bool has_backward_ = false;
   std::map<ValueId, size_t> update_of_;  // which output updates an input with this value
   std::vector<Work> work_;

@@ -162,5 +162,79 @@ TEST(UpdatesInPlace, AreOutputsUnlessAskedFor) {
   EXPECT_EQ(plan->forward_output_bytes, 16U);
 }
 
+// Chains of constants are computed while planning; what only they read does not stay.
+TEST(ExecutionPlanFolding, KeepsWhatARunReads) {
+  std::string text =
+      "graph g (float32[1] x) => (y) {\n"
+      "  v0 = ConstantOfShape<value = float32[1] {1}>(int64[1] {262144})\n";
+  for (int i = 0; i < 200; ++i) text += str("  v", i + 1, " = Sin(v", i, ")\n");
+  text += "  r = ReduceSum<keepdims = 0>(v200)\n  y = Add(x, r)\n}\n";
+  Session session(parse_graph(text), cpu_kernels());
+  const auto plan = session.plan({{1}});
+  EXPECT_EQ(plan->steps.size(), 1U);
+  EXPECT_EQ(plan->constant_bytes, sizeof(float));
+  size_t held = 0;
+  for (const TensorData& constant : plan->constants) held += constant.bytes();
+  EXPECT_LT(held, 64U);
+}
+
+// Many results that all are wanted: as many as fit stay, the rest is computed in the runs.
+TEST(ExecutionPlanFolding, IsBounded) {
+  std::string text = "graph g (float32[1] x) => (";
+  std::string nodes;
+  for (int i = 0; i < 20; ++i) {
+    text += str(i > 0 ? ", " : "", "y", i);
+    nodes +=
+        str("  v", i, " = ConstantOfShape<value = float32[1] {", i, "}>(int64[1] {4194304})\n  s",
+            i, " = Sin(v", i, ")\n  y", i, " = Add(s", i, ", x)\n");
+  }
+  Session session(parse_graph(text + ") {\n" + nodes + "}\n"), cpu_kernels());
+  const auto plan = session.plan({{1}});
+  EXPECT_LE(plan->constant_bytes, size_t{128} << 20);
+  EXPECT_GT(plan->constant_bytes, size_t{96} << 20);
+  const float x = 0.25F;
+  const void* const inputs[] = {&x};
+  const auto outputs = RunContext(std::make_shared<Session>(
+                                      parse_graph(text + ") {\n" + nodes + "}\n"), cpu_kernels()),
+                                  plan)
+                           .forward(inputs);
+  for (int i = 0; i < 20; ++i) {
+    const auto* data = static_cast<const float*>(outputs[static_cast<size_t>(i)].block->data());
+    EXPECT_NEAR(data[4194303], std::sin(static_cast<float>(i)) + 0.25F, 1e-6F);
+  }
+}
+
+// A sum behind a Reshape is written where the input lies that it becomes, at once.
+TEST(ExecutionPlanUpdates, AreWrittenThroughViews) {
+  const char* const text = R"(
+graph g (float32[8, 4] x, float32[4] s [buffer "s"], float32[4] t [buffer "t"])
+    => (y, new_s [buffer_update "s"], new_t [buffer_update "t"]) {
+  sum = ReduceSum<keepdims = 1>(x, int64[1] {0})
+  new_s = Reshape(sum, int64[1] {4})
+  other = ReduceSum<keepdims = 1>(x, int64[1] {1})
+  part = Slice(other, int64[1] {2}, int64[1] {6}, int64[1] {0})
+  new_t = Reshape(part, int64[1] {4})
+  y = Add(sum, t)
+}
+)";
+  const auto session = std::make_shared<Session>(
+      parse_graph(text), cpu_kernels(), Session::Options{.plan = {.updates_in_place = true}});
+  const auto plan = session->plan({{8, 4}, {4}, {4}});
+  size_t copies = 0;
+  for (const PlanStep& step : plan->steps) copies += step.kernel == "copy";
+  EXPECT_EQ(copies, 1U) << "of what shows a part alone";
+  std::vector<float> x(32), s(4, -1), t{1, 2, 3, 4};
+  for (size_t i = 0; i < 32; ++i) x[i] = static_cast<float>(i);
+  const void* const inputs[] = {x.data(), s.data(), t.data()};
+  const auto outputs = RunContext(session, plan).forward(inputs);
+  const auto* y = static_cast<const float*>(outputs[0].block->data());
+  for (size_t j = 0; j < 4; ++j) {
+    const float sum = 8 * static_cast<float>(j) + 4 * 28;
+    EXPECT_EQ(s[j], sum);
+    EXPECT_EQ(y[j], sum + static_cast<float>(j + 1)) << "the old values are read";
+    EXPECT_EQ(t[j], 16 * static_cast<float>(j + 2) + 6);
+  }
+}
+
 }  // namespace
 }  // namespace ortrain

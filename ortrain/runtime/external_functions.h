@@ -17,7 +17,7 @@ namespace ortrain {
 // A tensor that an external function reads or writes: dense, row-major, valid during the call only.
 struct ExternalTensor {
   TensorSpec spec;
-  void* data = nullptr;  // null: absent
+  void* data = nullptr;            // null: absent
   const Device* device = nullptr;  // whose memory; null: the host's
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ortrain/base/byte_count.h"
 #include "ortrain/base/dtype.h"
 #include "ortrain/base/half.h"
 
@@ -110,9 +111,18 @@ void compare(const MaskReader& mask, int64_t batch, int64_t length, const uint8_
 std::optional<RowPacking> pack_rows(std::span<const MaskView> masks, int64_t batch, int64_t length,
                                     std::span<const int64_t> picked) {
   for (const int64_t position : picked) {
-    if (position >= length) return std::nullopt;
+    if (position < 0 || position >= length) return std::nullopt;
   }
-  std::vector<uint8_t> keep(static_cast<size_t>(batch * length), 0);
+  for (const MaskView& mask : masks) {
+    if (mask.dims.size() != 4) return std::nullopt;
+    const auto is = [&](size_t axis, int64_t extent) {
+      return mask.dims[axis] == 1 || mask.dims[axis] == extent;
+    };
+    if (!is(0, batch) || mask.dims[1] != 1 || !is(2, length) || mask.dims[3] != length) {
+      return std::nullopt;
+    }
+  }
+  std::vector<uint8_t> keep(static_cast<size_t>(count_elements(batch, length)), 0);
   for (size_t m = 0; m < masks.size(); ++m) {
     const MaskReader mask(masks[m], length);
     for (int64_t b = 0; b < batch; ++b) {

@@ -35,8 +35,9 @@ struct RowPacking {
 
 // Keeps the rows that some query sees as a key, and the positions `picked` of every sequence.
 // Nullopt where kept queries do not see all kept keys of their sequence, or all up to themselves;
-// where masks differ, add other numbers than 0 and minus a huge one; and where nearly all rows are
-// kept, so that nothing is gained.
+// where masks differ, have other shapes, add other numbers than 0 and minus a huge one; and where
+// nearly all rows are kept, so that nothing is gained. Throws ShapeError for more rows than there
+// can be.
 std::optional<RowPacking> pack_rows(std::span<const MaskView> masks, int64_t batch, int64_t length,
                                     std::span<const int64_t> picked);
 

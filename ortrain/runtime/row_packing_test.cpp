@@ -7,6 +7,8 @@
 
 #include <limits>
 
+#include "ortrain/base/error.h"
+
 namespace ortrain {
 namespace {
 
@@ -102,6 +104,23 @@ TEST(RowPacking, LeftPadding) {
   EXPECT_TRUE(made->causal);
   EXPECT_THAT(made->positions, ElementsAre(8, 9, 10, 11, 8, 8, 8, 8));
   EXPECT_THAT(made->picked, ElementsAre(ElementsAre(3)));
+}
+
+// A graph may promise a mask of as many keys as there are positions, and a call bring another.
+TEST(RowPacking, MasksOfOtherShapesAreLeftAlone) {
+  const std::vector<uint8_t> few{1, 1, 0, 0};
+  const std::vector<int64_t> picked{0};
+  const std::vector<Dims> shapes{{1, 1, 1, 4}, {2, 1, 1, 2}, {1, 1, 3, 4}, {1, 2, 1, 4}, {4}, {}};
+  for (const Dims& dims : shapes) {
+    const MaskView view{few.data(), DType::boolean, dims};
+    EXPECT_FALSE(pack_rows(std::span(&view, 1), 3, 4096, picked));
+  }
+  const MaskView fits{few.data(), DType::boolean, {1, 1, 1, 4}};
+  EXPECT_TRUE(pack_rows(std::span(&fits, 1), 8, 4, picked));
+  const std::vector<int64_t> before{-1};
+  EXPECT_FALSE(pack_rows(std::span(&fits, 1), 8, 4, before));
+  EXPECT_THROW(pack_rows({}, int64_t{1} << 40, int64_t{1} << 40, picked), ShapeError);
+  EXPECT_THROW(pack_rows({}, -1, 3, picked), ShapeError);
 }
 
 }  // namespace

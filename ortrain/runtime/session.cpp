@@ -81,7 +81,8 @@ void RunContext::make_blocks(std::span<const size_t> outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) output_blocks_[outputs[i]] = std::move(blocks[i]);
 }
 
-std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, void* stream) {
+std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, void* stream,
+                                           const ForwardStops& stops) {
   check(inputs.size() == plan_->inputs.size(), "one address per graph input is needed");
   release();
   Device& device = session_->device();
@@ -95,7 +96,16 @@ std::vector<RunOutput> RunContext::forward(std::span<const void* const> inputs, 
   nan_check_ = NanCheck(device, stream_);
   look_for_nan_in_inputs(false);
   try {
-    run_steps(0, plan_->num_forward_steps);
+    size_t begin = 0;
+    for (size_t i = 0; i < stops.ends.size(); ++i) {
+      const size_t end = std::min(std::max(stops.ends[i], begin), plan_->num_forward_steps);
+      run_steps(begin, end);
+      begin = end;
+      device.synchronize(stream_);
+      device.raise_faults();
+      stops.reached(i);
+    }
+    run_steps(begin, plan_->num_forward_steps);
     if (fault_count_ != nullptr) device.count_if_faulty(fault_count_, stream_);
     refuse_nan(result);
     device.raise_faults();
@@ -169,7 +179,7 @@ std::vector<RunOutput> RunContext::continue_backward(size_t end) {
 }
 
 void RunContext::replace_input(size_t input, const void* address) {
-  check(can_run_backward() && !in_backward(), "inputs are replaced between forward and backward");
+  check(can_run_backward(), "inputs are replaced between forward and backward, or between parts");
   check(input < inputs_.size(), "an input is replaced that the graph does not have");
   const bool is_staged = records() && plan_->staged_inputs[input] != ExecutionPlan::kNotStaged;
   if (!is_staged) inputs_[input] = address;

@@ -76,6 +76,13 @@ struct RunOutput {
   std::shared_ptr<Block> block;
 };
 
+// Steps of a plan between which `reached` is called, with the position of the one that was reached:
+// ascending, on the host behind all steps before it.
+struct ForwardStops {
+  std::vector<size_t> ends = {};
+  std::function<void(size_t)> reached = {};
+};
+
 // One forward in flight, and its backward: owns the arena with the values saved between them.
 // Several may exist at once for one session. Not thread-safe itself.
 class RunContext {
@@ -89,7 +96,9 @@ class RunContext {
   // address per graph input, null for those with role `gradient`; the memory must stay valid and
   // unchanged until backward is done. Returns one entry per graph output; those with role
   // `gradient` have no block yet. `stream`: the device's queue for all work of this forward.
-  std::vector<RunOutput> forward(std::span<const void* const> inputs, void* stream = nullptr);
+  // `stops`: where the caller is told how far it has come; what it throws ends the run.
+  std::vector<RunOutput> forward(std::span<const void* const> inputs, void* stream = nullptr,
+                                 const ForwardStops& stops = {});
   // Runs the backward steps. `gradients`: one address per graph input, null unless its role is
   // `gradient`. Returns one entry per graph output; only gradients have blocks. Afterwards the
   // context holds no memory; a second backward needs a forward first.
@@ -100,7 +109,8 @@ class RunContext {
   // The part with the plan's last step ends the backward.
   void begin_backward(std::span<const void* const> gradients, void* stream = nullptr);
   std::vector<RunOutput> continue_backward(size_t end);
-  // Lets the backward read the same values elsewhere: the caller may change what the forward read.
+  // Lets the rest of the backward read the same values elsewhere: the caller may change what the
+  // forward read.
   void replace_input(size_t input, const void* address);
   // Between the two, or between parts.
   bool in_backward() const { return next_step_.has_value(); }

@@ -54,6 +54,7 @@ LoadedArtifacts load_artifacts(const fs::path& folder, const KernelRegistry& ker
                                                      load_onnx(folder / kEvaluationModel), kernels);
   loaded.state = std::make_unique<TrainingState>();
   restore(*loaded.state, load_checkpoint(folder / kCheckpointFolder));
+  loaded.program->require_tensors(*loaded.state);
   return loaded;
 }
 

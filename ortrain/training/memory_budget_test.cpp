@@ -38,8 +38,8 @@ std::string layers(int count) {
     const std::string l = std::to_string(layer);
     text += "  a" + l + " = MatMul(h" + std::to_string(layer - 1) + ", w)\n";
     text += "  norm" + l + " = LayerNormalization <axis = -1> (a" + l + ", s)\n";
-    text +=
-        "  c" + l + " = ortrain::Dropout <stream = " + l + ", ratio = 0.25> (norm" + l + ", seed)\n";
+    text += "  c" + l + " = ortrain::Dropout <stream = " + l + ", ratio = 0.25> (norm" + l +
+            ", seed)\n";
     text += "  d" + l + " = Tanh(c" + l + ")\n";
     text += "  h" + l + " = Softmax <axis = 1> (d" + l + ")\n";
   }

@@ -93,6 +93,7 @@ class TrainingGraphMaker {
     if (kind == StepKind::first || kind == StepKind::next) {
       keep_gradients(kind == StepKind::first);
       finish();
+      keep_gradients_as_they_come(graph_);
       return std::move(graph_);
     }
     update();
@@ -436,6 +437,22 @@ bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind) {
   return (kind == StepKind::whole || kind == StepKind::last) && !needs_norm(options);
 }
 
+namespace {
+
+// The nodes of an order with others among them, each behind as many of the order as its key says.
+std::vector<NodeId> placed_after(const std::vector<NodeId>& nodes,
+                                 const std::multimap<size_t, NodeId>& after) {
+  std::vector<NodeId> order;
+  for (size_t i = 0; i <= nodes.size(); ++i) {
+    if (i > 0) order.push_back(nodes[i - 1]);
+    const auto [begin, end] = after.equal_range(i);
+    for (auto it = begin; it != end; ++it) order.push_back(it->second);
+  }
+  return order;
+}
+
+}  // namespace
+
 void update_as_gradients_come(Graph& graph) {
   std::set<std::string_view> parameters;
   for (const GraphInput& input : graph.inputs()) {
@@ -468,13 +485,42 @@ void update_as_gradients_come(Graph& graph) {
     }
     after.emplace(earliest, id);
   }
-  std::vector<NodeId> order;
-  for (size_t i = 0; i <= others.size(); ++i) {
-    if (i > 0) order.push_back(others[i - 1]);
-    const auto [begin, end] = after.equal_range(i);
-    for (auto it = begin; it != end; ++it) order.push_back(it->second);
+  graph.reorder(placed_after(others, after));
+}
+
+void keep_gradients_as_they_come(Graph& graph) {
+  const std::vector<std::vector<NodeId>> users = graph.users();
+  const auto is_read_by_it_alone = [&](ValueId value, NodeId id) {
+    return std::ranges::all_of(users[index_of(value)], [&](NodeId user) { return user == id; });
+  };
+  std::set<NodeId> sums;
+  for (const GraphOutput& output : graph.outputs()) {
+    const NodeId producer = graph.value(output.value).producer;
+    if (output.role != OutputRole::state_update || producer == kNoNode) continue;
+    const std::vector<ValueId>& inputs = graph.node(producer).inputs;
+    const bool ends_here = std::ranges::all_of(inputs, [&](ValueId value) {
+      return value == kNoValue || is_read_by_it_alone(value, producer);
+    });
+    if (ends_here) sums.insert(producer);
   }
-  graph.reorder(std::move(order));
+  std::vector<NodeId> others;
+  std::vector<size_t> made_at(graph.num_values(), 0);  // among the others, from 1
+  for (NodeId id : graph.order()) {
+    if (sums.contains(id)) continue;
+    others.push_back(id);
+    for (ValueId value : graph.node(id).outputs) {
+      if (value != kNoValue) made_at[index_of(value)] = others.size();
+    }
+  }
+  std::multimap<size_t, NodeId> after;
+  for (NodeId id : sums) {
+    size_t earliest = 0;
+    for (ValueId value : graph.node(id).inputs) {
+      if (value != kNoValue) earliest = std::max(earliest, made_at[index_of(value)]);
+    }
+    after.emplace(earliest, id);
+  }
+  graph.reorder(placed_after(others, after));
 }
 
 Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused) {

@@ -36,6 +36,10 @@ bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind);
 // or reads what they overwrite.
 void update_as_gradients_come(Graph& graph);
 
+// Puts what adds a gradient to those before it, or converts it, behind the node that makes the
+// gradient: it is final then, and the collectives of several processes can take it.
+void keep_gradients_as_they_come(Graph& graph);
+
 // The optimizer alone: reads kept gradients, updates the parameters. With `options.owned` it
 // updates slices: parameters, their states, and gradients of kind kOwnedGradient are vectors of
 // their elements; kept gradients are whole, and inputs only where their norm is needed. Throws

@@ -9,6 +9,7 @@
 #include "ortrain/base/error.h"
 #include "ortrain/ir/roles.h"
 #include "ortrain/passes/pipeline.h"
+#include "ortrain/runtime/backward_parts.h"
 
 namespace ortrain {
 namespace {
@@ -41,6 +42,46 @@ Dims concrete(const Shape& shape, const std::string& what) {
     dims.push_back(extent.constant());
   }
   return dims;
+}
+
+// Numbers that a step reads and writes, by target.
+std::optional<DType> type_of_number(std::string_view target) {
+  if (target == kStepNumber) return DType::i64;
+  if (target == kAllFinite) return DType::boolean;
+  if (target == kLearningRate || target == kLossScale || target == kGradientNorm) {
+    return DType::f64;
+  }
+  return std::nullopt;
+}
+
+// Files may say anything of inputs and outputs; what gradients and steps are made of is checked
+// here, and user outputs stand first, where callers look for them.
+Graph checked(Graph graph) {
+  for (const GraphInput& input : graph.inputs()) {
+    const Value& value = graph.value(input.value);
+    if (input.role == InputRole::gradient || input.role == InputRole::derived) {
+      throw InvalidModelError(str("input '", value.name, "' has the role ", name_of(input.role),
+                                  ", which no step gives a value"));
+    }
+    if (input.role != InputRole::state) continue;
+    if (const std::optional<DType> dtype = type_of_number(input.target)) {
+      require_fit(value, {*dtype, {}}, "'" + input.target + "'");
+    }
+  }
+  std::ranges::stable_partition(
+      graph.outputs(), [](const GraphOutput& output) { return output.role == OutputRole::user; });
+  return graph;
+}
+
+void require_tensors_of(const Graph& graph, const TrainingState& state) {
+  for (const GraphInput& input : graph.inputs()) {
+    if (input.role != InputRole::parameter && input.role != InputRole::buffer) continue;
+    const auto found = state.tensors.find(input.target);
+    if (found == state.tensors.end()) {
+      throw InvalidModelError(str("there is no value for '", input.target, "'"));
+    }
+    require_fit(graph.value(input.value), found->second.spec, "'" + input.target + "'");
+  }
 }
 
 // A parameter, buffer or state of the graph; a state is made, as zeros, where there is none.
@@ -91,26 +132,57 @@ void refuse_shared_memory(const Graph& graph, const TrainingState& state,
   }
 }
 
+// Where a run that keeps gradients stops to tell of those that are final.
+ForwardStops stops_for(const GradientListener& listener, const Graph& graph,
+                       const ExecutionPlan& plan) {
+  if (!listener.finished) return {};
+  const std::string suffix = state_target("", kAccumulatedGradient);
+  ForwardStops stops;
+  std::vector<std::vector<std::string>> parameters;
+  for (const FinishedUpdates& stretch : finished_updates(graph, plan, listener.bytes)) {
+    std::vector<std::string> names;
+    for (size_t k : stretch.outputs) {
+      const GraphOutput& output = graph.outputs()[k];
+      if (output.role != OutputRole::state_update || !output.target.ends_with(suffix)) continue;
+      names.push_back(output.target.substr(0, output.target.size() - suffix.size()));
+    }
+    if (names.empty()) continue;
+    stops.ends.push_back(stretch.end);
+    parameters.push_back(std::move(names));
+  }
+  stops.reached = [&listener, parameters = std::move(parameters)](size_t i) {
+    listener.finished(parameters[i]);
+  };
+  return stops;
+}
+
 }  // namespace
 
 TrainingProgram::TrainingProgram(Graph model, TrainingOptions options,
                                  const KernelRegistry& kernels, std::optional<Graph> evaluation)
-    : model_(std::move(model)),
-      evaluation_(std::move(evaluation)),
+    : model_(checked(std::move(model))),
       options_(std::move(options)),
       kernels_(&kernels),
-      trained_(trained_parameters(model_, options_)) {}
+      trained_(trained_parameters(model_, options_)) {
+  if (evaluation) evaluation_ = checked(std::move(*evaluation));
+}
 
 TrainingProgram::TrainingProgram(Graph training, Graph optimizer, Graph evaluation,
                                  const KernelRegistry& kernels)
-    : model_(std::move(training)),
-      evaluation_(std::move(evaluation)),
+    : model_(checked(std::move(training))),
+      evaluation_(checked(std::move(evaluation))),
       kernels_(&kernels),
       from_files_(true),
-      optimizer_(std::move(optimizer)) {
+      optimizer_(checked(std::move(optimizer))) {
   for (const GraphInput& input : optimizer_.inputs()) {
     if (input.role == InputRole::parameter) trained_.push_back(input.target);
   }
+}
+
+void TrainingProgram::require_tensors(const TrainingState& state) const {
+  require_tensors_of(model_, state);
+  if (evaluation_) require_tensors_of(*evaluation_, state);
+  if (from_files_) require_tensors_of(optimizer_, state);
 }
 
 std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
@@ -147,7 +219,8 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
 }
 
 StepResult TrainingProgram::run(TrainingState& state, size_t which,
-                                std::span<const InputTensor> inputs, size_t user_outputs) const {
+                                std::span<const InputTensor> inputs, size_t user_outputs,
+                                const GradientListener& listener) const {
   const std::shared_ptr<Session> session = this->session(which);
   const Graph& graph = session->graph();
   StepResult result;
@@ -228,7 +301,7 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
     RunContext context(session, plan);
     // What is kept has the batch's gradients in it even where the forward throws its fault.
     if (placed && keeps_gradients(which)) context.count_faults(state.undone() + 1);
-    result.outputs = context.forward(addresses, state.stream);
+    result.outputs = context.forward(addresses, state.stream, stops_for(listener, graph, *plan));
     // Scaling the loss decides on the host what comes next; nothing else waits for the device.
     if (placed && options_.scales_loss) {
       device.download(&numbers, base, sizeof(numbers), state.stream);
@@ -278,8 +351,8 @@ StepResult TrainingProgram::train_step(TrainingState& state,
   return result;
 }
 
-StepResult TrainingProgram::add_gradients(TrainingState& state,
-                                          std::span<const InputTensor> inputs) const {
+StepResult TrainingProgram::add_gradients(TrainingState& state, std::span<const InputTensor> inputs,
+                                          const GradientListener& listener) const {
   begin_gradients(state);
   StepKind kind = state.kept_batches == 0 ? StepKind::first : StepKind::next;
   if (from_files_ && kind == StepKind::first) {
@@ -289,7 +362,8 @@ StepResult TrainingProgram::add_gradients(TrainingState& state,
       state.device->zero(tensor.data, tensor.spec.bytes(), state.stream);
     }
   }
-  StepResult result = run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_));
+  StepResult result =
+      run(state, static_cast<size_t>(kind), inputs, count_user_outputs(model_), listener);
   ++state.kept_batches;
   return result;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,14 @@ struct StepResult {
   std::optional<RunOutput> gradient_norm_on_device;
 };
 
+// Is told of gradients as they become final, while the rest of the backward is still to come.
+struct GradientListener {
+  // Of gradients in a stretch of the backward, at least; the last stretch has what is left.
+  size_t bytes = 0;
+  // `parameters`: targets of those whose kept gradients are final. What it throws ends the run.
+  std::function<void(const std::vector<std::string>& parameters)> finished = {};
+};
+
 // One model made ready to train: graphs and plans for each kind of step, made when first needed.
 class TrainingProgram {
  public:
@@ -49,6 +58,10 @@ class TrainingProgram {
   const std::vector<std::string>& trained() const { return trained_; }
   Device& device() const { return kernels_->device(); }
 
+  // Throws InvalidModelError, DTypeError or ShapeError for a parameter or buffer that `state` has
+  // no fitting tensor for.
+  void require_tensors(const TrainingState& state) const;
+
   // Runs a batch. Its gradients are kept until `accumulation` batches are there; the last one runs
   // the optimizer with them in the same graph. `inputs`: one per model input of role user, in
   // order. Throws ShapeError and DTypeError naming an input that does not fit, OutOfMemoryError for
@@ -60,7 +73,9 @@ class TrainingProgram {
 
   // The same in two calls: `add_gradients` keeps the gradients of any number of batches, added to
   // those that are kept, and optimizer_step uses them. Gradients are divided by `accumulation`.
-  StepResult add_gradients(TrainingState& state, std::span<const InputTensor> inputs) const;
+  // `listener`: each trained parameter is told of once; nothing is called without `finished`.
+  StepResult add_gradients(TrainingState& state, std::span<const InputTensor> inputs,
+                           const GradientListener& listener = {}) const;
   StepResult optimizer_step(TrainingState& state) const;
   // Forgets the gradients that are kept; the next batch starts anew.
   static void reset_gradients(TrainingState& state) { state.kept_batches = 0; }
@@ -84,7 +99,7 @@ class TrainingProgram {
   std::shared_ptr<Session> session(size_t which) const;
   void begin_gradients(TrainingState& state) const;
   StepResult run(TrainingState& state, size_t which, std::span<const InputTensor> inputs,
-                 size_t user_outputs) const;
+                 size_t user_outputs, const GradientListener& listener = {}) const;
 
   Graph model_;
   std::optional<Graph> evaluation_;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <stdexcept>
 
 #include "ortrain/base/error.h"
 #include "ortrain/ir/text.h"
@@ -104,6 +106,107 @@ TEST(TrainingProgram, StepsInTwoCallsAsInOne) {
   EXPECT_EQ(two.state.kept_batches, 1) << "kept until they are given up";
   TrainingProgram::reset_gradients(two.state);
   EXPECT_THROW(two.program.optimizer_step(two.state), InvalidModelError);
+}
+
+// The last layer's gradient is final first; that of the first, which is used twice, last.
+constexpr char kLayers[] = R"(
+graph g (float32[b, 4] x, float32[4, 4] a [parameter grad], float32[4, 4] b [parameter grad],
+         float32[4, 4] c [parameter grad]) => (loss) {
+  p = MatMul(x, a)
+  q = MatMul(p, b)
+  t = Tanh(q)
+  r = MatMul(t, c)
+  s = MatMul(r, a)
+  loss = ReduceSum<keepdims = 0>(s)
+}
+)";
+
+struct Layers {
+  Layers() : program(parse_graph(kLayers), Training::with_loss(sgd(2)), cpu_kernels()) {
+    for (const char* name : {"a", "b", "c"}) {
+      std::vector<float> values(16);
+      for (size_t i = 0; i < 16; ++i) values[i] = static_cast<float>((i * 7 + *name) % 5) * 0.1F;
+      state.tensors[name] =
+          MutableTensor::copy_of(TensorData::from_values(DType::f32, {4, 4}, values));
+    }
+  }
+  std::vector<float> gradient(const std::string& name) const {
+    const auto* data = static_cast<const float*>(state.optimizer.at(name + ":grad").data);
+    return {data, data + 16};
+  }
+  void add(const GradientListener& listener = {}) {
+    const std::vector<float> rows{1, -2, 3, 4, 0.5, 1, -1, 2};
+    const InputTensor input{{DType::f32, {2, 4}}, rows.data()};
+    program.add_gradients(state, std::span(&input, 1), listener);
+  }
+
+  TrainingProgram program;
+  TrainingState state;
+};
+
+TEST(TrainingProgram, TellsOfGradientsWhenTheyAreFinal) {
+  Layers silent, told;
+  for (int batch = 0; batch < 2; ++batch) {  // the first keeps gradients, the second adds to them
+    silent.add();
+    std::vector<std::vector<std::string>> order;
+    std::map<std::string, std::vector<float>> seen;
+    told.add({1, [&](const std::vector<std::string>& parameters) {
+                order.push_back(parameters);
+                for (const std::string& name : parameters) seen[name] = told.gradient(name);
+              }});
+    EXPECT_THAT(order, ElementsAre(ElementsAre("c"), ElementsAre("b"), ElementsAre("a")));
+    for (const auto& [name, values] : seen) {
+      EXPECT_EQ(values, told.gradient(name)) << name << " has changed since";
+      EXPECT_EQ(values, silent.gradient(name)) << name;
+    }
+  }
+  // A bias, whose sum is a node of its own, is told of with its layer.
+  Graph graph = parse_graph(R"(
+graph g (float32[b, 4] x, float32[4, 4] a [parameter grad], float32[4] c [parameter grad],
+         float32[4, 4] d [parameter grad], float32[4] e [parameter grad]) => (loss) {
+  p = MatMul(x, a)
+  q = Add(p, c)
+  t = Tanh(q)
+  r = MatMul(t, d)
+  s = Add(r, e)
+  u = Mul(s, s)
+  loss = ReduceSum<keepdims = 0>(u)
+}
+)");
+  const TrainingProgram program(std::move(graph), Training::with_loss(sgd(2)), cpu_kernels());
+  TrainingState state;
+  for (const char* name : {"a", "c", "d", "e"}) {
+    const Dims dims = *name == 'a' || *name == 'd' ? Dims{4, 4} : Dims{4};
+    state.tensors[name] = MutableTensor::zeros({DType::f32, dims});
+  }
+  const std::vector<float> row{1, 2, 3, 4};
+  const InputTensor input{{DType::f32, {1, 4}}, row.data()};
+  for (int batch = 0; batch < 2; ++batch) {
+    std::string told_of;
+    program.add_gradients(state, std::span(&input, 1), {1, [&](const auto& parameters) {
+                                                          for (const std::string& name : parameters)
+                                                            told_of += name;
+                                                        }});
+    EXPECT_LT(std::max(told_of.find('d'), told_of.find('e')),
+              std::min(told_of.find('a'), told_of.find('c')))
+        << told_of;
+  }
+  // Small ones are told of together.
+  std::vector<std::vector<std::string>> order;
+  Layers few;
+  few.add({65, [&](const auto& parameters) { order.push_back(parameters); }});
+  EXPECT_THAT(order, ElementsAre(ElementsAre("c", "b"), ElementsAre("a")));
+}
+
+TEST(TrainingProgram, AListenerThatThrowsEndsTheRun) {
+  Layers layers;
+  EXPECT_THROW(
+      layers.add({1, [](const std::vector<std::string>&) { throw std::runtime_error("enough"); }}),
+      std::runtime_error);
+  EXPECT_EQ(layers.state.kept_batches, 0);
+  EXPECT_EQ(layers.state.runs, 0U);
+  layers.add();
+  EXPECT_EQ(layers.state.kept_batches, 1);
 }
 
 TEST(TrainingProgram, ClipsByTheNormOfAll) {
@@ -409,6 +512,52 @@ TEST(TrainingProgram, LambOnSlicesIsLambOnTheWhole) {
   ExternalFunctions::instance().remove("test::other_half");
   EXPECT_THAT(made, ::testing::Pointwise(::testing::FloatNear(1e-6F),
                                          Sliced::values(whole.state.tensors.at("w"))));
+}
+
+// Files may list outputs in any order.
+TEST(TrainingProgram, UserOutputsComeFirst) {
+  const char* const text =
+      "graph g (float32[b, 2] x, float32[2] w [parameter grad], float32[2] s [buffer \"s\"]) =>\n"
+      "    (moved [buffer_update \"s\"], loss, y) {\n"
+      "  moved = Add(s, w)\n  y = Mul(x, w)\n  loss = ReduceSum<keepdims = 0>(y)\n}";
+  Training training(sgd(), text);
+  training.set("s", {0, 0});
+  const StepResult result = training.step({1, 2});
+  ASSERT_EQ(result.outputs.size(), 2U);
+  ASSERT_NE(result.outputs[0].block, nullptr);
+  EXPECT_EQ(*static_cast<const float*>(result.outputs[0].block->data()), 1 * 1 + 2 * 2);
+  EXPECT_EQ(result.outputs[1].spec.dims, (Dims{1, 2}));
+  EXPECT_THAT(training.get("s"), ElementsAre(1, 2));
+}
+
+TEST(TrainingProgram, InputsThatNoStepGivesAreRefused) {
+  const auto refusal = [](const std::string& input) -> std::string {
+    const std::string text = "graph g (float32[b, 2] x, float32[2] w [parameter grad], " + input +
+                             ") => (loss) {\n  y = Mul(x, w)\n"
+                             "  loss = ReduceSum<keepdims = 0>(y)\n}";
+    try {
+      Training training(sgd(), text);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal("float32[2] d [gradient \"x\"]"), HasSubstr("has the role gradient"));
+  EXPECT_THAT(refusal("int64[2] d [derived]"), HasSubstr("has the role derived"));
+  EXPECT_THAT(refusal("float32 n [state \"optimizer:step\"]"),
+              HasSubstr("'optimizer:step' is int64, expected float32"));
+  EXPECT_THAT(refusal("float64[2] n [state \"optimizer:rate\"]"),
+              HasSubstr("has shape [], expected [2]"));
+  EXPECT_EQ(refusal("float64 n [state \"optimizer:rate\"]"), "");
+}
+
+TEST(TrainingProgram, RequiresFittingTensors) {
+  Training training(sgd());
+  training.program.require_tensors(training.state);
+  training.set("w", {1, 2, 3});
+  EXPECT_THROW(training.program.require_tensors(training.state), ShapeError);
+  training.state.tensors.erase("w");
+  EXPECT_THROW(training.program.require_tensors(training.state), InvalidModelError);
 }
 
 }  // namespace

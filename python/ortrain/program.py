@@ -14,7 +14,7 @@ from ortrain import _core, devices, progress
 from ortrain.memory_budget import MemoryBudget
 
 # Operators that run outside of the engine.
-_ESCAPES = frozenset({"External", "ExternalGrad"})
+ESCAPES = frozenset({"External", "ExternalGrad"})
 
 # Bytes of gradients that a part of a backward makes at least, parts at most, plans remembered.
 _LEAST_PART = 1 << 20
@@ -99,7 +99,7 @@ class Program:
         stages["passes"] = timing.seconds
         self.stages = stages
         nodes = graph.nodes()
-        self.num_escaped = sum(node["op"] in _ESCAPES for node in nodes)
+        self.num_escaped = sum(node["op"] in ESCAPES for node in nodes)
         self.num_native = len(nodes) - self.num_escaped
         limits = {} if budget is None else budget.session_options
         self.session = _core.Session(graph, device=provider, unfused=unfused, **limits)

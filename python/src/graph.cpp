@@ -61,6 +61,9 @@ OutputRole output_role(const std::string& name) {
   throw InvalidModelError(str("'", name, "' is no role of an output"));
 }
 
+// No operator has more; see Split.
+constexpr int kMostOutputs = 65536;
+
 // Builds a graph node by node; see capture/builder.py for the contract.
 class PythonGraphBuilder {
  public:
@@ -84,6 +87,9 @@ class PythonGraphBuilder {
 
   nb::object node(const std::string& op, nb::list inputs, nb::dict attrs, int outputs,
                   const std::string& name, const std::string& domain) {
+    if (outputs < 1 || outputs > kMostOutputs) {
+      throw InvalidModelError(str("[", op, " '", name, "'] ", outputs, " outputs"));
+    }
     const OpDef& def = op_registry().get(domain, op);
     std::vector<ValueId> ids;
     for (nb::handle input : inputs) {

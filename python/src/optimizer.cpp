@@ -413,6 +413,18 @@ class MultiTensorStep {
 
   static bool lies_flat(const TensorView& view) { return is_row_major(view) && !view.is_negated; }
 
+  // PyTorch writes to none that has several elements in one place, and would refuse it when others
+  // have been written.
+  static void refuse_repeated_elements(const TensorView& view) {
+    for (int i = 0; i < view.rank && view.strides != nullptr; ++i) {
+      if (view.dims[i] > 1 && view.strides[i] == 0) {
+        throw UnsupportedError(
+            "a tensor that is to be written has several elements in one place (expand()): pass a "
+            "copy, clone()");
+      }
+    }
+  }
+
   // Points `target` to a copy in the order of the parameter where the tensor's is another one. A
   // parameter with gaps or overlaps is itself worked on as a row-major copy. What is negated is
   // copied.
@@ -420,6 +432,7 @@ class MultiTensorStep {
              const TensorView& view, bool write_back) {
     const bool dense = is_dense(param);
     if (!view.is_negated && (dense ? same_order(param, view) : is_row_major(view))) return;
+    if (write_back) refuse_repeated_elements(view);
     nb::object copy = copy_in_order(tensor, param);
     target.data = view_anywhere(copy, "copy").data;
     copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});

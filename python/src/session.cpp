@@ -58,6 +58,7 @@ class Run {
     std::vector<const void*> addresses(inputs.size(), nullptr);
     kept_.clear();
     kept_.reserve(inputs.size());
+    addresses_.clear();
     samples_.clear();
     size_t next = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -67,6 +68,7 @@ class Run {
       samples_.push_back(sample(tensor));
       dims[i] = std::move(tensor.dims);
       addresses[i] = tensor.data;
+      addresses_.push_back(tensor.data);
       kept_.push_back(std::move(tensor.keep_alive));
     }
     std::vector<RunOutput> outputs;
@@ -114,6 +116,7 @@ class Run {
       addresses[i] = tensor.data;
       kept_gradients_.push_back(std::move(tensor.keep_alive));
     }
+    follow_inputs();
     void* const stream = current_stream(place_);
     nb::gil_scoped_release release;
     context_->begin_backward(addresses, stream);
@@ -123,6 +126,7 @@ class Run {
   nb::list continue_backward(size_t end) {
     const InUse in_use(*this);
     if (!context_) throw InternalError("continue_backward needs begin_backward first");
+    follow_inputs();
     std::vector<RunOutput> outputs;
     {
       nb::gil_scoped_release release;
@@ -197,7 +201,8 @@ class Run {
                              dims_str(context_->plan().inputs[i].dims)));
       }
       context_->replace_input(i, borrowed.data);
-      kept_.push_back(std::move(borrowed.keep_alive));
+      addresses_[position] = borrowed.data;
+      kept_[position] = std::move(borrowed.keep_alive);
       return;
     }
     throw InternalError(str("the graph has no input ", position));
@@ -231,6 +236,28 @@ class Run {
   nb::dict memory_plan() const { return context_ ? plan_sizes(context_->plan()) : nb::dict(); }
 
  private:
+  // A storage that has been resized lies elsewhere, or nowhere: `storage.resize_(0)` and back, as
+  // sharded trainers and offloading do between forward and backward. PyTorch's backward reads what
+  // is there then.
+  void follow_inputs() {
+    const std::vector<GraphInput>& inputs = session_->graph().inputs();
+    std::optional<BackwardReads> reads;
+    size_t next = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].role == InputRole::gradient || next >= kept_.size()) continue;
+      const size_t position = next++;
+      const TensorView view = view_anywhere(kept_[position], "an input");
+      if (view.data == addresses_[position]) continue;
+      if (!reads) reads = ortrain::backward_reads(session_->graph(), context_->plan());
+      const bool is_read = std::ranges::any_of(
+          reads->inputs, [&](const CallersMemory& memory) { return memory.index == i; });
+      if (!is_read) continue;
+      require_memory(view.data, view.dims, view.rank, describe(session_->graph(), inputs[i]));
+      context_->replace_input(i, view.data);
+      addresses_[position] = view.data;
+    }
+  }
+
   // Made and dropped with the interpreter's lock held.
   class InUse {
    public:
@@ -276,8 +303,9 @@ class Run {
   std::shared_ptr<Session> session_;
   dlpack::Device place_;
   std::optional<RunContext> context_;
-  std::vector<nb::object> kept_;
-  std::vector<uint64_t> samples_;  // of the inputs, at the forward
+  std::vector<nb::object> kept_;        // inputs, those with role `gradient` aside
+  std::vector<const void*> addresses_;  // where they lie
+  std::vector<uint64_t> samples_;       // of the inputs, at the forward
   std::vector<nb::object> kept_gradients_;
   bool planned_ = false;
   bool in_use_ = false;

@@ -87,6 +87,25 @@ nb::object contiguous(nb::handle tensor, const std::string& what) {
   return made.attr("contiguous")();
 }
 
+// PyTorch takes any byte but 0 for true, which it may be given by `view(torch.bool)`; kernels take
+// a bool for 0 or 1.
+bool has_other_bytes(const void* data, const int64_t* shape, int rank) {
+  size_t count = 1;
+  for (int i = 0; i < rank; ++i) count *= static_cast<size_t>(shape[i]);
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  constexpr size_t kBlock = 4096;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    unsigned char any = 0;
+    for (size_t i = begin, end = std::min(count, begin + kBlock); i < end; ++i) any |= bytes[i];
+    if (any > 1) return true;
+  }
+  return false;
+}
+
+nb::object with_plain_bools(nb::handle tensor) {
+  return tensor.attr("view")(nb::module_::import_("torch").attr("uint8")).attr("ne")(0);
+}
+
 [[noreturn]] void refuse_device(const std::string& what, nb::handle tensor,
                                 dlpack::Device expected = {dlpack::kCpu, 0}) {
   throw DeviceError(str(what, " is on device '", text_of(tensor.attr("device")), "', expected '",
@@ -186,6 +205,10 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
     BorrowedTensor result;
     result.data = static_cast<const char*>(view.data) + view.byte_offset;
     result.dtype = dtype;
+    if (dtype == DType::boolean && place.type == dlpack::kCpu &&
+        has_other_bytes(result.data, view.shape, view.ndim)) {
+      return borrow(with_plain_bools(tensor), what, place);
+    }
     result.dims.assign(view.shape, view.shape + view.ndim);
     result.keep_alive = nb::borrow(tensor);
     return result;
@@ -212,6 +235,10 @@ BorrowedTensor borrow(nb::handle tensor, const std::string& what, dlpack::Device
   }
   result.data = array.data();
   result.dtype = dtype;
+  if (dtype == DType::boolean && place.type == dlpack::kCpu &&
+      has_other_bytes(result.data, shape.data(), static_cast<int>(shape.size()))) {
+    return borrow(with_plain_bools(detached), what, place);
+  }
   result.dims = std::move(shape);
   result.keep_alive = nb::borrow(tensor);
   return result;

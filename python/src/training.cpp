@@ -188,6 +188,7 @@ void init_training(nb::module_& module) {
       .def_prop_rw("steps", &settled<&TrainingState::steps>, &set_settled<&TrainingState::steps>)
       .def_prop_rw("kept_batches", &settled<&TrainingState::kept_batches>,
                    &set_settled<&TrainingState::kept_batches>)
+      .def_rw("kept_parameters", &TrainingState::kept_parameters)
       .def_rw("seed", &TrainingState::seed)
       .def_rw("runs", &TrainingState::runs)
       .def(
@@ -220,6 +221,10 @@ void init_training(nb::module_& module) {
             });
           },
           nb::arg("targets"), "Forget all other tensors, and their states.")
+      .def(
+          "drop_state",
+          [](TrainingState& s, const std::string& target) { s.optimizer.erase(target); },
+          nb::arg("target"), "Forget a state of the optimizer, if there is one.")
       .def("clear_optimizer", [](TrainingState& s) { s.optimizer.clear(); });
 
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
@@ -257,12 +262,23 @@ void init_training(nb::module_& module) {
              return run_step(program, state, tensors,
                              [&](const auto& inputs) { return program.train_step(state, inputs); });
            })
-      .def("add_gradients",
-           [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors) {
-             return run_step(program, state, tensors, [&](const auto& inputs) {
-               return program.add_gradients(state, inputs);
-             });
-           })
+      .def(
+          "add_gradients",
+          [](const TrainingProgram& program, TrainingState& state, const nb::list& tensors,
+             const nb::object& finished, size_t bytes) {
+            GradientListener listener;
+            if (!finished.is_none()) {
+              listener = {bytes, [&](const std::vector<std::string>& parameters) {
+                            const nb::gil_scoped_acquire acquire;
+                            finished(parameters);
+                          }};
+            }
+            return run_step(program, state, tensors, [&](const auto& inputs) {
+              return program.add_gradients(state, inputs, listener);
+            });
+          },
+          nb::arg("state"), nb::arg("tensors"), nb::arg("finished").none() = nb::none(),
+          nb::arg("bytes") = 0)
       .def("optimizer_step",
            [](const TrainingProgram& program, TrainingState& state) {
              return run_step(program, state, nb::list(),

@@ -105,6 +105,10 @@ class CacheWantedError(CaptureError):
     may_be_cut = False
 
 
+class OutsideGradientError(UnseenStateError):
+    """The forward uses a tensor outside of the module that wants a gradient."""
+
+
 class ForeignModeError(CaptureError):
     """The call is made under a mode of PyTorch that sees, or changes, what operators do."""
 

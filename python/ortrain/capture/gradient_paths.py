@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ortrain.capture.captured import CapturedModule, OutputRole
-from ortrain.capture.errors import UnseenStateError
+from ortrain.capture.errors import OutsideGradientError, UnseenStateError
 from ortrain.capture.torch_internals import is_fake
 
 
@@ -89,7 +89,7 @@ def _reached(root: Any, bits: dict[int, int], known: dict[Any, int]) -> int:
 
 def _refuse_unknown(leaf: torch.Tensor, bits: Mapping[int, int]) -> None:
     if id(leaf) not in bits and not is_fake(leaf):
-        raise UnseenStateError(
+        raise OutsideGradientError(
             "it uses a tensor that lies outside of the module and wants a gradient, which a graph would not give"
         )
 

@@ -93,6 +93,15 @@ class Processes:
         if tensor.numel() > 0:
             dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), group=self._group)
 
+    def begin_all_reduce(self, tensor: torch.Tensor) -> Any:
+        """Begin to put the sum over the processes into a contiguous tensor that is not empty.
+
+        Returns:
+          What has a ``wait()``; until then the tensor belongs to the collective. All processes begin theirs in the
+          same order.
+        """
+        return dist.all_reduce(tensor, group=self._group, async_op=True)
+
     def broadcast(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Put the contents of a process's contiguous tensors, of any types, into those of all."""
         parts = [_bytes_of(t) for t in tensors if t.numel() > 0]

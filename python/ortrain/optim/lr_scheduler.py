@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -48,7 +49,22 @@ class _LRScheduler(abc.ABC):
         numbers = {"base": self._base, "last": self._last_lr[0] if self._last_lr else None}
         return {k: None if v is None else float(v).hex() for k, v in numbers.items()}
 
-    def _load_state(self, state: dict[str, Any]) -> None:
+    @staticmethod
+    def _check_state(state: Mapping[str, Any]) -> None:
+        """Raise ValueError where ``_load_state`` would not take a state."""
+        for name in ("base", "last"):
+            value = state.get(name, "")
+            if value is None:
+                continue
+            try:
+                is_rate = math.isfinite(float.fromhex(value))
+            except (TypeError, ValueError, OverflowError):
+                is_rate = False
+            if not is_rate:
+                raise ValueError(f"'{name}' is no finite number")
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        self._check_state(state)
         base, last = (
             None if state[k] is None else float.fromhex(state[k]) for k in ("base", "last")
         )

@@ -140,6 +140,9 @@ def migrate(
         except (SyntaxError, UnicodeDecodeError, ValueError, OSError) as error:
             typer.echo(f"{program}: {error}", err=True)
             raise typer.Exit(2) from error
+        except (RecursionError, MemoryError) as error:  # Python's parser has limits
+            typer.echo(f"{program}: nested too deeply for Python's parser", err=True)
+            raise typer.Exit(2) from error
         for change in found:
             missing |= not change.ours
             typer.echo(f"{program}:{change.line}: {change}")

@@ -28,6 +28,11 @@ class JoinedModule(nn.Module):
     ``loss_fn``.
     """
 
+    def __new__(cls, module: nn.Module, *_: object) -> JoinedModule:
+        """Return an instance of a class with the name of the module's, which errors give."""
+        kind = type(type(module).__name__, (cls,), {"__module__": cls.__module__})
+        return object.__new__(kind)
+
     def __init__(
         self, module: nn.Module, loss_fn: LossFunction | None, description: ModelDescription
     ) -> None:

@@ -10,7 +10,7 @@ of the step that comes next, int64 of shape [1].
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +67,88 @@ def tensor_of(what: str, value: Any) -> torch.Tensor:
         raise InvalidModelError(f"{what} is an array of {value.dtype}") from error
 
 
+def as_own(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of a state in the type that it is to have here.
+
+    Raises:
+      InvalidModelError: It holds nothing that can be read, or values that the type does not have.
+    """
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        kind = "on the device 'meta'" if tensor.device.type == "meta" else str(tensor.layout)
+        raise InvalidModelError(f"{what} is {kind}, expected a dense tensor")
+    if tensor.dtype == dtype:
+        return tensor
+    given, own = (str(t).removeprefix("torch.") for t in (tensor.dtype, dtype))
+    same_kind = (
+        tensor.is_floating_point() == dtype.is_floating_point
+        and tensor.is_complex() == dtype.is_complex
+        and (tensor.dtype == torch.bool) == (dtype == torch.bool)
+    )
+    if not same_kind:
+        raise InvalidModelError(f"{what} is {given}, the trainer has {own} there")
+    made = tensor.detach().to(dtype)
+    if dtype.is_floating_point:
+        lost = made.isinf() & tensor.isfinite()
+    else:
+        lost = made.to(tensor.dtype) != tensor
+    if bool(lost.any()):
+        raise InvalidModelError(f"{what} has {given} values that {own} does not hold")
+    return made
+
+
+def misfits(trainer: ORTTrainer, checkpoint: Any, *, strict: bool) -> list[str]:
+    """Return the states of a checkpoint that the trainer's optimizer cannot use.
+
+    Raises:
+      InvalidModelError: With ``strict``: there is one, or some states of a parameter are missing.
+    """
+    own = trainer.engine.tensors
+    if not checkpoint.has_optimizer or (strict and set(checkpoint.tensors) != set(own)):
+        return []  # which of another model cannot be loaded anyhow
+    kinds = _kinds_by_parameter(trainer)
+    trains = trainer.engine.trains
+    found: dict[str, set[str]] = {}
+    odd: list[str] = []
+    for target, tensor in checkpoint.optimizer.items():
+        name, _, kind = target.rpartition(":")
+        reason = ""
+        if name not in trains:
+            reason = "there is no such parameter"
+        elif kind not in (*kinds(name), "grad"):
+            reason = f"the optimizer keeps {', '.join(sorted(kinds(name))) or 'nothing'} of it"
+        elif tensor.dtype != state_dtype(own[name]) or tensor.shape != own[name].shape:
+            wanted = str(state_dtype(own[name])).removeprefix("torch.")
+            reason = (
+                f"it is {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, expected "
+                f"{wanted}{list(own[name].shape)}"
+            )
+        if not reason:
+            found.setdefault(name, set()).add(kind)
+        elif strict:
+            raise InvalidModelError(f"the checkpoint has the state '{target}': {reason}")
+        else:
+            odd.append(target)
+    for name, those in found.items():
+        missing = kinds(name) - those if those != {"grad"} else set()
+        if missing and strict and checkpoint.steps > 0:
+            raise InvalidModelError(
+                f"the checkpoint lacks the state '{name}:{min(missing)}' and has others of '{name}'"
+            )
+    return odd
+
+
+def _kinds_by_parameter(trainer: ORTTrainer) -> Callable[[str], set[str]]:
+    """Return what gives the engine's names of the states that are kept of a parameter."""
+    rule = trainer.optim_config.engine_options()
+    common = set(_core.optimizer_states(rule["step"], rule["attributes"]))
+    groups = {
+        name: set(_core.optimizer_states(rule["step"], {**rule["attributes"], **g["attributes"]}))
+        for g in rule["groups"]
+        for name in g["params"]
+    }
+    return lambda name: groups.get(name, common)
+
+
 def by_parameter(held: Any, rule: str) -> dict[str, Any]:
     """Return copies of the states of an engine's state or a checkpoint, by parameter.
 
@@ -77,7 +159,7 @@ def by_parameter(held: Any, rule: str) -> dict[str, Any]:
     result: dict[str, Any] = {_SHARED: {}}
     for target, tensor in held.optimizer.items():
         name, _, kind = target.rpartition(":")
-        result.setdefault(name, {})[_NAMES[kind]] = tensor.clone()
+        result.setdefault(name, {})[_NAMES.get(kind, kind)] = tensor.clone()
     count = torch.tensor([held.steps + 1])
     if rule != _COUNTS_EACH:
         result[_SHARED][_STEP] = count
@@ -155,7 +237,7 @@ def checked(
                 raise InvalidModelError(
                     f"{what} has shape {list(tensor.shape)}, the parameter {list(own[name].shape)}"
                 )
-            tensors[f"{name}:{_ENGINE_NAMES[kind]}"] = tensor.to(state_dtype(own[name]))
+            tensors[f"{name}:{_ENGINE_NAMES[kind]}"] = as_own(what, tensor, state_dtype(own[name]))
     if len(steps) > 1:
         counts = ", ".join(f"{where} {count + 1}" for count, where in sorted(steps.items()))
         raise InvalidModelError(f"states count different steps, and all take the same: {counts}")

@@ -19,6 +19,7 @@ from ortrain.logs import get_logger
 from ortrain.memory_budget import MemoryBudget
 from ortrain.onnx_export import save_graph, save_model
 from ortrain.optim.config import _OptimizerConfig
+from ortrain.report import ModuleReport
 from ortrain.trainer import state_dicts
 from ortrain.trainer.export_check import check_outputs
 from ortrain.trainer.model_description import ModelDescription
@@ -187,7 +188,7 @@ class ORTTrainer:
         Raises:
           TypeError: An input is missing, unknown or no tensor.
           ShapeError: An input does not have the shape that is described.
-          CaptureError: The model cannot be captured whole.
+          CaptureError: The model cannot be captured whole, and may not run in pieces (docs/trainer.md).
         """
         fetches = self._fetches(kwargs)
         inputs = self.model_desc.ordered(args, kwargs)
@@ -231,6 +232,10 @@ class ORTTrainer:
         """The counters, and what became of the latest step."""
         return self._info
 
+    def report(self) -> ModuleReport:
+        """Return what was captured, and what of the model runs in pieces or in PyTorch, and why."""
+        return self.engine.report()
+
     def save_as_onnx(
         self, path: str | Path, *, training: bool = False, include_loss: bool = False
     ) -> None:
@@ -245,12 +250,14 @@ class ORTTrainer:
 
         Raises:
           InvalidModelError: No step was made yet, so that shapes are not known.
+          CaptureError: The model runs in pieces.
           UnsupportedError: An operator has no form in standard operators, or not in the opset that
             ``_internal_use.onnx_opset_version`` asks for.
           FileError: It cannot be written.
         """
         if self._sample is None:
             raise InvalidModelError("save_as_onnx needs a train_step or eval_step before it")
+        self.engine.follow_module()
         if training:
             _, program = self.engine.training_program(self._sample)
             self.engine.make_states(program)

@@ -16,9 +16,13 @@ from ortrain.distributed import Processes, adasum
 from ortrain.errors import UnsupportedError
 from ortrain.trainer.agreement import agree, require_alike
 from ortrain.trainer.flat_layout import FlatLayout
+from ortrain.trainer.gradient_buckets import GradientBuckets
 from ortrain.trainer.sharded_states import ShardedStates
 from ortrain.trainer.sources import StepSource, Tensors
 from ortrain.trainer.step_engine import MadeStep, Result, StepEngine, StepOutcome
+
+# Bytes of gradients that a stretch of the backward makes, at least, before others hear of them.
+_STRETCH = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ class ParallelStepEngine(StepEngine):
             with the same learning rate and loss scale; nothing has changed.
           RuntimeError: Another process has ended.
         """
-        self._follow_module()
+        self.follow_module()
         made = self._make_alike(inputs)
         given = made.source.given(inputs)
         before = self.state.kept_batches
@@ -130,10 +134,7 @@ class ParallelStepEngine(StepEngine):
         if self._separate:
             outputs = self._add_reduced(made, given, before, last=last)
         else:
-            outputs = made.runs.add_gradients(self.state, given)[0]
-            self._plans = [made.runs.memory_plan]
-            if last:
-                self._reduce()
+            outputs = self._run(made, given, reduces=last)
         if made.buffers:
             self.processes.broadcast([self._tensors[name] for name in made.buffers])
         if not last:
@@ -202,11 +203,9 @@ class ParallelStepEngine(StepEngine):
             )
         self.state.kept_batches = 0  # the graph starts anew
         try:
-            outputs = made.runs.add_gradients(self.state, given)[0]
+            outputs = self._run(made, given, reduces=True)
         finally:
             self.state.kept_batches = before
-        self._plans = [made.runs.memory_plan]
-        self._reduce()
         for dtype, batch in self._gradients.items():
             if before == 0:
                 self._sums[dtype].copy_(batch)
@@ -218,15 +217,21 @@ class ParallelStepEngine(StepEngine):
         self.state.kept_batches = before + 1
         return outputs
 
-    def _reduce(self) -> None:
-        for dtype, flat in self._gradients.items():
-            if self._parallelism.adasum:
+    def _run(self, made: MadeStep, given: list[torch.Tensor], *, reduces: bool) -> Any:
+        """Run a batch and return the outputs; with ``reduces`` gradients are put together meanwhile."""
+        runs, gradients = made.runs, self._gradients
+        if not reduces or self._parallelism.adasum:
+            outputs = runs.add_gradients(self.state, given)[0]
+            for dtype, flat in gradients.items() if reduces else ():
                 adasum.all_reduce(flat, self._layout.parts(dtype), self.processes)
-            else:
-                self._average(flat)
+        else:
+            buckets = GradientBuckets(self._layout, gradients, self.processes, runs.trained)
+            outputs = runs.add_gradients(self.state, given, buckets.finished, _STRETCH)[0]
+            buckets.wait()
+        self._plans = [runs.memory_plan]
+        return outputs
 
     def _average(self, flat: torch.Tensor) -> None:
-        # As DistributedDataParallel does: gradients that are large overflow alike.
         flat.mul_(1.0 / self.processes.size)
         self.processes.all_reduce(flat)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
 from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction, Tensors
 from ortrain.trainer.model_description import ModelDescription
+from ortrain.trainer.piecewise_step import PiecewiseStep
 
 _log = logs.get_logger("ortrain")
 
@@ -79,6 +80,13 @@ class StepSource(Protocol):
 
     def settle(self) -> None:
         """Take what is there now, also what a capture has added, as what graphs are for."""
+
+    def in_pieces(self, options: Mapping[str, Any]) -> PiecewiseStep | None:
+        """Return what runs steps that no graph holds, with the options of a step; None where nothing does."""
+
+    @property
+    def name(self) -> str:
+        """What warnings call the model."""
 
     @property
     def state(self) -> int:
@@ -226,7 +234,6 @@ class ModuleSource:
             if not tensor.is_contiguous():
                 tensor.data = tensor.data.contiguous()
             result[name] = tensor.detach()
-        self.settle()
         return result
 
     def parameters(self) -> dict[str, bool]:
@@ -237,6 +244,15 @@ class ModuleSource:
 
     def settle(self) -> None:
         self._seen = self._look()
+
+    def in_pieces(self, options: Mapping[str, Any]) -> PiecewiseStep | None:
+        if self._lists is not None:
+            return None  # lists of operators are for graphs
+        return PiecewiseStep(self._joined, self._mode, options)
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
 
     @property
     def state(self) -> int:
@@ -390,6 +406,11 @@ class OnnxSource:
     def settle(self) -> None:
         """There is nothing that changes."""
 
+    def in_pieces(self, options: Mapping[str, Any]) -> PiecewiseStep | None:
+        """A model that is a graph has no pieces."""
+        return None
+
+    name = "the ONNX model"
     state = 0
 
     def keep_states(self, numbers: Iterable[int]) -> None:

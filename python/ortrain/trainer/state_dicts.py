@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core
+from ortrain.checkpoint_folder import read_checkpoint, tell_of_damage
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.trainer import optimizer_states
-from ortrain.trainer.optimizer_states import tensor_of
+from ortrain.trainer.kept_properties import KeptProperties
+from ortrain.trainer.optimizer_states import as_own, tensor_of
 
 if TYPE_CHECKING:
     from ortrain.amp import LossScaler
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 StateDict = dict[str, Any]
 
 _PROPERTY = "trainer"
+_COUNTERS = ("optimization_step", "step")
 
 
 def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
@@ -35,6 +37,7 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
 
     The keys are ``model``, ``optimizer``, ``trainer_options`` and ``train_step_info``.
     """
+    trainer.engine.follow_module()
     info, distributed = trainer.train_step_info, trainer.options.distributed
     result: StateDict = {
         "model": {"full_precision": pytorch_state_dict(trainer)},
@@ -66,6 +69,7 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     Raises:
       InvalidModelError: Names differ and ``strict`` is set, or shapes or element types do.
     """
+    trainer.engine.follow_module()
     own = _own_tensors(trainer)
     structured = isinstance(given.get("model"), Mapping) or (
         isinstance(given.get("optimizer"), Mapping) and "optimizer" not in own
@@ -77,10 +81,11 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
         tensors = _checked_tensors(own, tensors, strict)
     has_states = structured and "optimizer" in given
     states = optimizer_states.checked(trainer, own, given["optimizer"]) if has_states else None
+    counters = given.get("train_step_info", {}) if structured else {}
+    counts = {name: _count(name, counters[name]) for name in _COUNTERS if name in counters}
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if name in own:
-                own[name].copy_(tensor)
+            own[name].copy_(tensor)
     state = trainer.engine.state
     if states is not None:
         state.clear_optimizer()
@@ -90,9 +95,15 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
             state.steps = states.steps
     state.kept_batches = 0
     trainer.engine.adopt_state(optimizer=has_states)
-    counters = given.get("train_step_info", {}) if structured else {}
-    trainer.train_step_info.optimization_step = int(counters.get("optimization_step", state.steps))
-    trainer.train_step_info.step = int(counters.get("step", trainer.train_step_info.step))
+    info = trainer.train_step_info
+    info.optimization_step = counts.get("optimization_step", state.steps)
+    info.step = counts.get("step", info.step)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) < 2**62:
+        raise InvalidModelError(f"'{name}' is {value!r}, expected a whole number, 0 or more")
+    return int(value)
 
 
 def _own_tensors(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
@@ -120,7 +131,11 @@ def _checked_tensors(
             raise InvalidModelError(
                 f"'{name}' has shape {list(tensor.shape)}, the model's {list(own[name].shape)}"
             )
-    return tensors
+    return {
+        name: as_own(f"'{name}'", tensor, own[name].dtype)
+        for name, tensor in tensors.items()
+        if name in own
+    }
 
 
 # --- checkpoints
@@ -130,6 +145,7 @@ def save_checkpoint(
     trainer: ORTTrainer, folder: Path, user_dict: Mapping[str, Any], *, optimizer: bool, keep: int
 ) -> Path:
     """Write a checkpoint into a folder of them; see ``ORTTrainer.save_checkpoint``."""
+    trainer.engine.follow_module()
     info, config = trainer.train_step_info, trainer.optim_config
     kept: StateDict = {
         "optimization_step": info.optimization_step,
@@ -180,42 +196,49 @@ def the_one_folder(paths: Sequence[str | Path]) -> Path:
 def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> StateDict:
     """Read the newest complete checkpoint; see ``ORTTrainer.load_checkpoint``."""
     engine = trainer.engine
+    engine.follow_module()
     checkpoint = _read_alike(engine, folder)
-    if checkpoint.passed_over:
-        warnings.warn(
-            f"checkpoint '{checkpoint.path}' is loaded, since newer ones are damaged: "
-            f"{'; '.join(checkpoint.passed_over)}",
-            stacklevel=3,
-        )
-    kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
-    name = kept.get("optimizer", trainer.optim_config.name)
+    tell_of_damage(checkpoint, stacklevel=3)
+    kept = engine.everywhere(
+        lambda: KeptProperties.parse(checkpoint.properties.get(_PROPERTY, "{}"))
+    )
+    name = kept.optimizer or trainer.optim_config.name
     if checkpoint.has_optimizer and strict and name != trainer.optim_config.name:
         raise InvalidModelError(
             f"the checkpoint has the states of {name}, the trainer is {trainer.optim_config.name}"
         )
 
     engine.everywhere(lambda: _check_kept(trainer, kept, strict=strict))
+    odd = engine.everywhere(lambda: optimizer_states.misfits(trainer, checkpoint, strict=strict))
     engine.everywhere(lambda: _core.restore_checkpoint(engine.state, checkpoint, strict))
-    if "accumulation" in kept:
+    for target in odd:
+        engine.state.drop_state(target)
+    if kept.accumulation is not None:
         # The rest of the batches is scaled as those before were.
-        engine.state.loss_scale = kept["accumulation"]["loss_scale"]
+        engine.state.loss_scale = kept.accumulation.loss_scale
     engine.adopt_state(optimizer=True, seed=engine.state.seed)
     increment_version(list(engine.tensors.values()))
     info = trainer.train_step_info
-    info.optimization_step = kept.get("optimization_step", checkpoint.steps)
-    info.step = kept.get("step", checkpoint.steps)
-    if "lr" in kept:
-        trainer.optim_config.lr = float.fromhex(kept["lr"])
-    if trainer.options.lr_scheduler is not None and "scheduler" in kept:
-        trainer.options.lr_scheduler._load_state(kept["scheduler"])
+    steps = checkpoint.steps
+    info.optimization_step = steps if kept.optimization_step is None else kept.optimization_step
+    info.step = steps if kept.step is None else kept.step
+    if kept.lr is not None:
+        trainer.optim_config.lr = kept.lr
+    if trainer.options.lr_scheduler is not None and kept.scheduler is not None:
+        trainer.options.lr_scheduler._load_state(kept.scheduler)
     scaler = trainer.loss_scaler
     if scaler is not None and _fitting_scaler_state(scaler, kept):
-        scaler._load_state(kept["loss_scaler"]["state"])
-    user: StateDict = kept.get("user", {})
-    return user
+        scaler._load_state(kept.loss_scaler.state)
+    return dict(kept.user)
 
 
-def _check_kept(trainer: ORTTrainer, kept: Mapping[str, Any], *, strict: bool) -> None:
+def _check_kept(trainer: ORTTrainer, kept: KeptProperties, *, strict: bool) -> None:
+    scheduler = trainer.options.lr_scheduler
+    if scheduler is not None and kept.scheduler is not None:
+        try:
+            scheduler._check_state(kept.scheduler)
+        except ValueError as error:
+            raise InvalidModelError(f"the checkpoint's learning rates: {error}") from error
     _check_scaler(trainer, kept, strict=strict)
     _check_accumulation(trainer, kept)
 
@@ -224,39 +247,39 @@ def _scales(trainer: ORTTrainer) -> bool:
     return trainer.loss_scaler is not None and trainer.loss_scaler.enabled
 
 
-def _fitting_scaler_state(scaler: LossScaler, kept: Mapping[str, Any]) -> bool:
+def _fitting_scaler_state(scaler: LossScaler, kept: KeptProperties) -> bool:
     """Tell whether a checkpoint has the state of a scaler of this kind that was not disabled."""
-    given = kept.get("loss_scaler")
-    return given is not None and given["kind"] == scaler._kind and bool(given["state"])
+    given = kept.loss_scaler
+    return given is not None and given.kind == scaler._kind and bool(given.state)
 
 
-def _check_scaler(trainer: ORTTrainer, kept: Mapping[str, Any], *, strict: bool) -> None:
+def _check_scaler(trainer: ORTTrainer, kept: KeptProperties, *, strict: bool) -> None:
     """Raise InvalidModelError where the state of the loss scaler does not fit the trainer's."""
-    scaler, given = trainer.loss_scaler, kept.get("loss_scaler")
+    scaler, given = trainer.loss_scaler, kept.loss_scaler
     if scaler is None or given is None:
         return
-    if strict and given["kind"] != scaler._kind:
+    if strict and given.kind != scaler._kind:
         raise InvalidModelError(
-            f"the checkpoint has the state of a {given['kind']}, the trainer's loss scaler is a "
+            f"the checkpoint has the state of a {given.kind}, the trainer's loss scaler is a "
             f"{scaler._kind}"
         )
     if _fitting_scaler_state(scaler, kept):
         try:
-            scaler._check_state(given["state"])
+            scaler._check_state(given.state)
         except ValueError as error:
             raise InvalidModelError(f"the checkpoint's loss scaler: {error}") from error
 
 
-def _check_accumulation(trainer: ORTTrainer, kept: Mapping[str, Any]) -> None:
+def _check_accumulation(trainer: ORTTrainer, kept: KeptProperties) -> None:
     """Raise InvalidModelError where gradients of a step's first batches do not fit the rest of it.
 
     They have been divided by the number of batches, and hold the loss scale. The number of
     processes may be another: each of their batches had its part of the mean.
     """
-    accumulation = kept.get("accumulation")
+    accumulation = kept.accumulation
     if accumulation is None:
         return
-    batches, number, scale = (accumulation[key] for key in ("batches", "of", "loss_scale"))
+    batches, number, scale = accumulation.batches, accumulation.of, accumulation.loss_scale
     own = trainer.options.batch.gradient_accumulation_steps
     if number != own:
         raise InvalidModelError(
@@ -303,13 +326,16 @@ def _checked_user_dict(given: Mapping[str, Any]) -> StateDict:
 
 def read_state_dict(folder: Path, *, pytorch_format: bool) -> StateDict:
     """Return what ``state_dict`` gave when the newest checkpoint of a folder was written."""
-    checkpoint = _core.load_checkpoint(folder)
+    checkpoint = read_checkpoint(folder, stacklevel=3)
     tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
     if pytorch_format:
         return tensors
-    kept = json.loads(checkpoint.properties.get(_PROPERTY, "{}"))
+    kept = KeptProperties.parse(checkpoint.properties.get(_PROPERTY, "{}"))
     return {
         "model": {"full_precision": tensors},
-        "optimizer": optimizer_states.by_parameter(checkpoint, kept.get("optimizer", "")),
-        "train_step_info": {k: kept.get(k, 0) for k in ("optimization_step", "step")},
+        "optimizer": optimizer_states.by_parameter(checkpoint, kept.optimizer or ""),
+        "train_step_info": {
+            "optimization_step": kept.optimization_step or 0,
+            "step": kept.step or 0,
+        },
     }

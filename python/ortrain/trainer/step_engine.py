@@ -12,10 +12,14 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core, devices, logs, progress, progress_display
+from ortrain.capture.errors import CaptureError, OutsideGradientError
 from ortrain.errors import InvalidModelError
+from ortrain.fallback import is_strict, tell_fallback
 from ortrain.memory_budget import MemoryBudget
-from ortrain.program import Program
+from ortrain.program import ESCAPES, Program
+from ortrain.report import CaptureRecord, ModuleReport
 from ortrain.trainer.flat_layout import state_dtype
+from ortrain.trainer.piecewise_step import PiecewiseStep
 from ortrain.trainer.sources import StepGraph, StepSource, Tensors
 
 Result = TypeVar("Result")
@@ -54,6 +58,20 @@ class MadeStep:
     runs: Any  # a TrainingProgram or a Session
     state: int  # of the model, that it holds for
     buffers: tuple[str, ...] = ()  # those that a training step writes
+
+    def record(self, training: bool) -> CaptureRecord:
+        """Return what a report says of it."""
+        nodes = self.source.graph.nodes()
+        escaped = sum(node["op"] in ESCAPES for node in nodes)
+        return CaptureRecord(
+            reason="a graph with the optimizer" if training else "a graph",
+            training=training,
+            native_nodes=len(nodes) - escaped,
+            fallback="",
+            aten_nodes=0,
+            stages={},
+            escaped_nodes=escaped,
+        )
 
 
 class StepEngine:
@@ -95,6 +113,9 @@ class StepEngine:
         self._training: list[MadeStep] = []
         self._told_of_states = False
         self._evaluation: list[MadeStep] = []
+        # What runs steps that no graph holds, and of which kind there are some: training or not.
+        self._pieces: PiecewiseStep | None = None
+        self._in_pieces: set[bool] = set()
         self.share_tensors()
 
     def share_tensors(self) -> None:
@@ -110,6 +131,7 @@ class StepEngine:
         trains = self.source.parameters()
         self._requires_grad = {n: yes and n not in self._frozen for n, yes in trains.items()}
         self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
+        self.source.settle()  # only now: what could not be taken is looked at again
 
     @property
     def tensors(self) -> Tensors:
@@ -126,20 +148,49 @@ class StepEngine:
         """Bytes that the latest training step needed; empty before the first."""
         return self._training[-1].runs.memory_plan if self._training else {}
 
+    def report(self) -> ModuleReport:
+        """Return what was captured, and what of the model runs in pieces or in PyTorch."""
+        made = [
+            *(m.record(True) for m in self._training),
+            *(m.record(False) for m in self._evaluation),
+        ]
+        pieces = self._pieces
+        if pieces is None:
+            return ModuleReport(made)
+        return ModuleReport(made + pieces.captures, pieces.pieces)
+
+    def follow_module(self) -> None:
+        """Take over tensors that were replaced or moved, and flags that were set, since the last step.
+
+        Whoever reads or writes the state has to: it names memory, which is no longer the model's then.
+        """
+        if not self.source.changed():
+            return
+        # Element types, what is trained, and modes of layers stand in the graphs, each of which is for one state.
+        self.share_tensors()
+        if self._in_pieces:  # which hold for any state
+            self._forget_states()
+
     def train_step(self, inputs: Tensors) -> StepOutcome:
         """Run a batch, and the optimizer when it is due.
 
+        Where no graph holds the model whole, forward and backward run in pieces.
+
         Raises:
-          CaptureError: The model cannot be captured whole.
+          CaptureError: The model cannot be captured whole, and may not run in pieces: a limit of memory is
+            set, it is an ONNX model, or ORTRAIN_STRICT is.
           ShapeError: An input does not fit the graph.
           OutOfMemoryError: The step needs more than ``memory_limit``, or cannot be brought down to
             the budget; nothing has changed.
         """
-        self._follow_module()
+        self.follow_module()
         devices.follow_tf32(self._device)
-        made = self._find(self._training, inputs) or self._make_training(inputs)
-        given = made.source.given(inputs)
-        outputs, updated, finite, norm = made.runs.train_step(self.state, given)
+        made = self._find_or_make(inputs, training=True)
+        if made is None:
+            outputs, updated, finite, norm = self._train_in_pieces(inputs)
+        else:
+            given = made.source.given(inputs)
+            outputs, updated, finite, norm = made.runs.train_step(self.state, given)
         if updated:
             increment_version(self._trained)
         return StepOutcome(outputs, updated, finite, norm)
@@ -148,11 +199,13 @@ class StepEngine:
         """Run the model alone, as in eval mode.
 
         Raises:
-          CaptureError: The model cannot be captured whole.
+          CaptureError: As train_step.
         """
-        self._follow_module()
+        self.follow_module()
         devices.follow_tf32(self._device)
-        made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
+        made = self._find_or_make(inputs, training=False)
+        if made is None:
+            return self._evaluate_in_pieces(inputs)
         user = iter(made.source.given(inputs))
         given = []
         for entry in made.source.graph.inputs:
@@ -221,13 +274,6 @@ class StepEngine:
         """Return the result of an action; where it fails in one process it does in all."""
         return action()
 
-    def _follow_module(self) -> None:
-        """Take over tensors that were replaced, and flags that were set, since the last step."""
-        if not self.source.changed():
-            return
-        # Element types, what is trained, and modes of layers stand in the graphs, each of which is for one state.
-        self.share_tensors()
-
     def _find(self, made: list[MadeStep], inputs: Tensors) -> MadeStep | None:
         state = self.source.state
         for position in range(len(made) - 1, -1, -1):
@@ -239,7 +285,7 @@ class StepEngine:
     def _keep(self, made: list[MadeStep], new: MadeStep) -> MadeStep:
         made.append(new)
         del made[:-_MOST_GRAPHS]
-        self.source.keep_states({each.state for each in (*self._training, *self._evaluation)})
+        self._forget_states()
         states = {each.state for each in made}
         if len(states) >= _MANY_STATES and not self._told_of_states:
             self._told_of_states = True
@@ -249,6 +295,61 @@ class StepEngine:
                 len(states),
             )
         return new
+
+    def _forget_states(self) -> None:
+        self.source.keep_states({each.state for each in (*self._training, *self._evaluation)})
+
+    # --- in pieces
+
+    def _find_or_make(self, inputs: Tensors, *, training: bool) -> MadeStep | None:
+        """Return the graph of a call; None where it is to run in pieces."""
+        made = self._find(self._training if training else self._evaluation, inputs)
+        if made is not None or training in self._in_pieces:
+            return made
+        try:
+            return self._make_training(inputs) if training else self._make_evaluation(inputs)
+        except CaptureError as error:
+            limits = ("memory_limit", "max_bytes", "max_share")
+            if is_strict() or any(self._options[name] for name in limits):
+                raise  # what pieces take nobody knows beforehand
+            if isinstance(error, OutsideGradientError):
+                raise  # which nothing here would train
+            if self._pieces is None:
+                self._pieces = self.source.in_pieces(self._options)
+            if self._pieces is None:
+                raise
+            _log.info("no graph holds a step whole: %s", error)
+            return None
+
+    def _train_in_pieces(
+        self, inputs: Tensors
+    ) -> tuple[list[torch.Tensor], bool, bool, float | torch.Tensor | None]:
+        pieces, state = self._pieces, self.state
+        outputs = pieces.add_gradients(state, inputs, self._take_new_tensors)
+        self._has_run_in_pieces(training=True)
+        updated, finite, norm = False, True, None
+        if state.kept_batches >= self._options["accumulation"]:
+            updated, finite, norm = pieces.optimizer_step(state)
+        return list(outputs.values()), updated, finite, norm
+
+    def _evaluate_in_pieces(self, inputs: Tensors) -> list[torch.Tensor]:
+        outputs = self._pieces.evaluate(inputs)
+        self._has_run_in_pieces(training=False)
+        return list(outputs.values())
+
+    def _take_new_tensors(self) -> dict[str, bool]:
+        """Take in what a forward may have made; return whether each parameter is trained."""
+        self.follow_module()
+        return self._requires_grad
+
+    def _has_run_in_pieces(self, *, training: bool) -> None:
+        """Leave calls of a kind to pieces, now that one has run; the first time, say so."""
+        if training in self._in_pieces:
+            return
+        self._in_pieces.add(training)
+        told = self._pieces.captures[-1:]
+        if told and (len(self._in_pieces) == 1 or told[0].training == training):
+            tell_fallback(self.source.name, told[0])
 
     def _make_training(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=True)

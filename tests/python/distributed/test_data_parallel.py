@@ -20,7 +20,9 @@ from training_runs import CLASSES, FEATURES, Run, batch, make, share, train, wei
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim, ort_trainer
 from ortrain.amp import DynamicLossScaler
+from ortrain.distributed import Processes
 from ortrain.errors import InvalidModelError
+from ortrain.trainer import gradient_buckets, parallel_step_engine
 
 Group = Callable[[int], Ranks]
 
@@ -67,6 +69,51 @@ def test_accumulated_batches(group: Group, stage: int, once: bool, clip: bool) -
     }
     given = {"batches": 3, "clip": clip, "distributed": distributed}
     check_alike(group(2).run(run, 9, "adam", given), run_alone(9, "adam", given))
+
+
+def run_in_buckets(steps: int, given: dict[str, Any]) -> tuple[Run, list[str]]:
+    """Train with small buckets; also return what happened in the latest batch."""
+    events: list[str] = []
+    before = gradient_buckets._BUCKET, parallel_step_engine._STRETCH, Processes.begin_all_reduce
+    gradient_buckets._BUCKET, parallel_step_engine._STRETCH = 256, 1
+
+    def begin(self: Processes, tensor: torch.Tensor) -> Any:
+        events.append(f"{tensor.numel()} elements")
+        return before[2](self, tensor)
+
+    def finished(self: gradient_buckets.GradientBuckets, parameters: list[str]) -> None:
+        events.append(f"gradients of {sorted(parameters)}")
+        tells(self, parameters)
+
+    tells = gradient_buckets.GradientBuckets.finished
+    Processes.begin_all_reduce = begin
+    gradient_buckets.GradientBuckets.finished = finished
+    try:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        trainer = make(size, "adam", seed=1 + rank, **given)
+        losses = train(trainer, rank, size, steps - 1)
+        events.clear()
+        losses += train(trainer, rank, size, 1)
+        return Run(losses, weights_of(trainer)), events
+    finally:
+        gradient_buckets._BUCKET, parallel_step_engine._STRETCH, Processes.begin_all_reduce = before
+        gradient_buckets.GradientBuckets.finished = tells
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_go_while_the_backward_goes_on(group: Group, stage: int, once: bool) -> None:
+    distributed = {
+        "allreduce_post_accumulation": once,
+        "deepspeed_zero_optimization": {"stage": stage},
+    }
+    given = {"batches": 2, "distributed": distributed}
+    results = group(2).run(run_in_buckets, 6, given)
+    check_alike([run for run, _ in results], run_alone(6, "adam", given))
+    assert results[0][1] == results[1][1]
+    events = results[0][1]
+    first_layer = next(i for i, e in enumerate(events) if e.startswith("gradients") and "0." in e)
+    assert any(e.endswith("elements") for e in events[:first_layer]), events
 
 
 @pytest.mark.long

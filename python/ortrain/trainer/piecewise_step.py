@@ -1,0 +1,182 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a module that no graph holds whole: pieces of its forward and backward, the optimizer in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain import _core, devices
+from ortrain.capture.dtypes import onnx_code
+from ortrain.engine import Engine
+from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.pieces import Pieces
+from ortrain.report import CaptureRecord
+from ortrain.trainer.flat_layout import state_dtype
+
+Tensors = dict[str, torch.Tensor]
+
+
+class PiecewiseStep:
+    """Runs forward and backward of a module as an ORTModule would, and the optimizer on the engine.
+
+    Gradients are what autograd leaves; the parameters' own ``grad`` stays as it is.
+
+    Args:
+      module: Returns its outputs by name.
+      mode: Returns what a forward runs in: modes of layers, of gradients, autocast.
+      options: As for StepEngine.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mode: Callable[[bool], AbstractContextManager[Any]],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._module = module
+        self._mode = mode
+        self._options = dict(options)
+        self._engine = Engine(module, cut=Pieces, tells=False)
+        self._optimizers: dict[tuple[str, ...], Any] = {}
+
+    def evaluate(self, inputs: Tensors) -> Tensors:
+        """Return the outputs of the forward alone, as in eval mode."""
+        return self._forward(inputs, training=False)
+
+    def add_gradients(
+        self, state: Any, inputs: Tensors, trains: Callable[[], Mapping[str, bool]]
+    ) -> Tensors:
+        """Run a batch; add its gradients to those that the state keeps.
+
+        Args:
+          state: A TrainingState.
+          inputs: By name; the forward gets copies.
+          trains: Called behind the forward, which may make parameters: returns whether each is to be
+            trained, by name.
+
+        Returns:
+          The outputs.
+
+        Raises:
+          InvalidModelError: The loss is no single float, or depends on nothing that is trained.
+          UnsupportedError: Earlier batches of the same optimizer step train other parameters.
+        """
+        outputs = self._forward(inputs, training=True)
+        trained = trains()
+        loss = self._checked_loss(outputs)
+        # Scaled in float32, which holds factors that 16 bits do not.
+        wide = loss.to(state_dtype(loss)).sum()
+        factor = state.loss_scale / self._options["accumulation"]
+        with self._gradients_apart() as parameters:
+            (wide * factor).backward()
+            gradients = {
+                name: p.grad
+                for name, p in parameters.items()
+                if p.grad is not None and trained.get(name, False)
+            }
+        if not gradients:
+            raise InvalidModelError(
+                f"the loss '{self._options['loss']}' depends on no parameter that is trained"
+            )
+        self._keep(state, gradients)
+        return {name: output.detach() for name, output in outputs.items()}
+
+    def optimizer_step(self, state: Any) -> tuple[bool, bool, float | torch.Tensor | None]:
+        """Update the parameters by the gradients that are kept, and forget these.
+
+        Returns:
+          Whether anything was updated, whether gradients were finite, and their norm where it is known.
+        """
+        trained = tuple(state.kept_parameters)
+        if trained not in self._optimizers:
+            self._optimizers[trained] = self._optimizer_of(trained)
+        _, updated, finite, norm = self._optimizers[trained].optimizer_step(state)
+        state.kept_batches = 0
+        for name in trained:
+            state.drop_state(_gradient_of(name))
+        return updated, finite, norm
+
+    @property
+    def captures(self) -> list[CaptureRecord]:
+        """What became of each kind of call."""
+        return self._engine.records
+
+    @property
+    def pieces(self) -> list[CaptureRecord]:
+        """What was captured of the pieces."""
+        return self._engine.piece_records
+
+    def _forward(self, inputs: Tensors, *, training: bool) -> Tensors:
+        copies = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+        with self._mode(training):
+            result: Tensors = self._engine.run((), copies)
+        return result
+
+    def _checked_loss(self, outputs: Tensors) -> torch.Tensor:
+        name = self._options["loss"]
+        loss = outputs[name]
+        if not loss.is_floating_point() or loss.numel() != 1:
+            dtype = str(loss.dtype).removeprefix("torch.")
+            raise InvalidModelError(
+                f"the loss '{name}' is {dtype}{list(loss.shape)}, expected a single float"
+            )
+        if not loss.requires_grad:
+            raise InvalidModelError(f"the loss '{name}' depends on no parameter that is trained")
+        return loss
+
+    @contextmanager
+    def _gradients_apart(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Give the parameters without gradients; what they had comes back afterwards."""
+        parameters = dict(self._module.named_parameters())
+        held = {name: p.grad for name, p in parameters.items()}
+        try:
+            for parameter in parameters.values():
+                parameter.grad = None
+            yield parameters
+        finally:
+            for name, parameter in parameters.items():
+                parameter.grad = held[name]
+
+    def _keep(self, state: Any, gradients: Mapping[str, torch.Tensor]) -> None:
+        trained = list(gradients)
+        if state.kept_batches > 0 and state.kept_parameters not in ([], trained):
+            raise UnsupportedError(
+                "the batches of one optimizer step train different parameters; accumulate batches "
+                "of one kind"
+            )
+        kept = state.optimizer if state.kept_batches > 0 else {}
+        for name, gradient in gradients.items():
+            dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+            target = _gradient_of(name)
+            if target in kept:
+                kept[target].add_(dense)
+            else:
+                wide = dense.to(state_dtype(dense))
+                state.share_state(target, wide.resolve_neg().contiguous())
+        state.kept_parameters = trained
+        state.kept_batches += 1
+
+    def _optimizer_of(self, trained: tuple[str, ...]) -> Any:
+        """Return a program of the optimizer alone: its model is a loss that depends on what is trained."""
+        builder = _core.GraphBuilder("optimizer")
+        sums = []
+        for name, parameter in self._module.named_parameters():  # groups may name any
+            code, shape = onnx_code(parameter.dtype), list(parameter.shape)
+            value = builder.input(name, code, shape, "parameter", name in trained)
+            if name in trained:
+                total = builder.node("ReduceSum", [value], {"keepdims": 0})
+                sums.append(builder.node("Cast", [total], {"to": onnx_code(torch.float32)}))
+        loss = builder.node("Sum", sums, {})
+        builder.output(loss, self._options["loss"], "user", "")
+        device = next(iter(self._module.parameters())).device
+        return _core.TrainingProgram(builder.finish(), self._options, devices.provider_of(device))
+
+
+def _gradient_of(name: str) -> str:
+    return f"{name}:grad"
