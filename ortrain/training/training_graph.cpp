@@ -439,16 +439,37 @@ bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind) {
 
 namespace {
 
-// The nodes of an order with others among them, each behind as many of the order as its key says.
-std::vector<NodeId> placed_after(const std::vector<NodeId>& nodes,
-                                 const std::multimap<size_t, NodeId>& after) {
+// Puts nodes behind the last of the others that makes what they read or, with `after_readers`,
+// reads it as well.
+void move_up(Graph& graph, const std::set<NodeId>& moved, bool after_readers) {
+  std::vector<NodeId> others;
+  std::vector<size_t> last_use(graph.num_values(), 0);  // among the others, from 1
+  for (NodeId id : graph.order()) {
+    if (moved.contains(id)) continue;
+    others.push_back(id);
+    const auto see = [&](const std::vector<ValueId>& values) {
+      for (ValueId value : values) {
+        if (value != kNoValue) last_use[index_of(value)] = others.size();
+      }
+    };
+    see(graph.node(id).outputs);
+    if (after_readers) see(graph.node(id).inputs);
+  }
+  std::multimap<size_t, NodeId> after;
+  for (NodeId id : moved) {
+    size_t earliest = 0;
+    for (ValueId value : graph.node(id).inputs) {
+      if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
+    }
+    after.emplace(earliest, id);
+  }
   std::vector<NodeId> order;
-  for (size_t i = 0; i <= nodes.size(); ++i) {
-    if (i > 0) order.push_back(nodes[i - 1]);
+  for (size_t i = 0; i <= others.size(); ++i) {
+    if (i > 0) order.push_back(others[i - 1]);
     const auto [begin, end] = after.equal_range(i);
     for (auto it = begin; it != end; ++it) order.push_back(it->second);
   }
-  return order;
+  graph.reorder(std::move(order));
 }
 
 }  // namespace
@@ -464,63 +485,26 @@ void update_as_gradients_come(Graph& graph) {
     if (output.role != OutputRole::state_update || producer == kNoNode) continue;
     if (parameters.contains(output.target)) steps.insert(producer);
   }
-  std::vector<NodeId> others;
-  std::vector<size_t> last_use(graph.num_values(), 0);  // among the others, from 1
-  for (NodeId id : graph.order()) {
-    if (steps.contains(id)) continue;
-    others.push_back(id);
-    const Node& node = graph.node(id);
-    for (const std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
-      for (ValueId value : *values) {
-        if (value != kNoValue) last_use[index_of(value)] = others.size();
-      }
-    }
-  }
   // Views show a parameter under other names; the planner finds what reads them too late.
-  std::multimap<size_t, NodeId> after;
-  for (NodeId id : steps) {
-    size_t earliest = 0;
-    for (ValueId value : graph.node(id).inputs) {
-      if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
-    }
-    after.emplace(earliest, id);
-  }
-  graph.reorder(placed_after(others, after));
+  move_up(graph, steps, /*after_readers=*/true);
 }
 
 void keep_gradients_as_they_come(Graph& graph) {
   const std::vector<std::vector<NodeId>> users = graph.users();
-  const auto is_read_by_it_alone = [&](ValueId value, NodeId id) {
-    return std::ranges::all_of(users[index_of(value)], [&](NodeId user) { return user == id; });
-  };
   std::set<NodeId> sums;
   for (const GraphOutput& output : graph.outputs()) {
     const NodeId producer = graph.value(output.value).producer;
     if (output.role != OutputRole::state_update || producer == kNoNode) continue;
+    // Products, whose operands others read too, stay among these.
     const std::vector<ValueId>& inputs = graph.node(producer).inputs;
     const bool ends_here = std::ranges::all_of(inputs, [&](ValueId value) {
-      return value == kNoValue || is_read_by_it_alone(value, producer);
+      return value == kNoValue || std::ranges::all_of(users[index_of(value)], [&](NodeId user) {
+               return user == producer;
+             });
     });
     if (ends_here) sums.insert(producer);
   }
-  std::vector<NodeId> others;
-  std::vector<size_t> made_at(graph.num_values(), 0);  // among the others, from 1
-  for (NodeId id : graph.order()) {
-    if (sums.contains(id)) continue;
-    others.push_back(id);
-    for (ValueId value : graph.node(id).outputs) {
-      if (value != kNoValue) made_at[index_of(value)] = others.size();
-    }
-  }
-  std::multimap<size_t, NodeId> after;
-  for (NodeId id : sums) {
-    size_t earliest = 0;
-    for (ValueId value : graph.node(id).inputs) {
-      if (value != kNoValue) earliest = std::max(earliest, made_at[index_of(value)]);
-    }
-    after.emplace(earliest, id);
-  }
-  graph.reorder(placed_after(others, after));
+  move_up(graph, sums, /*after_readers=*/false);
 }
 
 Graph make_optimizer_graph(const Graph& model, const TrainingOptions& options, bool fused) {
