@@ -488,6 +488,7 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
   // Without its states an optimizer starts anew.
   state.optimizer.clear();
   state.kept_batches = 0;
+  state.kept_parameters.clear();
   state.steps = 0;
   if (checkpoint.has_optimizer) {
     for (const auto& [name, tensor] : checkpoint.optimizer) {

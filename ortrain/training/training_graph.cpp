@@ -439,29 +439,36 @@ bool updates_as_gradients_come(const TrainingOptions& options, StepKind kind) {
 
 namespace {
 
-// Puts nodes behind the last of the others that makes what they read or, with `after_readers`,
-// reads it as well.
+// Puts nodes behind the last one that makes what they read or, with `after_readers`, reads it as
+// well; those of them that go to one place keep their order.
 void move_up(Graph& graph, const std::set<NodeId>& moved, bool after_readers) {
   std::vector<NodeId> others;
-  std::vector<size_t> last_use(graph.num_values(), 0);  // among the others, from 1
-  for (NodeId id : graph.order()) {
-    if (moved.contains(id)) continue;
-    others.push_back(id);
-    const auto see = [&](const std::vector<ValueId>& values) {
-      for (ValueId value : values) {
-        if (value != kNoValue) last_use[index_of(value)] = others.size();
-      }
-    };
-    see(graph.node(id).outputs);
-    if (after_readers) see(graph.node(id).inputs);
+  std::vector<size_t> last_use(graph.num_values(), 0);  // behind how many of the others
+  const auto see = [&](const std::vector<ValueId>& values, size_t place) {
+    for (ValueId value : values) {
+      if (value == kNoValue) continue;
+      last_use[index_of(value)] = std::max(last_use[index_of(value)], place);
+    }
+  };
+  if (after_readers) {
+    size_t place = 0;
+    for (NodeId id : graph.order()) {
+      if (!moved.contains(id)) see(graph.node(id).inputs, ++place);
+    }
   }
   std::multimap<size_t, NodeId> after;
-  for (NodeId id : moved) {
-    size_t earliest = 0;
-    for (ValueId value : graph.node(id).inputs) {
-      if (value != kNoValue) earliest = std::max(earliest, last_use[index_of(value)]);
+  for (NodeId id : graph.order()) {
+    if (!moved.contains(id)) {
+      others.push_back(id);
+      see(graph.node(id).outputs, others.size());
+      continue;
     }
-    after.emplace(earliest, id);
+    size_t place = 0;
+    for (ValueId value : graph.node(id).inputs) {
+      if (value != kNoValue) place = std::max(place, last_use[index_of(value)]);
+    }
+    after.emplace(place, id);
+    see(graph.node(id).outputs, place);  // another of them may read it
   }
   std::vector<NodeId> order;
   for (size_t i = 0; i <= others.size(); ++i) {

@@ -198,6 +198,41 @@ graph g (float32[b, 4] x, float32[4, 4] a [parameter grad], float32[4] c [parame
   EXPECT_THAT(order, ElementsAre(ElementsAre("c", "b"), ElementsAre("a")));
 }
 
+// Kept gradients that others are made of: of the operands of a difference, for example.
+TEST(TrainingProgram, KeptGradientsFeedEachOther) {
+  const char* const text = R"(
+graph g (float32[b, 4] x, float32[4] p [parameter grad], float32[4] q [parameter grad],
+         float32[4] r [parameter grad]) => (loss) {
+  d = Sub(p, q)
+  e = Sub(d, r)
+  n = Neg(e)
+  s = Sigmoid(n)
+  y = Mul(x, s)
+  loss = ReduceSum<keepdims = 0>(y)
+}
+)";
+  std::map<std::string, std::vector<float>> by_batches[2];
+  for (const int64_t batches : {1, 2}) {
+    const TrainingProgram program(parse_graph(text), Training::with_loss(sgd(batches)),
+                                  cpu_kernels());
+    TrainingState state;
+    state.learning_rate = 0.5;
+    for (const char* name : {"p", "q", "r"}) {
+      state.tensors[name] = MutableTensor::copy_of(
+          TensorData::from_values<float>(DType::f32, {4}, {0.5F, -1, 2, 0.25F}));
+    }
+    const std::vector<float> row{1, 2, 3, 4};
+    const InputTensor input{{DType::f32, {1, 4}}, row.data()};
+    for (int64_t i = 0; i < batches; ++i) program.train_step(state, std::span(&input, 1));
+    for (const auto& [name, tensor] : state.tensors) {
+      const auto* data = static_cast<const float*>(tensor.data);
+      by_batches[batches - 1][name] = {data, data + 4};
+    }
+  }
+  EXPECT_EQ(by_batches[0], by_batches[1]);
+  EXPECT_NE(by_batches[0]["p"], by_batches[0]["q"]);
+}
+
 TEST(TrainingProgram, AListenerThatThrowsEndsTheRun) {
   Layers layers;
   EXPECT_THROW(

@@ -123,6 +123,14 @@ nb::object with_plain_bools(nb::handle tensor) {
 
 }  // namespace
 
+void make_plain_bools(const TensorView& view) {
+  if (!has_other_bytes(view.data, view.dims, view.rank)) return;
+  auto* bytes = static_cast<unsigned char*>(view.data);
+  size_t count = 1;
+  for (int i = 0; i < view.rank; ++i) count *= static_cast<size_t>(view.dims[i]);
+  for (size_t i = 0; i < count; ++i) bytes[i] = bytes[i] != 0;
+}
+
 void require_memory(const void* data, const int64_t* shape, int rank, const std::string& what) {
   if (data != nullptr || std::find(shape, shape + rank, 0) != shape + rank) return;
   throw DeviceError(str(what, " has no memory: its storage has been freed"));

@@ -58,6 +58,10 @@ void require_memory(const void* data, const int64_t* dims, int rank, const std::
 // Throws UnsupportedError naming `what`: a negated tensor whose memory is to be written to.
 [[noreturn]] void refuse_negated(const std::string& what);
 
+// Writes 1 for each byte but 0 and 1 of a dense bool tensor in host memory: PyTorch takes them for
+// true, kernels do not.
+void make_plain_bools(const TensorView& view);
+
 // Looks at a torch tensor on any device. Throws DTypeError alone.
 TensorView view_anywhere(nanobind::handle tensor, const char* what);
 

@@ -40,6 +40,7 @@ MutableTensor shared_with(nb::object tensor, Device& device, const std::string& 
     throw UnsupportedError(str(what, " is not dense in row-major order; call contiguous() on it"));
   }
   TensorSpec spec{view.dtype, Dims(view.dims, view.dims + view.rank)};
+  if (view.dtype == DType::boolean && device.is_host()) make_plain_bools(view);
   auto* const held = new nb::object(std::move(tensor));
   return {std::move(spec), view.data,
           std::shared_ptr<void>(held,

@@ -90,9 +90,10 @@ def _stretches(layout: FlatLayout) -> list[tuple[torch.dtype, int, int, set[str]
     """Return type, begin, end and parameters of each bucket, the last parameters first."""
     result: list[tuple[torch.dtype, int, int, set[str]]] = []
     for dtype, size in layout.sizes.items():
-        places = [(b, n) for n, (kind, b, _) in layout.places.items() if kind == dtype]
+        # One without elements lies where the next one begins, and before it.
+        places = [(b, e, n) for n, (kind, b, e) in layout.places.items() if kind == dtype]
         end, names = size, set()
-        for begin, name in sorted(places, reverse=True):
+        for begin, _, name in sorted(places, key=lambda place: place[:2], reverse=True):
             names.add(name)
             if (end - begin) * dtype.itemsize >= _BUCKET or begin == 0:
                 result.append((dtype, begin, end, names))

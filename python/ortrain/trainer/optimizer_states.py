@@ -79,16 +79,13 @@ def as_own(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
     given, own = (str(t).removeprefix("torch.") for t in (tensor.dtype, dtype))
-    same_kind = (
-        tensor.is_floating_point() == dtype.is_floating_point
-        and tensor.is_complex() == dtype.is_complex
-        and (tensor.dtype == torch.bool) == (dtype == torch.bool)
-    )
-    if not same_kind:
+    if tensor.is_complex() and not dtype.is_complex:
         raise InvalidModelError(f"{what} is {given}, the trainer has {own} there")
     made = tensor.detach().to(dtype)
-    if dtype.is_floating_point:
-        lost = made.isinf() & tensor.isfinite()
+    if dtype.is_floating_point or dtype.is_complex:  # which rounds
+        lost = ~made.isfinite() & tensor.isfinite()
+    elif dtype == torch.bool:  # which asks for truth
+        lost = torch.zeros((), dtype=torch.bool)
     else:
         lost = made.to(tensor.dtype) != tensor
     if bool(lost.any()):
@@ -114,8 +111,11 @@ def misfits(trainer: ORTTrainer, checkpoint: Any, *, strict: bool) -> list[str]:
         reason = ""
         if name not in trains:
             reason = "there is no such parameter"
-        elif kind not in (*kinds(name), "grad"):
+        elif kind not in _NAMES:
             reason = f"the optimizer keeps {', '.join(sorted(kinds(name))) or 'nothing'} of it"
+        elif kind not in (*kinds(name), "grad"):
+            odd.append(target)  # of other numbers of the same rule: without momentum there is none
+            continue
         elif tensor.dtype != state_dtype(own[name]) or tensor.shape != own[name].shape:
             wanted = str(state_dtype(own[name])).removeprefix("torch.")
             reason = (

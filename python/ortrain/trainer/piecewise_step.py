@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import collections
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -20,6 +21,11 @@ from ortrain.report import CaptureRecord
 from ortrain.trainer.flat_layout import state_dtype
 
 Tensors = dict[str, torch.Tensor]
+
+# Batches may reach ever other parameters: experts, layers that are skipped.
+_MOST_OPTIMIZERS = 16
+# What a state calls the gradient that it keeps of a parameter, behind its name.
+_GRADIENT = ":grad"
 
 
 class PiecewiseStep:
@@ -43,7 +49,8 @@ class PiecewiseStep:
         self._mode = mode
         self._options = dict(options)
         self._engine = Engine(module, cut=Pieces, tells=False)
-        self._optimizers: dict[tuple[str, ...], Any] = {}
+        # By what they train, and all types and shapes.
+        self._optimizers: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Return the outputs of the forward alone, as in eval mode."""
@@ -65,7 +72,7 @@ class PiecewiseStep:
 
         Raises:
           InvalidModelError: The loss is no single float, or depends on nothing that is trained.
-          UnsupportedError: Earlier batches of the same optimizer step train other parameters.
+          UnsupportedError: A parameter has got another shape since earlier batches of the same optimizer step.
         """
         outputs = self._forward(inputs, training=True)
         trained = trains()
@@ -94,12 +101,12 @@ class PiecewiseStep:
           Whether anything was updated, whether gradients were finite, and their norm where it is known.
         """
         trained = tuple(state.kept_parameters)
-        if trained not in self._optimizers:
-            self._optimizers[trained] = self._optimizer_of(trained)
-        _, updated, finite, norm = self._optimizers[trained].optimizer_step(state)
-        state.kept_batches = 0
-        for name in trained:
-            state.drop_state(_gradient_of(name))
+        try:
+            _, updated, finite, norm = self._optimizer_of(trained).optimizer_step(state)
+        finally:  # also where it fails: the next step begins anew
+            state.kept_batches = 0
+            for name in trained:
+                state.drop_state(_gradient_of(name))
         return updated, finite, norm
 
     @property
@@ -144,29 +151,41 @@ class PiecewiseStep:
                 parameter.grad = held[name]
 
     def _keep(self, state: Any, gradients: Mapping[str, torch.Tensor]) -> None:
-        trained = list(gradients)
-        if state.kept_batches > 0 and state.kept_parameters not in ([], trained):
-            raise UnsupportedError(
-                "the batches of one optimizer step train different parameters; accumulate batches "
-                "of one kind"
-            )
+        """Add gradients to those of the batches before, which may be of other parameters."""
+        before = set(state.kept_parameters) if state.kept_batches > 0 else set()
         kept = state.optimizer if state.kept_batches > 0 else {}
         for name, gradient in gradients.items():
+            held = kept.get(_gradient_of(name))
+            if held is not None and held.shape != gradient.shape:
+                raise UnsupportedError(
+                    f"'{name}' has another shape than for the batches before of the same step"
+                )
+        for name, gradient in gradients.items():
             dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-            target = _gradient_of(name)
-            if target in kept:
-                kept[target].add_(dense)
+            held = kept.get(_gradient_of(name))
+            if held is not None:
+                held.add_(dense)
             else:
                 wide = dense.to(state_dtype(dense))
-                state.share_state(target, wide.resolve_neg().contiguous())
-        state.kept_parameters = trained
+                state.share_state(_gradient_of(name), wide.resolve_neg().contiguous())
+        if state.kept_batches > 0 and not before:  # of a checkpoint
+            before = {
+                target.removesuffix(_GRADIENT) for target in kept if target.endswith(_GRADIENT)
+            }
+        names = [name for name, _ in self._module.named_parameters()]
+        state.kept_parameters = [name for name in names if name in before or name in gradients]
         state.kept_batches += 1
 
     def _optimizer_of(self, trained: tuple[str, ...]) -> Any:
         """Return a program of the optimizer alone: its model is a loss that depends on what is trained."""
+        parameters = list(self._module.named_parameters())
+        key = trained, tuple((name, p.dtype, p.shape) for name, p in parameters)
+        if key in self._optimizers:
+            self._optimizers.move_to_end(key)
+            return self._optimizers[key]
         builder = _core.GraphBuilder("optimizer")
         sums = []
-        for name, parameter in self._module.named_parameters():  # groups may name any
+        for name, parameter in parameters:  # groups may name any
             code, shape = onnx_code(parameter.dtype), list(parameter.shape)
             value = builder.input(name, code, shape, "parameter", name in trained)
             if name in trained:
@@ -174,9 +193,13 @@ class PiecewiseStep:
                 sums.append(builder.node("Cast", [total], {"to": onnx_code(torch.float32)}))
         loss = builder.node("Sum", sums, {})
         builder.output(loss, self._options["loss"], "user", "")
-        device = next(iter(self._module.parameters())).device
-        return _core.TrainingProgram(builder.finish(), self._options, devices.provider_of(device))
+        provider = devices.provider_of(parameters[0][1].device)
+        program = _core.TrainingProgram(builder.finish(), self._options, provider)
+        self._optimizers[key] = program
+        if len(self._optimizers) > _MOST_OPTIMIZERS:
+            self._optimizers.popitem(last=False)
+        return program
 
 
 def _gradient_of(name: str) -> str:
-    return f"{name}:grad"
+    return name + _GRADIENT

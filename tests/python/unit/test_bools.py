@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTModule, _core
+from ortrain import ORTModule, ORTTrainer, _core, optim
 
 ODD = torch.tensor([255, 0, 2, 1], dtype=torch.uint8).view(torch.bool)
 PLAIN = torch.tensor([True, False, True, True])
@@ -46,6 +46,27 @@ class Masked(nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         y = self.linear(x) * mask.float() + self.mask.to(torch.int32)
         return y.sum() / mask.sum() + torch.cumsum(mask, 0).max() + (~mask).sum()
+
+
+def test_trainers() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("mask", ODD.clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.linear(x) * self.mask.float()).sum() / self.mask.sum()
+
+    torch.manual_seed(0)
+    model = Loss()
+    x = torch.ones(2, 4)
+    expected = model(x).item()
+    description = {"inputs": [("x", ["b", 4])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(model, description, optim.SGDConfig(lr=0.0))
+    assert trainer.train_step(x).item() == pytest.approx(expected)
+    assert trainer.eval_step(x).item() == pytest.approx(expected)
+    assert torch.equal(model.mask, PLAIN)
 
 
 def test_modules() -> None:

@@ -41,7 +41,7 @@ class Recorder:
 
 def layout_of(draw: random.Random) -> FlatLayout:
     parameters = {}
-    for number in range(draw.randrange(1, 12)):
+    for number in draw.sample(range(100), draw.randrange(1, 12)):
         dtype = draw.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16])
         shape = [draw.randrange(0, 9) for _ in range(draw.randrange(0, 3))]
         parameters[f"p{number}"] = torch.zeros(shape, dtype=dtype)

@@ -30,6 +30,7 @@ class Loss(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).square().mean()
@@ -206,7 +207,7 @@ def test_states_of_the_optimizer(
         ),
         (
             lambda s: s["model"]["full_precision"].update({"count": torch.tensor(2.7)}),
-            "'count' is float32, the trainer has int64",
+            "'count' has float32 values that int64 does not hold",
         ),
     ],
 )
@@ -227,11 +228,36 @@ def test_other_widths_are_taken() -> None:
     good = made(3).state_dict()
     weights = good["model"]["full_precision"]
     weights["linear.weight"] = weights["linear.weight"].double()
-    weights["count"] = torch.tensor(2, dtype=torch.int32)
+    weights["count"] = torch.tensor(2.0)
+    weights["mask"] = torch.tensor([1, 0, 255], dtype=torch.uint8)
     trainer = made()
     trainer.load_state_dict(good)
     assert torch.equal(trainer.model.linear.weight, weights["linear.weight"].float())
     assert trainer.model.count == 2
+    assert trainer.model.mask.tolist() == [True, False, True]
+
+
+def test_states_of_other_numbers_of_the_rule(tmp_path: Path) -> None:
+    """What ZeRO writes, or a run with momentum, goes on without."""
+
+    def sgd(momentum: float) -> ORTTrainer:
+        torch.manual_seed(0)
+        config = optim.SGDConfig(
+            [{"params": ["linear.bias"], "momentum": 0.0}], lr=0.1, momentum=momentum
+        )
+        return ORTTrainer(Loss(), DESCRIPTION, config)
+
+    trainer = sgd(0.9)
+    trainer.train_step(X)
+    read, kept = checkpoint_of(trainer, tmp_path / "good")
+    states = {**read.optimizer, "linear.bias:momentum_buffer": torch.zeros(4)}
+    write(read, tmp_path / "all", json.dumps(kept), states)
+    for folder, momentum in (("all", 0.9), ("good", 0.0), ("all", 0.0)):
+        again = sgd(momentum)
+        again.load_checkpoint(tmp_path / folder)
+        again.train_step(X)
+        of_weight = ["linear.weight:momentum_buffer"] if momentum else []
+        assert list(again.engine.state.optimizer) == of_weight
 
 
 def test_an_older_checkpoint_in_place_of_a_damaged_one_is_told(tmp_path: Path) -> None:

@@ -604,6 +604,30 @@ def test_accumulation_over_branches_that_train_different_parameters_is_refused()
         trainer.train_step(*torch.randn(2, 2, 6))
 
 
+def test_gradients_that_are_made_of_each_other() -> None:
+    class Differences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.q, self.r = (nn.Parameter(torch.randn(6)) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(-(self.p - self.q - self.r)) * x + (self.p - self.q)
+
+    torch.manual_seed(0)
+    model = Differences()
+    other = copy.deepcopy(model)
+    trainer = _sgd(model, batch={"gradient_accumulation_steps": 2})
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    for _ in range(4):
+        x, y = torch.randn(2, 5, 6)
+        trainer.train_step(x, y)
+        (nn.functional.mse_loss(other(x), y) / 2).backward()
+        if trainer.train_step_info.step % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_parameters(model, other)
+
+
 def test_buffers_that_are_only_written() -> None:
     class Remembers(nn.Module):
         def __init__(self) -> None:

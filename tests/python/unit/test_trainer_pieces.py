@@ -15,7 +15,7 @@ from torch import nn
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
 from ortrain.amp import DynamicLossScaler
-from ortrain.errors import CaptureError, InvalidModelError, UnsupportedError
+from ortrain.errors import CaptureError, InvalidModelError
 
 DESCRIPTION = {
     "inputs": [("x", ["batch", 6]), ("label", ["batch"])],
@@ -177,21 +177,79 @@ def test_parameters_without_gradients_stay_and_count_no_steps_of_their_own() -> 
     assert_same(model, other)
 
 
-def test_batches_of_a_step_that_train_different_parameters_are_refused() -> None:
+def test_batches_of_a_step_may_reach_different_parameters() -> None:
+    torch.manual_seed(0)
     model = SkipsLayers()
+    other = copy.deepcopy(model)
     trainer = made(model, batch={"gradient_accumulation_steps": 2})
-    with_both = next(seed for seed in range(9) if random.Random(seed).random() >= 0.5)
-    with_one = next(seed for seed in range(9) if random.Random(seed).random() < 0.5)
-    random.seed(with_both)
+    optimizer = torch_adam(other)
+    for step in range(8):
+        x, label = batch(step)
+        random.seed(step)
+        trainer.train_step(x, label)
+        random.seed(step)
+        (nn.functional.cross_entropy(other(x), label) / 2).backward()
+        if step % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert_same(model, other)
+
+
+def test_steps_that_fail_leave_nothing_for_the_next() -> None:
+    torch.manual_seed(0)
+    model = BranchesOnValues()
+    trainer = made(model, optim.SGDConfig(lr=0.1))
     trainer.train_step(*batch(0))
-    before = copy.deepcopy(model.state_dict())
-    random.seed(with_one)
-    with pytest.raises(UnsupportedError, match="train different parameters"):
-        trainer.train_step(*batch(0))
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    random.seed(with_both)
+    step = trainer.engine._pieces.optimizer_step
+    trainer.engine._pieces._optimizer_of = lambda trained: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.train_step(*batch(1))
+    del trainer.engine._pieces._optimizer_of
+    assert step is not None
+    other = copy.deepcopy(model)
+    x, label = batch(2)
+    trainer.train_step(x, label)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    nn.functional.cross_entropy(other(x), label).backward()
+    optimizer.step()
+    assert_same(model, other)
+
+
+def test_layers_of_other_shapes_and_types() -> None:
+    torch.manual_seed(0)
+    model = BranchesOnValues()
+    trainer = made(model, optim.SGDConfig(lr=0.1))
     trainer.train_step(*batch(0))
-    assert trainer.train_step_info.optimization_step == 1
+    model.first, model.second = nn.Linear(6, 20), nn.Linear(20, 4)
+    trainer.train_step(*batch(1))
+    model.double()
+    x, label = batch(2)
+    other = copy.deepcopy(model)
+    trainer.train_step(x.double(), label)
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    nn.functional.cross_entropy(other(x.double()), label).backward()
+    optimizer.step()
+    assert_same(model, other)
+
+
+def test_programs_of_optimizers_are_bounded() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                if random.random() < 0.5:
+                    x = layer(x)
+            return self.last(x)
+
+    trainer = made(Skips())
+    for seed in range(30):
+        random.seed(seed)
+        trainer.train_step(*batch(seed))
+    assert 4 < len(trainer.engine._pieces._optimizers) <= 16
 
 
 def test_frozen_parameters_and_gradients_of_the_user_stay() -> None:
