@@ -157,8 +157,7 @@ void Graph::sort() {
   std::vector<std::pair<NodeId, size_t>> stack;  // node, next input to look at
   // Forward nodes first, so that every phase stays one contiguous run.
   std::vector<NodeId> roots = order_;
-  std::stable_partition(roots.begin(), roots.end(),
-                        [&](NodeId id) { return node(id).phase == Phase::forward; });
+  std::ranges::stable_partition(roots, [&](NodeId id) { return node(id).phase == Phase::forward; });
   for (NodeId root : roots) {
     if (marks[static_cast<size_t>(root)] != Mark::fresh) continue;
     stack.emplace_back(root, 0);

@@ -72,11 +72,10 @@ class AddedPasses {
   bool remove(const std::string& name) {
     std::vector<std::pair<std::string, Pass>> gone;  // dropped without the lock: that may run code
     const std::lock_guard lock(mutex_);
-    const auto first =
-        std::stable_partition(passes_.begin(), passes_.end(),
-                              [&](const auto& entry) { return entry.second.name != name; });
-    gone.assign(std::make_move_iterator(first), std::make_move_iterator(passes_.end()));
-    passes_.erase(first, passes_.end());
+    const auto found = std::ranges::stable_partition(
+        passes_, [&](const auto& entry) { return entry.second.name != name; });
+    gone.assign(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
+    passes_.erase(found.begin(), found.end());
     return !gone.empty();
   }
   std::vector<Pass> of(const std::string& stage) const {
