@@ -40,7 +40,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     -Wno-array-bounds)
 else()
   # What a template captures for others of its instances, and hints that gcc alone knows.
-  list(APPEND ORTRAIN_WARNINGS -Wno-unused-lambda-capture -Wno-unknown-pragmas)
+  # libstdc++ 12 uses in its own headers what newer clangs warn of.
+  list(APPEND ORTRAIN_WARNINGS -Wno-unused-lambda-capture -Wno-unknown-pragmas
+    -Wno-deprecated-declarations)
 endif()
 add_library(ortrain_flags INTERFACE)
 target_compile_options(ortrain_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ORTRAIN_WARNINGS}>")
