@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 
+from examples.ddp import make_model
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
 from ortrain.distributed import Processes
 from ortrain.trainer.gradient_buckets import GradientBuckets
@@ -29,19 +29,7 @@ class Loss(torch.nn.Module):
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        config = transformers.GPT2Config(
-            vocab_size=256,
-            n_layer=layers,
-            n_embd=width,
-            n_head=width // 64,
-            use_cache=False,
-            bos_token_id=0,
-            eos_token_id=0,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            loss_type="ForCausalLM",
-        )
-        self.model = transformers.GPT2LMHeadModel(config).train()
+        self.model = make_model(layers, width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=ids, labels=ids).loss

@@ -114,6 +114,8 @@ class RunContext {
   void replace_input(size_t input, const void* address);
   // Between the two, or between parts.
   bool in_backward() const { return next_step_.has_value(); }
+  // The first step of the plan that the backward has not run.
+  size_t next_step() const { return next_step_.value_or(plan_->num_forward_steps); }
   // Values between forward and backward are held.
   bool can_run_backward() const { return arena_ != nullptr; }
   // Drops them.

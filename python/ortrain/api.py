@@ -14,7 +14,6 @@ for x, y in batches:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from ortrain import _core
+from ortrain.checkpoint_folder import read_checkpoint
 from ortrain.errors import DeviceError, InvalidModelError
 
 Property = int | float | str
@@ -121,9 +121,7 @@ class CheckpointState:
         Raises:
           FileError: There is none.
         """
-        checkpoint = _core.load_checkpoint(Path(checkpoint_uri))
-        for reason in checkpoint.passed_over:
-            warnings.warn(f"a damaged checkpoint is passed over: {reason}", stacklevel=2)
+        checkpoint = read_checkpoint(Path(checkpoint_uri), stacklevel=2)
         state = _core.TrainingState()
         _core.restore_checkpoint(state, checkpoint)
         return cls(state, checkpoint.properties)

@@ -249,8 +249,10 @@ class Run {
       const TensorView view = view_anywhere(kept_[position], "an input");
       if (view.data == addresses_[position]) continue;
       if (!reads) reads = ortrain::backward_reads(session_->graph(), context_->plan());
-      const bool is_read = std::ranges::any_of(
-          reads->inputs, [&](const CallersMemory& memory) { return memory.index == i; });
+      const size_t next_step = context_->next_step();
+      const bool is_read = std::ranges::any_of(reads->inputs, [&](const CallersMemory& memory) {
+        return memory.index == i && memory.end > next_step;
+      });
       if (!is_read) continue;
       require_memory(view.data, view.dims, view.rank, describe(session_->graph(), inputs[i]));
       context_->replace_input(i, view.data);

@@ -87,11 +87,17 @@ nb::object contiguous(nb::handle tensor, const std::string& what) {
   return made.attr("contiguous")();
 }
 
+// Of a tensor whose memory is there.
+size_t count_of(const int64_t* shape, int rank) {
+  size_t count = 1;
+  for (int i = 0; i < rank; ++i) count *= static_cast<size_t>(shape[i]);
+  return count;
+}
+
 // PyTorch takes any byte but 0 for true, which it may be given by `view(torch.bool)`; kernels take
 // a bool for 0 or 1.
 bool has_other_bytes(const void* data, const int64_t* shape, int rank) {
-  size_t count = 1;
-  for (int i = 0; i < rank; ++i) count *= static_cast<size_t>(shape[i]);
+  const size_t count = count_of(shape, rank);
   const auto* bytes = static_cast<const unsigned char*>(data);
   constexpr size_t kBlock = 4096;
   for (size_t begin = 0; begin < count; begin += kBlock) {
@@ -126,9 +132,8 @@ nb::object with_plain_bools(nb::handle tensor) {
 void make_plain_bools(const TensorView& view) {
   if (!has_other_bytes(view.data, view.dims, view.rank)) return;
   auto* bytes = static_cast<unsigned char*>(view.data);
-  size_t count = 1;
-  for (int i = 0; i < view.rank; ++i) count *= static_cast<size_t>(view.dims[i]);
-  for (size_t i = 0; i < count; ++i) bytes[i] = bytes[i] != 0;
+  std::transform(bytes, bytes + count_of(view.dims, view.rank), bytes,
+                 [](unsigned char byte) { return static_cast<unsigned char>(byte != 0); });
 }
 
 void require_memory(const void* data, const int64_t* shape, int rank, const std::string& what) {

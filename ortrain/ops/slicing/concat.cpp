@@ -133,28 +133,20 @@ void infer_split(InferContext& context) {
 // Each part that nobody wants is a node more in a gradient, where their extents are not known.
 constexpr size_t kMostUnwanted = 1024;
 
-// The extents of the parts of a Split; empty where one is not known.
-std::vector<int64_t> known_parts(GradContext& g, const Dim& extent) {
-  Shape sizes;
+// The extents of the parts of a Split.
+Shape parts_of(GradContext& g, const Dim& extent) {
   if (g.has_input(1)) {
     const std::optional<std::vector<Dim>>& listed = g.value(g.input(1)).known;
-    if (listed) sizes = *listed;
-  } else {
-    const std::optional<int64_t> given = g.attrs().optional_int("num_outputs");
-    sizes = split_equally(extent, given.value_or(static_cast<int64_t>(g.num_outputs())));
+    check(listed.has_value(), "the parts are known since they were inferred");
+    return *listed;
   }
-  std::vector<int64_t> parts;
-  for (const Dim& size : sizes) {
-    if (!size.is_constant()) return {};
-    parts.push_back(size.constant());
-  }
-  return parts;
+  const std::optional<int64_t> given = g.attrs().optional_int("num_outputs");
+  return split_equally(extent, given.value_or(static_cast<int64_t>(g.num_outputs())));
 }
 
 // The gradients of parts of known extents, with zeros in one piece for those in a row that nobody
 // wants.
-std::vector<ValueId> joined_gradients(GradContext& g, int64_t axis,
-                                      const std::vector<int64_t>& parts) {
+std::vector<ValueId> joined_gradients(GradContext& g, int64_t axis, const Shape& parts) {
   std::vector<ValueId> gradients;
   int64_t begin = 0, end = 0;  // of what is unwanted
   const auto fill = [&] {
@@ -167,9 +159,9 @@ std::vector<ValueId> joined_gradients(GradContext& g, int64_t axis,
     if (g.has_output_grad(i)) {
       fill();
       gradients.push_back(g.output_grad(i));
-      begin = end + parts[i];
+      begin = end + parts[i].constant();
     }
-    end += parts[i];
+    end += parts[i].constant();
   }
   fill();
   return gradients;
@@ -179,27 +171,19 @@ void split_gradient(GradContext& g) {
   if (!g.needs_grad(0)) return;
   const Shape& shape = g.shape(g.input(0));
   const int64_t axis = normalize_axis(g.attrs().int_("axis"), shape.size());
-  const std::vector<int64_t> parts = known_parts(g, shape[static_cast<size_t>(axis)]);
+  const Shape parts = parts_of(g, shape[static_cast<size_t>(axis)]);
   std::vector<ValueId> gradients;
-  if (!parts.empty()) {
+  if (is_constant(parts)) {
     gradients = joined_gradients(g, axis, parts);
   } else {
-    size_t count = g.num_outputs();
-    if (g.has_input(1)) {
-      const Dim& listed = g.shape(g.input(1))[0];
-      check(listed.is_constant(), "the number of parts is known");
-      count = static_cast<size_t>(listed.constant());
-    } else if (const std::optional<int64_t> given = g.attrs().optional_int("num_outputs")) {
-      count = static_cast<size_t>(*given);
-    }
     size_t unwanted = 0;
-    for (size_t i = 0; i < count; ++i) unwanted += g.has_output_grad(i) ? 0 : 1;
+    for (size_t i = 0; i < parts.size(); ++i) unwanted += g.has_output_grad(i) ? 0 : 1;
     if (unwanted > kMostUnwanted) {
-      throw UnsupportedError(str("the gradient of a split of an open extent into ", count,
+      throw UnsupportedError(str("the gradient of a split of an open extent into ", parts.size(),
                                  " parts, of which ", unwanted, " are not used"));
     }
-    g.add_outputs(0, count);
-    for (size_t i = 0; i < count; ++i) gradients.push_back(g.output_grad_or_zeros(i));
+    g.add_outputs(0, parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) gradients.push_back(g.output_grad_or_zeros(i));
   }
   g.set_input_grad(
       0, gradients.size() == 1 ? gradients[0] : g.op("Concat", gradients, {{"axis", axis}}));

@@ -78,7 +78,7 @@ class KeptProperties:
             optimization_step=entries.get("optimization_step", _count),
             step=entries.get("step", _count),
             optimizer=entries.get("optimizer", _text),
-            lr=entries.get("lr", hex_number),
+            lr=entries.get("lr", _hex_number),
             user=entries.get("user", _object) or {},
             scheduler=entries.get("scheduler", _object),
             loss_scaler=entries.get("loss_scaler", _loss_scaler),
@@ -114,7 +114,7 @@ class _Entries:
             raise InvalidModelError(f"{self._what} has '{name}' as {shown}: {error}") from error
 
 
-def hex_number(value: Any) -> float:
+def _hex_number(value: Any) -> float:
     """Return a finite number, not below 0, that was written by ``float.hex``.
 
     Raises:

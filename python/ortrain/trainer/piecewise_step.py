@@ -152,29 +152,35 @@ class PiecewiseStep:
 
     def _keep(self, state: Any, gradients: Mapping[str, torch.Tensor]) -> None:
         """Add gradients to those of the batches before, which may be of other parameters."""
-        before = set(state.kept_parameters) if state.kept_batches > 0 else set()
-        kept = state.optimizer if state.kept_batches > 0 else {}
-        for name, gradient in gradients.items():
-            held = kept.get(_gradient_of(name))
-            if held is not None and held.shape != gradient.shape:
+        before = self._kept(state)
+        kept = state.optimizer if before else {}
+        for name in before & gradients.keys():
+            if kept[_gradient_of(name)].shape != gradients[name].shape:
                 raise UnsupportedError(
                     f"'{name}' has another shape than for the batches before of the same step"
                 )
         for name, gradient in gradients.items():
             dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-            held = kept.get(_gradient_of(name))
-            if held is not None:
-                held.add_(dense)
+            if name in before:
+                kept[_gradient_of(name)].add_(dense)
             else:
                 wide = dense.to(state_dtype(dense))
                 state.share_state(_gradient_of(name), wide.resolve_neg().contiguous())
-        if state.kept_batches > 0 and not before:  # of a checkpoint
-            before = {
-                target.removesuffix(_GRADIENT) for target in kept if target.endswith(_GRADIENT)
-            }
         names = [name for name, _ in self._module.named_parameters()]
         state.kept_parameters = [name for name in names if name in before or name in gradients]
         state.kept_batches += 1
+
+    @staticmethod
+    def _kept(state: Any) -> set[str]:
+        """Return the parameters of which the batches so far of a step have left gradients."""
+        if state.kept_batches == 0:
+            return set()  # what stands there is of steps that are over
+        # A checkpoint does not list them.
+        return set(state.kept_parameters) or {
+            target.removesuffix(_GRADIENT)
+            for target in state.optimizer
+            if target.endswith(_GRADIENT)
+        }
 
     def _optimizer_of(self, trained: tuple[str, ...]) -> Any:
         """Return a program of the optimizer alone: its model is a loss that depends on what is trained."""
@@ -184,11 +190,11 @@ class PiecewiseStep:
             self._optimizers.move_to_end(key)
             return self._optimizers[key]
         builder = _core.GraphBuilder("optimizer")
-        sums = []
+        sums, wanted = [], set(trained)
         for name, parameter in parameters:  # groups may name any
             code, shape = onnx_code(parameter.dtype), list(parameter.shape)
-            value = builder.input(name, code, shape, "parameter", name in trained)
-            if name in trained:
+            value = builder.input(name, code, shape, "parameter", name in wanted)
+            if name in wanted:
                 total = builder.node("ReduceSum", [value], {"keepdims": 0})
                 sums.append(builder.node("Cast", [total], {"to": onnx_code(torch.float32)}))
         loss = builder.node("Sum", sums, {})

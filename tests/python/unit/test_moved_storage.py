@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,10 +74,11 @@ def test_memory_that_moves_between_parts_of_a_backward() -> None:
         x = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))
         model(x).sum().backward()
         module.zero_grad()
-        y = model(x)
         weights = [layer.weight for layer in module]
-        # Behind the last layer's gradient an earlier layer's weight moves.
-        handle = weights[-1].register_post_accumulate_grad_hook(lambda _: move(weights[0]))
+        # Behind the last layer's gradient an earlier layer's weight moves. It is asked for before the
+        # forward, whose backward comes in parts then.
+        handle = weights[-1].register_post_accumulate_grad_hook(lambda _: move(weights[1]))
+        y = model(x)
         y.square().sum().backward()
         handle.remove()
         return [p.grad.clone() for p in module.parameters()]
@@ -88,6 +90,30 @@ def test_memory_that_moves_between_parts_of_a_backward() -> None:
     stock, ours = made(), made()
     for a, b in zip(run(ORTModule(ours), ours), run(stock, stock), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_was_read_may_go_before_the_backward_is_over() -> None:
+    """As sharded trainers free a layer's weights behind its part of the backward."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+    stock = copy.deepcopy(module)
+    model, x = ORTModule(module), torch.randn(64, 512)
+    last = module[-1].weight
+
+    def free_last(_: torch.Tensor) -> None:
+        last.untyped_storage().resize_(0)
+
+    for step in range(2):
+        for each in (model, stock):
+            each.zero_grad()
+        if step == 1:  # before the forward, whose backward comes in parts then
+            # Behind the last layer's own part nothing reads its weight.
+            module[1].weight.register_post_accumulate_grad_hook(free_last)
+        y = model(x)
+        y.sum().backward()
+        stock(x).sum().backward()
+    for a, b in zip(module.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("which", ["input", "weight"])
