@@ -20,11 +20,11 @@ def any_overlap(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -
       written: Each at most once.
       read: None of ``written``.
     """
-    taken = sorted(bounds for bounds in map(_bounds, written) if bounds is not None)
+    taken = sorted(bounds for bounds in map(bounds_of, written) if bounds is not None)
     if any(end > begin for (_, end), (begin, _) in zip(taken, taken[1:], strict=False)):
         return True
     begins = [begin for begin, _ in taken]
-    for bounds in map(_bounds, read):
+    for bounds in map(bounds_of, read):
         if bounds is None:
             continue
         # They do not overlap, so that the last one that begins before the end also ends last.
@@ -56,7 +56,7 @@ def _base(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def _bounds(tensor: torch.Tensor) -> tuple[int, int] | None:
+def bounds_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Return the addresses of a tensor's first byte and of the one behind its last; None where it has none."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return None

@@ -109,7 +109,11 @@ class OutsideGradientError(UnseenStateError):
     """The forward uses a tensor outside of the module that wants a gradient."""
 
 
-class ForeignModeError(CaptureError):
+class CallError(CaptureError):
+    """What stands in the way is how this call was made; others of its kind may have a graph."""
+
+
+class ForeignModeError(CallError):
     """The call is made under a mode of PyTorch that sees, or changes, what operators do."""
 
     may_be_cut = False

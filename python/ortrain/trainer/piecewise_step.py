@@ -18,6 +18,7 @@ from ortrain.engine import Engine
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.pieces import Pieces
 from ortrain.report import CaptureRecord
+from ortrain.tensor_copies import named_copies
 from ortrain.trainer.flat_layout import state_dtype
 
 Tensors = dict[str, torch.Tensor]
@@ -56,6 +57,8 @@ class PiecewiseStep:
         """Return the outputs of the forward alone, as in eval mode."""
         return self._forward(inputs, training=False)
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def add_gradients(
         self, state: Any, inputs: Tensors, trains: Callable[[], Mapping[str, bool]]
     ) -> Tensors:
@@ -120,9 +123,8 @@ class PiecewiseStep:
         return self._engine.piece_records
 
     def _forward(self, inputs: Tensors, *, training: bool) -> Tensors:
-        copies = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         with self._mode(training):
-            result: Tensors = self._engine.run((), copies)
+            result: Tensors = self._engine.run((), named_copies(inputs))
         return result
 
     def _checked_loss(self, outputs: Tensors) -> torch.Tensor:

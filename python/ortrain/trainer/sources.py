@@ -15,18 +15,32 @@ from torch import nn
 
 from ortrain import _core, devices, logs
 from ortrain.amp import MixedPrecision
+from ortrain.capture.captured import environment_key
 from ortrain.capture.compared_state import variables_of
 from ortrain.capture.convert import Outside
-from ortrain.capture.errors import CaptureError, ChangingAttributeError, FirstCallError
+from ortrain.capture.errors import (
+    CallError,
+    CaptureError,
+    ChangingAttributeError,
+    FirstCallError,
+)
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
-from ortrain.capture.prepare import prepare, refuse_hooks
+from ortrain.capture.prepare import (
+    prepare,
+    refuse_hooks,
+    refuse_inference_tensors,
+    refuse_modes,
+)
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
+from ortrain.capture.torch_internals import is_transforming, mode_around
 from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
+from ortrain.overlap import any_overlap, overlaps_itself
+from ortrain.tensor_copies import named_copies
 from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction, Tensors
 from ortrain.trainer.model_description import ModelDescription
 from ortrain.trainer.piecewise_step import PiecewiseStep
@@ -138,7 +152,9 @@ class ModuleSource:
         with tracing_alone() as traces_alone, self._mode(training):
             if not traces_alone:
                 raise CaptureError("another thread captures for long")
+            refuse_modes()
             call = signature.flatten((), inputs)
+            refuse_inference_tensors(call)
             refuse_hooks(joined)
             try:
                 prepared = prepare(joined, call, (), inputs, {}, outside=outside)
@@ -151,11 +167,8 @@ class ModuleSource:
                 except BaseException:
                     before.restore()
                     raise
-            if prepared.takes_for_dense(call.tensors):
-                raise CaptureError(
-                    "its forward asks how an argument lies in memory, which has gaps: give it contiguous()",
-                    module=type(self.module).__name__,
-                )
+            if reason := _differs_in_memory(prepared, call):
+                raise CallError(reason, module=type(self.module).__name__)
             names = prepared.names_read
             names = None if names is None else names | {LOSS}
             variables = variables_of(joined, names, prepared.others)
@@ -171,7 +184,7 @@ class ModuleSource:
         return StepGraph(
             graph=prepared.graph,
             inputs=_user_inputs(prepared, list(inputs)),
-            fits=_fits(prepared, signature, call.key, call),
+            fits=_fits(prepared, signature, call, training),
             kept=prepared,
         )
 
@@ -210,7 +223,7 @@ class ModuleSource:
         kept = {name: (b, b.clone()) for name, b in self._joined.named_buffers()}
         cuda = [] if self._device_type() == "cpu" else None
         with torch.random.fork_rng(devices=cuda):
-            results = self._joined.forward(**{name: t.clone() for name, t in inputs.items()})
+            results = self._joined.forward(**named_copies(inputs))
             drawn = torch.get_rng_state()
         written = set()
         with torch.no_grad():
@@ -224,7 +237,7 @@ class ModuleSource:
     def run(self, inputs: Tensors) -> list[torch.Tensor]:
         """Run the module in PyTorch, in eval mode and without gradients."""
         with self._mode(False):
-            return list(self._joined.forward(**inputs).values())
+            return list(self._joined.forward(**named_copies(inputs)).values())
 
     def tensors(self) -> Tensors:
         named = [*self._joined.named_parameters(), *self._joined.named_buffers()]
@@ -282,6 +295,7 @@ class ModuleSource:
             if not (training and self.module.training):
                 self.module.train(training)
                 self._joined.train(training)
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(training))
             if self._autocast is not None:
                 stack.enter_context(torch.autocast(self._device_type(), self._autocast))
@@ -335,14 +349,39 @@ def _user_inputs(prepared: PreparedGraph, names: list[str]) -> list[str | torch.
     ]
 
 
+def _differs_in_memory(prepared: PreparedGraph, call: FlatCall) -> str:
+    """Say in which way the arguments of a call lie otherwise than those of a trace, if that makes a difference."""
+    arguments = dict(prepared.user_inputs)
+    targets = [o["target"] for o in prepared.graph.outputs if o["role"] == "input_update"]
+    places = [arguments[target] for target in targets]
+    if prepared.takes_for_dense(call.tensors, places):
+        return "it asks for, or writes to, the memory of an argument that has gaps"
+    if places:
+        written = [call.tensors[place] for place in places]
+        read = [t for place, t in enumerate(call.tensors) if place not in places]
+        read += prepared.outside.values()
+        if any_overlap(written, read) or any(map(overlaps_itself, written)):
+            return "it writes to an argument in whose memory another tensor lies"
+    return ""
+
+
+def _environment(training: bool) -> Hashable:
+    """Return what a graph depends on besides the model and a call, which says nothing of gradients here."""
+    with torch.inference_mode(False), torch.set_grad_enabled(training):
+        return environment_key()
+
+
 def _fits(
-    prepared: PreparedGraph, signature: CallSignature, key: Hashable, call: FlatCall
+    prepared: PreparedGraph, signature: CallSignature, call: FlatCall, training: bool
 ) -> Callable[[Tensors], bool]:
     known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
+    key, environment = call.key, _environment(training)
 
     def fits(inputs: Tensors) -> bool:
+        if is_transforming() or mode_around() is not None or _environment(training) != environment:
+            return False
         other = signature.flatten((), inputs)
-        if other.key != key or prepared.takes_for_dense(other.tensors):
+        if other.key != key or _differs_in_memory(prepared, other):
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core, devices, logs, progress, progress_display
-from ortrain.capture.errors import CaptureError, OutsideGradientError
+from ortrain.capture.errors import CallError, CaptureError, OutsideGradientError
 from ortrain.errors import InvalidModelError
 from ortrain.fallback import is_strict, tell_fallback
 from ortrain.memory_budget import MemoryBudget
@@ -116,6 +116,7 @@ class StepEngine:
         # What runs steps that no graph holds, and of which kind there are some: training or not.
         self._pieces: PiecewiseStep | None = None
         self._in_pieces: set[bool] = set()
+        self._told: set[str] = set()  # of what runs so, by reasons
         self.share_tensors()
 
     def share_tensors(self) -> None:
@@ -186,8 +187,8 @@ class StepEngine:
         self.follow_module()
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=True)
-        if made is None:
-            outputs, updated, finite, norm = self._train_in_pieces(inputs)
+        if not isinstance(made, MadeStep):
+            outputs, updated, finite, norm = self._train_in_pieces(inputs, made)
         else:
             given = made.source.given(inputs)
             outputs, updated, finite, norm = made.runs.train_step(self.state, given)
@@ -204,8 +205,8 @@ class StepEngine:
         self.follow_module()
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=False)
-        if made is None:
-            return self._evaluate_in_pieces(inputs)
+        if not isinstance(made, MadeStep):
+            return self._evaluate_in_pieces(inputs, made)
         user = iter(made.source.given(inputs))
         given = []
         for entry in made.source.graph.inputs:
@@ -301,8 +302,8 @@ class StepEngine:
 
     # --- in pieces
 
-    def _find_or_make(self, inputs: Tensors, *, training: bool) -> MadeStep | None:
-        """Return the graph of a call; None where it is to run in pieces."""
+    def _find_or_make(self, inputs: Tensors, *, training: bool) -> MadeStep | CaptureError | None:
+        """Return the graph of a call; where it is to run in pieces, why, or None if all of its kind do."""
         made = self._find(self._training if training else self._evaluation, inputs)
         if made is not None or training in self._in_pieces:
             return made
@@ -319,22 +320,22 @@ class StepEngine:
             if self._pieces is None:
                 raise
             _log.info("no graph holds a step whole: %s", error)
-            return None
+            return error
 
     def _train_in_pieces(
-        self, inputs: Tensors
+        self, inputs: Tensors, why: CaptureError | None
     ) -> tuple[list[torch.Tensor], bool, bool, float | torch.Tensor | None]:
         pieces, state = self._pieces, self.state
         outputs = pieces.add_gradients(state, inputs, self._take_new_tensors)
-        self._has_run_in_pieces(training=True)
+        self._has_run_in_pieces(why, training=True)
         updated, finite, norm = False, True, None
         if state.kept_batches >= self._options["accumulation"]:
             updated, finite, norm = pieces.optimizer_step(state)
         return list(outputs.values()), updated, finite, norm
 
-    def _evaluate_in_pieces(self, inputs: Tensors) -> list[torch.Tensor]:
+    def _evaluate_in_pieces(self, inputs: Tensors, why: CaptureError | None) -> list[torch.Tensor]:
         outputs = self._pieces.evaluate(inputs)
-        self._has_run_in_pieces(training=False)
+        self._has_run_in_pieces(why, training=False)
         return list(outputs.values())
 
     def _take_new_tensors(self) -> dict[str, bool]:
@@ -342,13 +343,15 @@ class StepEngine:
         self.follow_module()
         return self._requires_grad
 
-    def _has_run_in_pieces(self, *, training: bool) -> None:
-        """Leave calls of a kind to pieces, now that one has run; the first time, say so."""
-        if training in self._in_pieces:
+    def _has_run_in_pieces(self, why: CaptureError | None, *, training: bool) -> None:
+        """Leave calls of a kind to pieces, now that one has run, unless it was for this call; say so once."""
+        if why is None:
             return
-        self._in_pieces.add(training)
+        if not isinstance(why, CallError):
+            self._in_pieces.add(training)
         told = self._pieces.captures[-1:]
-        if told and (len(self._in_pieces) == 1 or told[0].training == training):
+        if told and told[0].fallback and told[0].fallback not in self._told:
+            self._told.add(told[0].fallback)
             tell_fallback(self.source.name, told[0])
 
     def _make_training(self, inputs: Tensors) -> MadeStep:

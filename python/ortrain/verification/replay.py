@@ -20,6 +20,7 @@ from ortrain.capture.signature import CallSignature, OutputTree, flatten_outputs
 from ortrain.capture.tracing import modules_run_themselves, tracing_alone
 from ortrain.capture.use_cache import without_cache
 from ortrain.random_numbers import DropoutSource
+from ortrain.tensor_copies import copies_of, widened
 from ortrain.verification.draws import RepeatedDraws, UnrepeatableError
 
 
@@ -92,8 +93,7 @@ class Replay:
         self.called_with = (args, kwargs)
         self.grad_enabled = torch.is_grad_enabled()
         self._autocast = AutocastState.current()
-        with torch.no_grad():
-            self._tensors = [t.detach().clone() for t in self.call.tensors]
+        self._tensors = copies_of(self.call.tensors)
         # Contents are set back below, in a way that autograd does not count.
         self._state = _state_of(module)
         reachable = list(self._state.held())
@@ -189,11 +189,11 @@ class Replay:
         Args:
           wide: Whether in float64.
         """
-        made = []
-        with torch.no_grad():
-            for tensor, given in zip(self._tensors, self.call.tensors, strict=True):
-                copied = tensor.double() if wide and tensor.is_floating_point() else tensor.clone()
-                made.append(copied.requires_grad_(given.requires_grad))
+        made = copies_of(self._tensors)
+        if wide:
+            made = [widened(tensor) if tensor.is_floating_point() else tensor for tensor in made]
+        for tensor, given in zip(made, self.call.tensors, strict=True):
+            tensor.requires_grad_(given.requires_grad)
         return made
 
     def bound(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

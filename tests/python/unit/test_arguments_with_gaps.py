@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTModule, ORTTrainer, optim
-from ortrain.capture.errors import CaptureError
+from ortrain import ORTModule
 from ortrain.capture.signature import has_gaps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs in")
@@ -145,21 +144,3 @@ def test_who_does_not_ask_has_graphs_for_them() -> None:
 def test_gaps_are_told_from_orders() -> None:
     assert not any(map(has_gaps, (BASE, BASE.t(), BASE[1:], BASE[:1], BASE[:0], torch.ones(()))))
     assert all(map(has_gaps, (BASE[:, 1:], BASE.t()[1:], BASE[:1].expand(4, 6), BASE[::2])))
-
-
-def test_a_trainer_refuses_what_it_would_take_for_dense() -> None:
-    class Asking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x if x.is_contiguous() else 2 * x).square().mean()
-
-    description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
-    trainer = ORTTrainer(Asking(), description, optim.SGDConfig(lr=0.1))
-    wide = torch.randn(3, 6)
-    trainer.train_step(wide[:, :4].contiguous())
-    with pytest.raises(CaptureError, match="asks how an argument lies in memory"):
-        trainer.train_step(wide[:, :4])
-    trainer.train_step(wide[:, :4].contiguous())
