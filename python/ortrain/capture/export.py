@@ -147,7 +147,7 @@ class _FlatModule(nn.Module):
         name = type(module).__name__
         self.training = module.training
         # Real ones: a trace puts others in their place.
-        given = [*call.tensors, *module.parameters(), *module.buffers()]
+        given = dict([*module.named_parameters(), *module.named_buffers()])
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             with attributes_set(call.attributes, tensors):
@@ -166,7 +166,6 @@ class _FlatModule(nn.Module):
                 refuse_acting_tensors(before.acting_tensors, name)
                 switched: list[bool] = []
                 tables = (*module.named_parameters(), *module.named_buffers())
-                stand_ins = [*tensors, *(tensor for _, tensor in tables)]
                 leaves = dict(zip(call.names, tensors, strict=True)) | dict(tables)
                 wanting = {each for each, tensor in leaves.items() if tensor.requires_grad}
                 path = CallPath() if stores_attributes(module) else None
@@ -181,7 +180,12 @@ class _FlatModule(nn.Module):
                             read.recording(),
                             replacements_watched(),
                             methods_refused(),
-                            tensor_state_kept(given, stand_ins, tensors),
+                            tensor_state_kept(
+                                zip(call.tensors, tensors, strict=True),
+                                [(given[n], t) for n, t in tables if n in given],
+                                read.asked_of,
+                            ),
+                            read.questions.heard(),
                             settings_kept(),
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 import sympy
+import torch
 import typing_extensions
 
 from ortrain import _core
@@ -28,12 +29,18 @@ from ortrain.capture.absent_names import members_of_protocols
 from ortrain.capture.announcements import LogThreshold
 from ortrain.capture.class_comparisons import compares_classes_of_numbers
 from ortrain.capture.class_facts import OF_CLASSES, READERS
+from ortrain.capture.compiled_functions import compiled_functions
 from ortrain.capture.error_handlers import ENDS_OF_A_SEARCH, handles_errors, origin_of
 from ortrain.capture.kept_changes import Change
 from ortrain.capture.library_reads import Variable, library_reads
 from ortrain.capture.library_state import LibraryState, changes_of_context, changes_of_globals
 from ortrain.capture.names_in_code import codes_in, globals_of, named_with_place
-from ortrain.capture.outside_reads import OF_INSTALLED_PACKAGES, outside_read
+from ortrain.capture.outside_reads import (
+    OF_INSTALLED_PACKAGES,
+    READ_ONCE,
+    outside_read,
+    told_by_tensors,
+)
 from ortrain.capture.reachable_state import builtins_behind, home_of, is_own
 from ortrain.capture.shallow_copies import MadePlain
 from ortrain.capture.source_files import (
@@ -51,6 +58,7 @@ from ortrain.capture.surviving_fakes import (
     without_collection_callbacks,
     without_collections,
 )
+from ortrain.capture.tensor_questions import TensorQuestions
 
 # Under every trace, and never with a layer in hand.
 _NEVER_READ = (
@@ -90,7 +98,12 @@ _PROGRESS = f"{os.sep}tqdm{os.sep}"
 _EXECUTED = frozenset({"<module>", "guard"})
 # Of finders of modules, which an import in a forward runs.
 _IMPORTS = frozenset({"find_spec", "find_module", "create_module", "exec_module"})
-_SHOW = frozenset({"repr", "str", "format", "print", "hash", "index", "count", "remove"})
+_SHOW = frozenset({"repr", "str", "format", "print", "ascii", "__str__", "__repr__", "__format__"})
+_COMPARE = frozenset({"hash", "index", "count", "remove"})
+# What texts show of a class or a function, and what makes them.
+_SHOWN = frozenset({"__name__", "__qualname__", "__module__", "__repr__", "__str__", "__format__"})
+# In which a text formats with "%".
+_REMAINDERS = ("BINARY_OP", "BINARY_MODULO")
 _SELF, _OTHER = " self", " other"  # which are no names
 # Of a tensor, what a trace on tensors without gaps, each in a memory of its own, does not know.
 _GAPS = frozenset({"is_contiguous", "stride"})
@@ -113,6 +126,7 @@ class _Mentioned:
 
 
 _known: weakref.WeakKeyDictionary[types.CodeType, _Mentioned] = weakref.WeakKeyDictionary()
+_known_to_show: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
 _known_calls: weakref.WeakKeyDictionary[types.CodeType, frozenset[str]] = (
     weakref.WeakKeyDictionary()
 )
@@ -131,9 +145,17 @@ class NamesRead:
         self._context = contextvars.copy_context()
         self.has_begun = False
         self.fakes = FakesMade()
+        self.questions = TensorQuestions((*told_by_tensors(), *_GAPS), _is_own_code, _is_standard)
         self.loggers: dict[int, LogThreshold] = {}  # that the user's code asks whether to log
+        # Attributes that an installed package asks a tensor of the module for, which does not have them.
+        self.asked: dict[tuple[int, str], Variable] = {}
         # Plain attributes that the forward made, and that are there since its capture.
         self._made: list[MadePlain] = []
+
+    def asked_of(self, tensor: torch.Tensor, name: str) -> None:
+        """Note that somebody asks a tensor for an attribute that it does not have, and may get later."""
+        table = tensor.__dict__
+        self.asked[id(table), name] = (table, name, "same")
 
     def make(self, attributes: Iterable[MadePlain]) -> None:
         """Leave plain attributes as PyTorch's first call would have left them."""
@@ -227,7 +249,27 @@ class NamesRead:
             what = outside_read(code, variables)
             if what and not (what in OF_INSTALLED_PACKAGES and is_installed(code.co_filename)):
                 return what, named_with_place(code)
+        told = told_by_tensors()
+        for name, code in self.questions.asked.items():
+            if name in told:
+                return told[name], named_with_place(code)
         return "", ""
+
+    def read_once(self) -> set[str]:
+        """Return, in words, what a graph has as it was at the capture: what no guard compares of code that may be trusted."""
+        found: set[str] = set()
+        for code, variables in self._codes.items():
+            if _is_own_code(code, variables):
+                names = compiled_functions(code, variables)
+                found.update(f"{name} (a function in C)" for name in names)
+                if _shows_classes(code):
+                    found.add(f"texts of the classes of tensors ({code.co_name})")
+            elif _is_users(code) and is_installed(code.co_filename):
+                what = outside_read(code, variables)
+                if what in READ_ONCE and code.co_name not in _IMPORTS:
+                    name = getattr(code, "co_qualname", code.co_name)
+                    found.add(f"{what} ({variables.get('__name__')}.{name})")
+        return found
 
     def goes_on_after_errors(self) -> str:
         """Return the user's function that has handled an error of the trace, or may have; "" for none.
@@ -328,7 +370,7 @@ class NamesRead:
 
     def asks_of_memory(self) -> MemoryQuestions:
         """Return what the user's own code may ask of how tensors lie in memory."""
-        called: set[str] = set()
+        called = set(self.questions.asked)
         for code, variables in self._codes.items():
             if _is_own_code(code, variables):
                 called |= _methods_called(code)
@@ -366,9 +408,11 @@ class NamesRead:
             if mentioned.of_self:
                 found.add(f"class {owner}")
             found |= mentioned.names
+            if _shows(code):
+                found |= _SHOWN
             if _is_own_code(code, variables):
                 found |= members_of_protocols(code, variables)
-                if _compares_or_shows(code):
+                if _compares(code) or _shows(code):
                     found.add("namespaces as wholes")
         return frozenset(found)
 
@@ -506,13 +550,34 @@ def _is_call(step: dis.Instruction) -> bool:
     )
 
 
-def _compares_or_shows(code: types.CodeType) -> bool:
-    """Tell whether a function may compare or show objects as wholes."""
-    texts = _texts(code.co_consts)
-    return not _SHOW.isdisjoint((*code.co_names, *texts)) or any(
+def _shows(code: types.CodeType) -> bool:
+    """Tell whether a function may show objects as texts."""
+    found = _known_to_show.get(code)
+    if found is None:
+        texts = _texts(code.co_consts)
+        by_percent = any("%" in text for text in texts)
+        found = _known_to_show[code] = not _SHOW.isdisjoint((*code.co_names, *texts)) or any(
+            step.opname.startswith("FORMAT_") or (by_percent and step.opname in _REMAINDERS)
+            for step in dis.get_instructions(code)
+        )
+    return found
+
+
+def _shows_classes(code: types.CodeType) -> bool:
+    """Tell whether a function may show the class of a tensor, which is another one while it is traced."""
+    names = set(code.co_names)
+    return not names.isdisjoint(("type", "__class__")) and (
+        not names.isdisjoint(("__name__", "__qualname__", "__module__")) or _shows(code)
+    )
+
+
+def _compares(code: types.CodeType) -> bool:
+    """Tell whether a function may compare objects as wholes."""
+    names = (*code.co_names, *_texts(code.co_consts))
+    return not _COMPARE.isdisjoint(names) or any(
         "==" in str(step.argval) or "!=" in str(step.argval)
         if step.opname == "COMPARE_OP"
-        else step.opname.startswith(("FORMAT_", "CONTAINS_OP"))
+        else step.opname.startswith("CONTAINS_OP")
         for step in dis.get_instructions(code)
     )
 
@@ -569,6 +634,10 @@ def _texts(constants: Iterable[Any]) -> Iterator[str]:
 def _is_users(code: types.CodeType) -> bool:
     file = real_path(code.co_filename)
     return not (file.startswith((TORCH_ROOT, OWN_ROOT, *_NEVER_READ)) or is_standard(file))
+
+
+def _is_standard(code: types.CodeType, _: Mapping[str, Any]) -> bool:
+    return is_standard(code.co_filename)
 
 
 def _is_own_code(code: types.CodeType, variables: Mapping[str, Any]) -> bool:

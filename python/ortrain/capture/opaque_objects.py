@@ -37,11 +37,17 @@ _DESCRIPTORS = (
     types.GetSetDescriptorType,
 )
 LOCK = type(threading.Lock())
+_DATA_OF_C: Any = ctypes.c_int.__mro__[-2]
+# Whose bytes are an address: what stands there, or a function does, may change.
+_ADDRESSES: tuple[Any, ...] = (
+    *(ctypes._Pointer, ctypes._CFuncPtr, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p),
+    ctypes.py_object,
+)
 _FIELD = type(collections.namedtuple("_Pair", "a").a)  # type: ignore[attr-defined]
 _KNOWN: tuple[Any, ...] = (
     *(list, tuple, dict, set, frozenset, int, float, complex, str, bytes, type(None), type(...)),
     *(bytearray, memoryview, array.array, ctypes.Array, ctypes.Structure, ctypes.Union),
-    *(ctypes.c_int.__mro__[-2], type(NotImplemented), range, slice, type, property, super),
+    *(_DATA_OF_C, type(NotImplemented), range, slice, type, property, super),
     *(staticmethod, classmethod, BaseException, types.FunctionType, types.BuiltinFunctionType),
     *(types.MethodType, types.MethodWrapperType, types.ClassMethodDescriptorType, *_DESCRIPTORS),
     *(types.MappingProxyType, types.SimpleNamespace, types.ModuleType, types.CellType),
@@ -88,6 +94,8 @@ def is_opaque(value: Any) -> bool:
 def _makes_opaque_objects(cls: type) -> bool:
     if issubclass(cls, random.SystemRandom):
         return True
+    if issubclass(cls, _DATA_OF_C):
+        return _holds_addresses(cls)
     if cls.__name__ == _OF_CYTHON:  # as stateless as other compiled functions
         return False
     if issubclass(cls, _known_classes()):
@@ -102,6 +110,16 @@ def _makes_opaque_objects(cls: type) -> bool:
         if _is_compiled(base) and not base.__module__.startswith("torch."):
             return True
     return False
+
+
+def _holds_addresses(cls: Any) -> bool:
+    """Tell whether an object of ctypes is, or has a part that is, an address."""
+    if issubclass(cls, _ADDRESSES):
+        return True
+    if issubclass(cls, ctypes.Array):
+        return _holds_addresses(cls._type_)
+    fields = [field for base in cls.__mro__ for field in vars(base).get("_fields_", ())]
+    return any(_holds_addresses(field[1]) for field in fields)
 
 
 def _known_classes() -> tuple[Any, ...]:

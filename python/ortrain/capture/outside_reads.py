@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ortrain.capture.process_facts import fact_named, fact_of
 from ortrain.capture.source_files import is_installed
 
@@ -21,11 +23,14 @@ _COMPILES = "whether PyTorch compiles"
 _WRITTEN = "how often a tensor was written to"
 _CLASSES = "which classes there are"
 _INFERENCE = "whether inference mode is on"
+_UNWATCHED = "PyTorch's functions past what watches them"
 _MEMORY = "in which memory a tensor lies"
 # Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
 OF_INSTALLED_PACKAGES = frozenset(
     {_ENVIRONMENT, _MODULES, _COMPILES, _INFERENCE, _WRITTEN, _CLASSES, _MEMORY}
 )
+# That PyTorch compiles they are told in each capture, and in no call.
+READ_ONCE = OF_INSTALLED_PACKAGES - {_COMPILES}
 # Whatever object they are of.
 _ATTRIBUTES = {
     "environ": _ENVIRONMENT,
@@ -52,6 +57,7 @@ _ATTRIBUTES = {
     "grad": "gradients",
     "default_generator": "PyTorch's generator",
     "is_inference": _INFERENCE,
+    **dict.fromkeys(("DisableTorchFunction", "DisableTorchFunctionSubclass"), _UNWATCHED),
     "_version": _WRITTEN,
     **dict.fromkeys(
         (
@@ -63,6 +69,16 @@ _ATTRIBUTES = {
     "is_inference_mode_enabled": _INFERENCE,
     **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), _COMPILES),
 }
+# Of a tensor, but not of whatever else code may name so.
+_OF_TENSORS = {
+    "retains_grad": "the history of a tensor",
+    "output_nr": "the history of a tensor",
+    "_backward_hooks": "the hooks of a tensor",
+    "_post_accumulate_grad_hooks": "the hooks of a tensor",
+    "is_pinned": _MEMORY,
+    "__repr__": "what a tensor shows",
+    "__format__": "what a tensor shows",
+}
 _GLOBALS = {
     "open": "files",
     "input": "what is typed",
@@ -71,6 +87,7 @@ _GLOBALS = {
     "exec": "names that are made up",
     "__import__": _MODULES,
     "Decimal": "the context of decimal numbers",
+    **dict.fromkeys(("DisableTorchFunction", "DisableTorchFunctionSubclass"), _UNWATCHED),
 }
 # Of these the name as a text is taken for the attribute, in functions that ask by texts.
 _NAMED = frozenset({"grad", "grad_fn", "is_leaf", "_base", "storage_offset"})
@@ -95,6 +112,12 @@ _NO_STEPS = ("PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME")
 _MISSING = object()
 
 _known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
+
+
+def told_by_tensors() -> dict[str, str]:
+    """Return what no guard compares by the names of the attributes of tensors that tell it."""
+    named = {name: what for name, what in _ATTRIBUTES.items() if hasattr(torch.Tensor, name)}
+    return named | _OF_TENSORS
 
 
 def is_told_by(attribute: str) -> bool:

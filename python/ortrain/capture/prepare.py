@@ -91,9 +91,10 @@ def prepare(
         libraries = read.reads_of_libraries(layers, captured.classes - layers)
         # While a trace goes on they are hidden.
         thresholds = tuple((each, "level") for each in read.loggers.values())
-        prepared.others = functions_with(captured.others, (*libraries, *thresholds))
+        asked = read.asked.values()
+        prepared.others = functions_with(captured.others, (*libraries, *thresholds, *asked))
         prepared.asks_of_memory = read.asks_of_memory()
-        prepared.read_once = read_once(libraries)
+        prepared.read_once = tuple(sorted({*read_once(libraries), *read.read_once()}))
         if kept:
             raise FirstCallError(
                 f"its forward keeps tensors in {' and '.join(kept)}", module=type(module).__name__

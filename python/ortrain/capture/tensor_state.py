@@ -193,19 +193,25 @@ _DATA = torch._C.TensorBase.data
 
 @contextlib.contextmanager
 def tensor_state_kept(
-    given: Iterable[torch.Tensor],
-    stand_ins: Iterable[torch.Tensor],
-    arguments: Iterable[torch.Tensor] = (),
+    arguments: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    held: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    asked_in_vain: Callable[[torch.Tensor, str], None],
 ) -> Iterator[None]:
     """Raise CaptureError where this thread's forward changes, or asks for, such state.
 
+    Of attributes that tensors have nothing is in a trace.
+
     Args:
-      given: Those of the module and the arguments, of whose own attributes nothing is in the trace.
-      stand_ins: What the trace has in their place. Another that wants a gradient shows it in the results.
-      arguments: Of these those of which a call's key names the attributes.
+      arguments: Those of the call, of which its key names the attributes, and what the trace has in their place.
+        Another that wants a gradient shows it in the results.
+      held: Those of the module, and what the trace has in their place.
+      asked_in_vain: Called with a tensor of the module, and an attribute that it does not have, for which an installed
+        package asks.
     """
-    known = {id(tensor): tensor for tensor in stand_ins}
-    unnamed = known.keys() - set(map(id, arguments))  # whose attributes are in no key
+    arguments = list(arguments)
+    unnamed = {id(stand_in): tensor for tensor, stand_in in held}  # whose attributes are in no key
+    given = [*unnamed.values(), *(tensor for tensor, _ in arguments)]
+    known = unnamed.keys() | {id(stand_in) for _, stand_in in arguments}
     thread = threading.get_ident()
     own_requires_grad_ = torch.Tensor.requires_grad_
     own_names = {name for tensor in given for name in tensor.__dict__} - _OF_PYTORCH
@@ -232,9 +238,12 @@ def tensor_state_kept(
         return own_requires_grad_(tensor, requires_grad)
 
     def get_missing(tensor: torch.Tensor, name: str) -> Any:
-        may_be_there = name in own_names or (id(tensor) in unnamed and _is_asked_by_users_code())
+        of_module = unnamed.get(id(tensor)) if threading.get_ident() == thread else None
+        may_be_there = name in own_names or (of_module is not None and _is_asked_by_users_code())
         if may_be_there and threading.get_ident() == thread and _is_the_forwards():
             raise UnseenStateError(f"its forward asks for the attribute '{name}' of a tensor")
+        if of_module is not None and _is_the_forwards():
+            asked_in_vain(of_module, name)
         inherited = getattr(super(torch.Tensor, tensor), "__getattr__", None)
         if inherited is not None:
             return inherited(name)
