@@ -5,9 +5,35 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable
 
 import torch
+
+
+class OccupiedMemory:
+    """The bytes of tensors, those in their gaps too, by their addresses.
+
+    Args:
+      tensors: Those.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        taken = sorted(bounds for bounds in map(bounds_of, tensors) if bounds is not None)
+        self._begins = [begin for begin, _ in taken]
+        # Of all up to each: one may reach beyond those that begin behind it.
+        self._ends = list(itertools.accumulate((end for _, end in taken), max))
+        self.overlaps = any(
+            end > begin for end, begin in zip(self._ends, self._begins[1:], strict=False)
+        )
+
+    def touched_by(self, tensor: torch.Tensor) -> bool:
+        """Tell whether another tensor lies in one of the bytes."""
+        bounds = bounds_of(tensor)
+        if bounds is None:
+            return False
+        before = bisect.bisect_left(self._begins, bounds[1])
+        return before > 0 and self._ends[before - 1] > bounds[0]
 
 
 def any_overlap(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool:
@@ -20,18 +46,8 @@ def any_overlap(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -
       written: Each at most once.
       read: None of ``written``.
     """
-    taken = sorted(bounds for bounds in map(bounds_of, written) if bounds is not None)
-    if any(end > begin for (_, end), (begin, _) in zip(taken, taken[1:], strict=False)):
-        return True
-    begins = [begin for begin, _ in taken]
-    for bounds in map(bounds_of, read):
-        if bounds is None:
-            continue
-        # They do not overlap, so that the last one that begins before the end also ends last.
-        before = bisect.bisect_left(begins, bounds[1])
-        if before and taken[before - 1][1] > bounds[0]:
-            return True
-    return False
+    taken = OccupiedMemory(written)
+    return taken.overlaps or any(map(taken.touched_by, read))
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

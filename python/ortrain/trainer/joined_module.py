@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -49,19 +50,21 @@ class JoinedModule(nn.Module):
         names = [entry.name for entry in description.inputs]
         label = names[-1] if loss_fn is not None else None
         passed = [name for name in names if name != label]
-        accepted = inspect.signature(module.forward).parameters
-        by_name = all(name in accepted for name in passed)
+        by_position = _passed_by_position(module, passed)
         outputs = description.output_names
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
             inputs = {**dict(zip(names, args, strict=False)), **kwargs}
-            if by_name:
-                result = module(**{name: inputs[name] for name in passed})
-            else:
-                result = module(*(inputs[name] for name in passed))
+            # As people call it: hooks on the module get what is passed by position.
+            result = module(
+                *(inputs[name] for name in passed[:by_position]),
+                **{name: inputs[name] for name in passed[by_position:]},
+            )
             if loss_fn is not None:
                 predictions = result if isinstance(result, tuple) else (result,)
                 result = (loss_fn(*predictions, inputs[label]), *predictions)
+            if isinstance(result, Mapping) and all(name in result for name in outputs):
+                result = tuple(result[name] for name in outputs)
             flat, _ = flatten_outputs(result)
             if len(flat) < len(outputs):
                 raise InvalidModelError(
@@ -88,3 +91,14 @@ class JoinedModule(nn.Module):
             name += "_"
         state["_layers"] = layers
         state["_modules"] = {**dict(layers), name: state["_loss_layer"]}
+
+
+def _passed_by_position(module: nn.Module, names: Sequence[str]) -> int:
+    """Return how many inputs a forward takes by position; the others it takes by their names."""
+    parameters = inspect.signature(module.forward).parameters
+    if not all(name in parameters for name in names):
+        return len(names)
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    in_order = [name for name, each in parameters.items() if each.kind in positional]
+    pairs = zip(names, in_order, strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))

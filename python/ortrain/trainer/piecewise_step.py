@@ -55,7 +55,7 @@ class PiecewiseStep:
 
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Return the outputs of the forward alone, as in eval mode."""
-        return self._forward(inputs, training=False)
+        return _apart(self._forward(inputs, training=False))
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -95,7 +95,7 @@ class PiecewiseStep:
                 f"the loss '{self._options['loss']}' depends on no parameter that is trained"
             )
         self._keep(state, gradients)
-        return {name: output.detach() for name, output in outputs.items()}
+        return _apart(outputs)
 
     def optimizer_step(self, state: Any) -> tuple[bool, bool, float | torch.Tensor | None]:
         """Update the parameters by the gradients that are kept, and forget these.
@@ -211,3 +211,13 @@ class PiecewiseStep:
 
 def _gradient_of(name: str) -> str:
     return name + _GRADIENT
+
+
+def _apart(outputs: Tensors) -> Tensors:
+    """Return outputs as a graph gives them: none is a tensor, or a view of one, that was there before or elsewhere."""
+    return {
+        name: output.detach()
+        if output.grad_fn is not None and not output._is_view()
+        else output.detach().clone()
+        for name, output in outputs.items()
+    }

@@ -27,7 +27,9 @@ from ortrain.capture.errors import (
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import (
+    empty_extents,
     prepare,
+    refuse_encoder_fast_path,
     refuse_hooks,
     refuse_inference_tensors,
     refuse_modes,
@@ -156,14 +158,18 @@ class ModuleSource:
             call = signature.flatten((), inputs)
             refuse_inference_tensors(call)
             refuse_hooks(joined)
+            refuse_encoder_fast_path(self.module)
+            varies = not any(empty_extents(call))
             try:
-                prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+                prepared = prepare(joined, call, (), inputs, {}, dynamic=varies, outside=outside)
             except (FirstCallError, ChangingAttributeError) as error:
                 _log.info("PyTorch runs the forward, and it is captured again: %s", error)
                 before = ReachableState(joined, (inputs,))
                 try:
                     self._run_for_what_it_makes(inputs, error)
-                    prepared = prepare(joined, call, (), inputs, {}, outside=outside)
+                    prepared = prepare(
+                        joined, call, (), inputs, {}, dynamic=varies, outside=outside
+                    )
                 except BaseException:
                     before.restore()
                     raise
@@ -375,13 +381,13 @@ def _fits(
     prepared: PreparedGraph, signature: CallSignature, call: FlatCall, training: bool
 ) -> Callable[[Tensors], bool]:
     known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
-    key, environment = call.key, _environment(training)
+    key, environment = (call.key, empty_extents(call)), _environment(training)
 
     def fits(inputs: Tensors) -> bool:
         if is_transforming() or mode_around() is not None or _environment(training) != environment:
             return False
         other = signature.flatten((), inputs)
-        if other.key != key or _differs_in_memory(prepared, other):
+        if (other.key, empty_extents(other)) != key or _differs_in_memory(prepared, other):
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ortrain import _core
+from ortrain import _core, logs
 from ortrain.checkpoint_folder import read_checkpoint, tell_of_damage
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.trainer import optimizer_states
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 StateDict = dict[str, Any]
 
 _PROPERTY = "trainer"
+_log = logs.get_logger("ortrain")
 _COUNTERS = ("optimization_step", "step")
 
 
@@ -88,12 +89,17 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
             own[name].copy_(tensor)
     state = trainer.engine.state
     if states is not None:
+        if state.kept_batches > 0:
+            _log.warning(
+                "load_state_dict gives up the %d batches of the optimizer step that had begun",
+                state.kept_batches,
+            )
+        state.kept_batches = 0
         state.clear_optimizer()
         for target, tensor in states.tensors.items():
             state.set_optimizer_state(target, tensor)
         if states.steps is not None:
             state.steps = states.steps
-    state.kept_batches = 0
     trainer.engine.adopt_state(optimizer=has_states)
     info = trainer.train_step_info
     info.optimization_step = counts.get("optimization_step", state.steps)

@@ -13,9 +13,10 @@ from torch.autograd.graph import increment_version
 
 from ortrain import _core, devices, logs, progress, progress_display
 from ortrain.capture.errors import CallError, CaptureError, OutsideGradientError
-from ortrain.errors import InvalidModelError
+from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.fallback import is_strict, tell_fallback
 from ortrain.memory_budget import MemoryBudget
+from ortrain.overlap import OccupiedMemory, any_overlap
 from ortrain.program import ESCAPES, Program
 from ortrain.report import CaptureRecord, ModuleReport
 from ortrain.trainer.flat_layout import state_dtype
@@ -108,6 +109,7 @@ class StepEngine:
         # Seeded by torch.manual_seed; a state that is loaded brings its own.
         self.state.seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tensors: Tensors = {}
+        self._occupied = OccupiedMemory(())  # of these
         self._requires_grad: dict[str, bool] = {}
         self._trained: list[torch.Tensor] = []
         self._training: list[MadeStep] = []
@@ -130,6 +132,7 @@ class StepEngine:
             if held.dtype != wide:
                 self.state.set_optimizer_state(target, held.to(wide))
         trains = self.source.parameters()
+        self._occupied = OccupiedMemory(self._tensors.values())
         self._requires_grad = {n: yes and n not in self._frozen for n, yes in trains.items()}
         self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
         self.source.settle()  # only now: what could not be taken is looked at again
@@ -180,11 +183,18 @@ class StepEngine:
         Raises:
           CaptureError: The model cannot be captured whole, and may not run in pieces: a limit of memory is
             set, it is an ONNX model, or ORTRAIN_STRICT is.
+          UnsupportedError: An input wants a gradient, or lies in the memory of a tensor of the model.
           ShapeError: An input does not fit the graph.
           OutOfMemoryError: The step needs more than ``memory_limit``, or cannot be brought down to
             the budget; nothing has changed.
         """
+        for name, tensor in inputs.items():
+            if tensor.requires_grad:
+                raise UnsupportedError(
+                    f"input '{name}' wants a gradient, which a step with its optimizer does not give: detach() it"
+                )
         self.follow_module()
+        self._refuse_shared_memory(inputs)
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=True)
         if not isinstance(made, MadeStep):
@@ -192,6 +202,7 @@ class StepEngine:
         else:
             given = made.source.given(inputs)
             outputs, updated, finite, norm = made.runs.train_step(self.state, given)
+            increment_version([self._tensors[name] for name in made.buffers])
         if updated:
             increment_version(self._trained)
         return StepOutcome(outputs, updated, finite, norm)
@@ -203,6 +214,7 @@ class StepEngine:
           CaptureError: As train_step.
         """
         self.follow_module()
+        self._refuse_shared_memory(inputs)
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=False)
         if not isinstance(made, MadeStep):
@@ -274,6 +286,15 @@ class StepEngine:
     def everywhere(self, action: Callable[[], Result]) -> Result:
         """Return the result of an action; where it fails in one process it does in all."""
         return action()
+
+    def _refuse_shared_memory(self, inputs: Tensors) -> None:
+        """Raise UnsupportedError for inputs in which a step, or the forward, may write where it means a tensor of the model."""
+        for name, tensor in inputs.items():
+            if self._occupied.touched_by(tensor):
+                owner = next(n for n, t in self._tensors.items() if any_overlap([t], [tensor]))
+                raise UnsupportedError(
+                    f"input '{name}' lies in the memory of '{owner}'; pass a copy"
+                )
 
     def _find(self, made: list[MadeStep], inputs: Tensors) -> MadeStep | None:
         state = self.source.state

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ortrain import CaptureError, ORTTrainer, optim
+from ortrain import CaptureError, ORTTrainer, ORTTrainerOptions, UnsupportedError, optim
 
 DESCRIPTION = {
     "inputs": [("x", ["batch", 4]), ("y", ["batch", 4])],
@@ -196,3 +196,235 @@ def test_a_step_trains_in_any_mode_of_gradients(kind: type[nn.Module], mode: Any
     expected = [pair.trainer.train_step(*given)[0] for _ in range(3)]
     torch.testing.assert_close(first, expected)
     torch.testing.assert_close(evaluated, pair.trainer.eval_step(*given)[0])
+
+
+class Single(nn.Module):
+    """Of which the forward of one input is to be given."""
+
+    def __init__(self, forward: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("bank", torch.zeros(5, 4))
+        self.register_buffer("mean", torch.zeros(()))
+        self.computes = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.computes(self, x)
+
+
+def loss_of(module: Single, x: torch.Tensor) -> torch.Tensor:
+    return module.linear(x).square().mean()
+
+
+def branching(compute: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], Any]:
+    """Return a forward that no graph holds whole."""
+
+    def forward(module: Any, x: torch.Tensor) -> Any:
+        return compute(module, -x if x.sum() > 1e6 else x)
+
+    return forward
+
+
+def trained(
+    forward: Callable[[Any, torch.Tensor], Any], *outputs: tuple[str, list[Any]], **options: Any
+) -> tuple[ORTTrainer, Single]:
+    torch.manual_seed(0)
+    module = Single(forward)
+    plain = copy.deepcopy(module)
+    description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True), *outputs]}
+    made = ORTTrainerOptions(options) if options else None
+    return ORTTrainer(module, description, optim.SGDConfig(lr=0.1), options=made), plain
+
+
+def own_loss(module: Single, x: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a step by SGD, which is made."""
+    result = module(x)
+    loss = result if isinstance(result, torch.Tensor) else result["loss"]
+    loss.backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    return loss.detach()
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+@pytest.mark.parametrize("order", [(4, 0, 3), (0, 4, 0)])
+def test_batches_of_nothing(order: tuple[int, ...]) -> None:
+    def forward(module: Single, x: torch.Tensor) -> torch.Tensor:
+        return loss_of(module, x) if x.shape[0] else 7 * module.linear.weight.square().mean()
+
+    trainer, plain = trained(forward)
+    for size in order:
+        x = torch.ones(size, 4)
+        torch.testing.assert_close(trainer.train_step(x), own_loss(plain, x))
+        torch.testing.assert_close(trainer.eval_step(x), plain(x).detach())
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+def test_extremes_of_nothing_are_refused() -> None:
+    trainer, _ = trained(lambda m, x: m.linear(x).amax(0).mean())
+    trainer.train_step(torch.ones(4, 4))
+    with pytest.raises(IndexError, match="non-zero size"):
+        trainer.train_step(torch.ones(0, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+def test_encoders_that_leave_out_padding() -> None:
+    class Encoding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.encoder(x, src_key_padding_mask=mask)
+            return hidden.square().mean(), hidden
+
+    description = {
+        "inputs": [("x", [2, 4, 8]), ("mask", [2, 4])],
+        "outputs": [("loss", [], True), ("hidden", [2, 4, 8])],
+    }
+    module = Encoding()
+    trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
+    x, mask = torch.randn(2, 4, 8), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
+    found = trainer.eval_step(x, mask)
+    module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(found), module(x, mask))
+
+
+def test_hooks_on_the_module_get_its_inputs() -> None:
+    def double(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(2 * a for a in args)
+
+    def add(module: nn.Module, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> Any:
+        return result + sum(a.sum() for a in args)
+
+    for register, hook in (("register_forward_pre_hook", double), ("register_forward_hook", add)):
+        module = Single(loss_of)
+        getattr(module, register)(hook)
+        plain = copy.deepcopy(module)
+        description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
+        trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
+        x = torch.ones(2, 4)
+        torch.testing.assert_close(trainer.train_step(x), own_loss(plain, x))
+
+
+def test_inputs_may_have_any_order_and_names() -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(
+            self, x: torch.Tensor, scale: float = 2.0, y: Any = None, *, z: Any = None
+        ) -> torch.Tensor:
+            return (self.linear(x) * scale + self.linear(y) - self.linear(z)).square().mean()
+
+    x, y, z = torch.ones(2, 4), torch.rand(2, 4), torch.rand(2, 4)
+    for names in (("x", "y", "z"), ("z", "y", "x")):
+        module = Ordered()
+        given = dict(zip(("x", "y", "z"), (x, y, z), strict=True))
+        expected = module(**given).detach()
+        description = {
+            "inputs": [(name, ["batch", 4]) for name in names],
+            "outputs": [("loss", [], True)],
+        }
+        trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
+        torch.testing.assert_close(trainer.train_step(**given), expected)
+
+
+@pytest.mark.parametrize("changed", [lambda f: f, branching])
+def test_what_a_step_would_lose_is_refused(changed: Callable[..., Any]) -> None:
+    def forward(module: Single, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            module.bank.add_(1)
+        return loss_of(module, x)
+
+    trainer, _ = trained(changed(forward))
+    for step in (trainer.train_step, trainer.eval_step):
+        with pytest.raises(UnsupportedError, match="'x' lies in the memory of 'bank'"):
+            step(trainer.model.bank)
+        with pytest.raises(UnsupportedError, match=r"'x' lies in the memory of 'linear\.weight'"):
+            step(trainer.model.linear.weight.detach()[1:])
+    with pytest.raises(UnsupportedError, match="'x' wants a gradient"):
+        trainer.train_step(torch.ones(2, 4, requires_grad=True))
+    trainer.eval_step(torch.ones(2, 4, requires_grad=True))
+
+
+def test_outputs_of_a_mapping_go_by_their_names() -> None:
+    def forward(module: Single, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = module.linear(x)
+        return {"more": x, "penalty": hidden.sum(), "loss": hidden.square().mean()}
+
+    trainer, plain = trained(forward, ("penalty", []))
+    x = torch.ones(2, 4)
+    penalty = plain(x)["penalty"].detach()
+    found = trainer.train_step(x)
+    torch.testing.assert_close(tuple(found), (own_loss(plain, x), penalty))
+    torch.testing.assert_close(trainer.model.linear.weight, plain.linear.weight)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+@pytest.mark.parametrize("changed", [lambda f: f, branching])
+def test_weights_loaded_inside_of_a_step(changed: Callable[..., Any]) -> None:
+    trainer, plain = trained(changed(loss_of), batch={"gradient_accumulation_steps": 2})
+    first, second = torch.ones(2, 4), torch.rand(2, 4)
+    trainer.train_step(first)
+    (plain(first) / 2).backward()
+    trainer.load_state_dict(trainer.model.state_dict())
+    trainer.train_step(second)
+    (plain(second) / 2).backward()
+    with torch.no_grad():
+        for own, parameter in zip(trainer.model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own, parameter - 0.1 * parameter.grad)
+    assert trainer.train_step_info.optimization_step == 1
+
+
+def test_states_loaded_inside_of_a_step_begin_it_anew(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, plain = trained(loss_of, batch={"gradient_accumulation_steps": 2})
+    x = torch.ones(2, 4)
+    trainer.train_step(x)
+    trainer.load_state_dict(trainer.state_dict())
+    assert "gives up the 1 batches" in caplog.text
+    for _ in range(2):
+        trainer.train_step(x)
+    own_loss(plain, x)
+    torch.testing.assert_close(trainer.model.linear.weight, plain.linear.weight)
+
+
+def test_buffers_that_a_step_writes_have_another_version() -> None:
+    def forward(module: Single, x: torch.Tensor) -> torch.Tensor:
+        loss = (loss_of(module, x) + module.mean).square()
+        with torch.no_grad():
+            module.mean.add_(1)
+        return loss
+
+    trainer, _ = trained(forward)
+    wanting = torch.ones((), requires_grad=True)
+    result = trainer.model.mean * wanting
+    trainer.train_step(torch.ones(2, 4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+@pytest.mark.parametrize("changed", [lambda f: f, branching])
+def test_outputs_stay_what_they_were(changed: Callable[..., Any]) -> None:
+    def forward(module: Single, x: torch.Tensor) -> Any:
+        loss = loss_of(module, x)
+        with torch.no_grad():
+            module.mean.mul_(0.5).add_(loss)
+        return loss, module.mean, module.linear.weight, module.linear.bias[1:], x
+
+    trainer, plain = trained(
+        changed(forward), ("mean", []), ("w", [3, 4]), ("b", [2]), ("x", ["batch", 4])
+    )
+    x = torch.ones(2, 4)
+    expected = [part.detach().clone() for part in plain(x)]
+    found = trainer.train_step(x)
+    trainer.train_step(torch.rand(2, 4))
+    x.zero_()
+    torch.testing.assert_close(list(found), expected)
