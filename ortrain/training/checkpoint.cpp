@@ -332,6 +332,18 @@ Checkpoint read_checkpoint(const fs::path& path) {
   checkpoint.path = path;
   checkpoint.steps = count(manifest, "steps");
   checkpoint.kept_batches = count(manifest, "kept_batches");
+  if (manifest.contains("updates")) {
+    const Json& updates = manifest["updates"];
+    if (!updates.is_object()) throw InvalidModelError("'updates' is no object");
+    for (const auto& [parameter, value] : updates.items()) {
+      const int64_t number = count(updates, parameter.c_str());
+      if (number > checkpoint.steps) {
+        throw InvalidModelError(
+            str("'", parameter, "' has had ", number, " updates in ", checkpoint.steps, " steps"));
+      }
+      checkpoint.updates[parameter] = number;
+    }
+  }
   checkpoint.seed = integer<uint64_t>(manifest, "seed");
   checkpoint.runs = integer<uint64_t>(manifest, "runs");
   checkpoint.learning_rate = finite(manifest, "learning_rate");
@@ -384,6 +396,12 @@ fs::path save_checkpoint(const fs::path& folder, TrainingState& state,
                    {"runs", state.runs},
                    {"learning_rate", float_to_json(state.learning_rate)},
                    {"loss_scale", float_to_json(state.loss_scale)}};
+  if (options.optimizer) {
+    // Of the others there are as many as steps.
+    for (const auto& [parameter, number] : state.updates()) {
+      if (number != state.steps) manifest["updates"][parameter] = number;
+    }
+  }
   manifest["properties"] = Json::object();
   for (const auto& [name, value] : properties) {
     manifest["properties"][name] = property_to_json(value);
@@ -490,6 +508,8 @@ void restore(TrainingState& state, const Checkpoint& checkpoint, bool strict) {
   state.kept_batches = 0;
   state.kept_parameters.clear();
   state.steps = 0;
+  state.set_updates(checkpoint.has_optimizer ? checkpoint.updates
+                                             : std::map<std::string, int64_t>());
   if (checkpoint.has_optimizer) {
     for (const auto& [name, tensor] : checkpoint.optimizer) {
       state.optimizer.emplace(name, tensor.clone(*state.device));

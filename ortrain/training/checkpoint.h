@@ -47,6 +47,7 @@ struct Checkpoint {
   bool has_optimizer = false;
   double learning_rate = 0, loss_scale = 1;
   int64_t steps = 0, kept_batches = 0;
+  std::map<std::string, int64_t> updates;  // of parameters that have had fewer than `steps`
   uint64_t seed = 0, runs = 0;
   CheckpointProperties properties;
   // Newer checkpoints that were passed over, each with what is wrong with it.

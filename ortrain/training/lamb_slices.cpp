@@ -18,12 +18,12 @@ void append(std::vector<ValueId>& inputs, const std::vector<LambSlice>& slices, 
 
 }  // namespace
 
-void add_lamb_steps(GraphBuilder& builder, std::span<LambSliceGroup> groups, ValueId step,
-                    ValueId factor, ValueId skip, const std::string& sum_norms) {
+void add_lamb_steps(GraphBuilder& builder, std::span<LambSliceGroup> groups, ValueId factor,
+                    ValueId skip, const std::string& sum_norms) {
   std::vector<ValueId> norms;
   std::vector<int64_t> numbers;
   for (LambSliceGroup& group : groups) {
-    std::vector<ValueId> inputs{group.rate, step, factor, skip};
+    std::vector<ValueId> inputs{group.rate, group.step, factor, skip};
     append(inputs, group.slices, &LambSlice::parameter);
     append(inputs, group.slices, &LambSlice::gradient);
     append(inputs, group.slices, &LambSlice::exp_avg);
@@ -54,7 +54,7 @@ void add_lamb_steps(GraphBuilder& builder, std::span<LambSliceGroup> groups, Val
     const ValueId of_group = builder.op(
         "Slice", {whole, builder.int64s({first}), builder.int64s({end}), builder.int64s({0})});
     first = end;
-    std::vector<ValueId> inputs{group.rate, step, of_group, skip};
+    std::vector<ValueId> inputs{group.rate, group.step, of_group, skip};
     append(inputs, group.slices, &LambSlice::parameter);
     append(inputs, group.slices, &LambSlice::exp_avg);
     append(inputs, group.slices, &LambSlice::exp_avg_sq);

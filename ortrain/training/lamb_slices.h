@@ -20,14 +20,15 @@ struct LambSlice {
 struct LambSliceGroup {
   Attributes attributes;    // of LambStep
   ValueId rate = kNoValue;  // float64
+  ValueId step = kNoValue;  // int64, from 1
   std::vector<LambSlice> slices;
 };
 
 // Adds a step of LAMB and replaces parameters and states by their next values. LAMB needs the norms
 // of whole parameters: the external function `sum_norms` gets the numbers of the slices, int64 [n],
-// and the squares of their norms, float64 [n, 2], and gives those of the parameters. `step`,
-// `factor`, `skip`: as the inputs of LambStep.
-void add_lamb_steps(GraphBuilder& builder, std::span<LambSliceGroup> groups, ValueId step,
-                    ValueId factor, ValueId skip, const std::string& sum_norms);
+// and the squares of their norms, float64 [n, 2], and gives those of the parameters. `factor`,
+// `skip`: as the inputs of LambStep.
+void add_lamb_steps(GraphBuilder& builder, std::span<LambSliceGroup> groups, ValueId factor,
+                    ValueId skip, const std::string& sum_norms);
 
 }  // namespace ortrain

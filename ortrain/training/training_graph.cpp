@@ -264,10 +264,29 @@ class TrainingGraphMaker {
     Attributes attributes;
     double rate_factor = 1.0;
     std::vector<Parameter> parameters;
+    size_t step_class = 0;
   };
 
-  // In the order of the options; what stands in no group comes last.
+  // In the order of the options, what stands in no group last; those of one have one step number.
   std::vector<Group> groups() const {
+    std::vector<Group> result;
+    for (const Group& group : groups_of_options()) {
+      std::map<size_t, Group> by_class;
+      for (const Parameter& parameter : group.parameters) {
+        const auto found = options_.step_classes.find(parameter.target);
+        const size_t step_class = found == options_.step_classes.end() ? 0 : found->second;
+        Group& made = by_class[step_class];
+        made.attributes = group.attributes;
+        made.rate_factor = group.rate_factor;
+        made.step_class = step_class;
+        made.parameters.push_back(parameter);
+      }
+      for (auto& [step_class, made] : by_class) result.push_back(std::move(made));
+    }
+    return result;
+  }
+
+  std::vector<Group> groups_of_options() const {
     std::map<std::string, size_t> group_of;
     std::vector<Group> result;
     for (const ParameterGroup& group : options_.optimizer.groups) {
@@ -313,14 +332,13 @@ class TrainingGraphMaker {
       if (options_.scales_loss) skip = builder_.op("Not", {made[2]});
     }
     const ValueId rate = scalar_state(kLearningRate, DType::f64);
-    const ValueId step = scalar_state(kStepNumber, DType::i64);
     if (options_.owned && options_.optimizer.step == "LambStep") {
-      update_lamb_slices(rate, step, factor, skip);
+      update_lamb_slices(rate, factor, skip);
       return;
     }
     for (const Group& group : groups()) {
-      if (group.parameters.empty()) continue;
       const ValueId group_rate = rate_of(group, rate);
+      const ValueId step = step_of(group);
       std::vector<Parameter> small;
       for (const Parameter& parameter : group.parameters) {
         if (needs_norm() || known_elements(builder_.shape(parameter.value)) < kLargeParameter) {
@@ -337,7 +355,11 @@ class TrainingGraphMaker {
     return group.rate_factor == 1.0 ? rate : builder_.mul(rate, group.rate_factor);
   }
 
-  void update_lamb_slices(ValueId rate, ValueId step, ValueId factor, ValueId skip) {
+  ValueId step_of(const Group& group) {
+    return scalar_state(step_number_target(group.step_class), DType::i64);
+  }
+
+  void update_lamb_slices(ValueId rate, ValueId factor, ValueId skip) {
     if (options_.sum_norms.empty()) {
       throw InvalidModelError("slices that LambStep updates need the function sum_norms");
     }
@@ -346,10 +368,10 @@ class TrainingGraphMaker {
     std::vector<LambSliceGroup> made;
     std::vector<std::string> targets;
     for (const Group& group : groups()) {
-      if (group.parameters.empty()) continue;
       LambSliceGroup& slices = made.emplace_back();
       slices.attributes = group.attributes;
       slices.rate = rate_of(group, rate);
+      slices.step = step_of(group);
       for (const Parameter& parameter : group.parameters) {
         const auto place =
             std::ranges::find(*options_.owned, parameter.target, &ParameterSlice::parameter);
@@ -362,7 +384,7 @@ class TrainingGraphMaker {
       }
     }
     builder_.set_layer("optimizer");
-    add_lamb_steps(builder_, made, step, factor, skip, options_.sum_norms);
+    add_lamb_steps(builder_, made, factor, skip, options_.sum_norms);
     builder_.set_layer("");
     auto target = targets.begin();
     for (const LambSliceGroup& group : made) {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ortrain/ir/attribute.h"
@@ -48,6 +50,9 @@ struct TrainingOptions {
   uint64_t memory_limit = 0;
   // What the plan of a run is brought down to by computing again; absent: as it comes.
   MemoryBudget budget = {};
+  // Parameters that have had another number of updates than those of class 0, by classes of which
+  // all have had the same.
+  std::map<std::string, size_t> step_classes = {};
   // What the graph of the optimizer alone updates, where other processes do the rest: at most one
   // slice of a parameter. Absent: everything.
   std::optional<std::vector<ParameterSlice>> owned = {};
@@ -57,8 +62,12 @@ struct TrainingOptions {
 };
 
 // State inputs of training graphs, by target. The scalars are set by whoever runs the graph.
-inline constexpr const char* kLearningRate = "optimizer:rate";     // float64
-inline constexpr const char* kStepNumber = "optimizer:step";       // int64, from 1
+inline constexpr const char* kLearningRate = "optimizer:rate";  // float64
+inline constexpr const char* kStepNumber = "optimizer:step";    // int64, from 1
+// The step number of a class of parameters: "optimizer:step" of class 0, "optimizer:step:1" and on.
+std::string step_number_target(size_t step_class);
+// The class of which a target is the step number.
+std::optional<size_t> step_class_of(std::string_view target);
 inline constexpr const char* kLossScale = "optimizer:loss_scale";  // float64
 // Written by graphs that update, where there is a norm to know.
 inline constexpr const char* kGradientNorm = "optimizer:gradient_norm";  // float64

@@ -46,7 +46,7 @@ Dims concrete(const Shape& shape, const std::string& what) {
 
 // Numbers that a step reads and writes, by target.
 std::optional<DType> type_of_number(std::string_view target) {
-  if (target == kStepNumber) return DType::i64;
+  if (step_class_of(target)) return DType::i64;
   if (target == kAllFinite) return DType::boolean;
   if (target == kLearningRate || target == kLossScale || target == kGradientNorm) {
     return DType::f64;
@@ -101,7 +101,6 @@ const MutableTensor& kept_tensor(TrainingState& state, const GraphInput& input,
 // What a step reads and gives beside tensors.
 struct StepNumbersOfRun {
   int64_t seed = 0;
-  int64_t step = 0;
   double learning_rate = 0;
   double loss_scale = 1;
   double gradient_norm = 0;
@@ -204,11 +203,13 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
       run_pipeline(graph, "fuse", StagePart::whole, processor);
     } else {
       const auto kind = static_cast<StepKind>(which);
-      graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options_)
-                                       : make_training_graph(model_, options_, kind,
+      TrainingOptions options = options_;
+      options.step_classes = step_classes_;
+      graph = which == kOptimizerAlone ? make_optimizer_graph(model_, options)
+                                       : make_training_graph(model_, options, kind,
                                                              /*fused=*/true, processor);
       if (which != kOptimizerAlone) {
-        keep_within(make_training_graph(model_, options_, kind, /*fused=*/false),
+        keep_within(make_training_graph(model_, options, kind, /*fused=*/false),
                     updates_as_gradients_come(options_, kind) ? update_as_gradients_come
                                                               : std::function<void(Graph&)>());
       }
@@ -218,16 +219,57 @@ std::shared_ptr<Session> TrainingProgram::session(size_t which) const {
   return made;
 }
 
+// Parameters are told apart further where some of a class have had other numbers of updates than
+// the others, and never put together again: a program is made anew no more often than it has
+// parameters.
+std::vector<int64_t> TrainingProgram::step_numbers(const TrainingState& state) const {
+  std::vector<int64_t> numbers(num_step_classes_, state.steps + 1);
+  if (state.updates_alike()) {
+    if (!trained_.empty()) {
+      std::ranges::fill(numbers, state.updates_of(trained_.front()) + 1);
+    }
+    return numbers;
+  }
+  std::map<std::pair<size_t, int64_t>, size_t> classes;
+  std::map<std::string, size_t> made;
+  for (const std::string& parameter : trained_) {
+    const auto found = step_classes_.find(parameter);
+    const size_t before = found == step_classes_.end() ? 0 : found->second;
+    const int64_t updates = state.updates_of(parameter);
+    made[parameter] = classes.emplace(std::pair(before, updates), classes.size()).first->second;
+  }
+  if (classes.size() > num_step_classes_) {
+    if (from_files_) {
+      throw UnsupportedError(
+          "the parameters have had different numbers of updates, and the optimizer's graph takes "
+          "the same for all");
+    }
+    step_classes_ = std::move(made);
+    num_step_classes_ = classes.size();
+    for (const size_t which : {static_cast<size_t>(StepKind::whole),
+                               static_cast<size_t>(StepKind::last), kOptimizerAlone}) {
+      sessions_[which] = nullptr;
+    }
+    numbers.resize(num_step_classes_);
+    for (const auto& [key, number] : classes) numbers[number] = key.second + 1;
+    return numbers;
+  }
+  for (const auto& [key, number] : classes) numbers[key.first] = key.second + 1;
+  return numbers;
+}
+
 StepResult TrainingProgram::run(TrainingState& state, size_t which,
                                 std::span<const InputTensor> inputs, size_t user_outputs,
                                 const GradientListener& listener) const {
+  const bool updates = which != kEvaluation && !keeps_gradients(which);
+  if (updates) state.begin_update(trained_);
+  std::vector<int64_t> steps = updates ? step_numbers(state) : std::vector{state.steps + 1};
   const std::shared_ptr<Session> session = this->session(which);
   const Graph& graph = session->graph();
   StepResult result;
   std::vector<Dims> dims;
   std::vector<const void*> addresses;
   StepNumbersOfRun numbers;
-  numbers.step = state.steps + 1;
   numbers.learning_rate = state.learning_rate;
   numbers.loss_scale = state.loss_scale;
   // On a device they lie there during the run.
@@ -237,9 +279,11 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
   const TensorSpec norm_spec{DType::f64, {}};
   std::shared_ptr<Block> norm;  // in memory of its own: the caller keeps it
   char* base = reinterpret_cast<char*>(&numbers);
+  char* steps_base = reinterpret_cast<char*>(steps.data());
   if (!device.is_host()) {
-    placed = device.tensor(sizeof(numbers), state.stream);
+    placed = device.tensor(sizeof(numbers) + steps.size() * sizeof(int64_t), state.stream);
     base = static_cast<char*>(placed->data());
+    steps_base = base + sizeof(numbers);
   }
   const auto number = [&](DType dtype, size_t offset) {
     return InputTensor{{dtype, {}}, base + offset};
@@ -265,8 +309,12 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
       given = number(DType::f64, offsetof(StepNumbersOfRun, learning_rate));
     } else if (input.target == kLossScale) {
       given = number(DType::f64, offsetof(StepNumbersOfRun, loss_scale));
-    } else if (input.target == kStepNumber) {
-      given = number(DType::i64, offsetof(StepNumbersOfRun, step));
+    } else if (const auto step_class = step_class_of(input.target);
+               input.role == InputRole::state && step_class) {
+      if (*step_class >= steps.size()) {
+        throw InvalidModelError(str("there is no value for '", input.target, "'"));
+      }
+      given = InputTensor{{DType::i64, {}}, steps_base + *step_class * sizeof(int64_t)};
     } else if (input.target == kGradientNorm) {
       gives_norm = true;
       given = number(DType::f64, offsetof(StepNumbersOfRun, gradient_norm));
@@ -297,7 +345,14 @@ StepResult TrainingProgram::run(TrainingState& state, size_t which,
       throw OutOfMemoryError(str("the step needs ", plan->total_bytes(), " bytes, the limit is ",
                                  options_.memory_limit));
     }
-    if (placed) device.write(base, &numbers, sizeof(numbers), state.stream);
+    if (placed) {
+      device.write(base, &numbers, sizeof(numbers), state.stream);
+      constexpr size_t kAtOnce = Device::kMostWritten / sizeof(int64_t);
+      for (size_t i = 0; i < steps.size(); i += kAtOnce) {
+        device.write(steps_base + i * sizeof(int64_t), &steps[i],
+                     std::min(kAtOnce, steps.size() - i) * sizeof(int64_t), state.stream);
+      }
+    }
     RunContext context(session, plan);
     // What is kept has the batch's gradients in it even where the forward throws its fault.
     if (placed && keeps_gradients(which)) context.count_faults(state.undone() + 1);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -98,6 +99,8 @@ class TrainingProgram {
   }
   std::shared_ptr<Session> session(size_t which) const;
   void begin_gradients(TrainingState& state) const;
+  // The step number of each class of parameters, of which one is made per number that there is.
+  std::vector<int64_t> step_numbers(const TrainingState& state) const;
   StepResult run(TrainingState& state, size_t which, std::span<const InputTensor> inputs,
                  size_t user_outputs, const GradientListener& listener = {}) const;
 
@@ -107,6 +110,8 @@ class TrainingProgram {
   const KernelRegistry* kernels_;
   std::vector<std::string> trained_;
   mutable std::array<std::shared_ptr<Session>, kSessions> sessions_;
+  mutable std::map<std::string, size_t> step_classes_;  // of trained_, where there are several
+  mutable size_t num_step_classes_ = 1;
   mutable std::shared_ptr<const ExecutionPlan> last_plan_;
   bool from_files_ = false;
   Graph optimizer_;  // of the second constructor

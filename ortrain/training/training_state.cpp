@@ -2,7 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ortrain/training/training_state.h"
 
+#include <algorithm>
+#include <functional>
+#include <string_view>
+
 #include "ortrain/base/philox.h"
+#include "ortrain/training/training_options.h"
 
 namespace ortrain {
 namespace {
@@ -81,6 +86,56 @@ void TrainingState::settle_now() {
   device->synchronize(nullptr);
   steps -= counts[0];
   if (counts[1] > 0) kept_batches = 0;
+}
+
+bool TrainingState::has_states(const std::string& parameter) const {
+  const std::string prefix = state_target(parameter, "");
+  for (auto at = optimizer.lower_bound(prefix);
+       at != optimizer.end() && at->first.starts_with(prefix); ++at) {
+    const std::string_view kind = std::string_view(at->first).substr(prefix.size());
+    if (kind != kAccumulatedGradient && kind != kOwnedGradient) return true;
+  }
+  return false;
+}
+
+int64_t TrainingState::updates_of(const std::string& parameter) const {
+  if (const auto at = behind_.find(parameter); at != behind_.end()) return steps - at->second;
+  if (const auto at = idle_.find(parameter); at != idle_.end()) return at->second;
+  return !began_ && has_states(parameter) ? steps : 0;
+}
+
+std::map<std::string, int64_t> TrainingState::updates() const {
+  std::map<std::string, int64_t> result = idle_;
+  for (const auto& [parameter, behind] : behind_) result[parameter] = steps - behind;
+  for (const auto& [target, tensor] : optimizer) {
+    const std::string parameter = target.substr(0, target.rfind(':'));
+    if (!result.contains(parameter)) result[parameter] = updates_of(parameter);
+  }
+  return result;
+}
+
+void TrainingState::set_updates(const std::map<std::string, int64_t>& given) {
+  updated_.clear();
+  behind_.clear();
+  idle_ = given;
+  began_ = false;
+}
+
+void TrainingState::begin_update(const std::vector<std::string>& parameters) {
+  if (began_ && parameters == updated_) return;
+  settle_now();  // steps that are taken back later would count for those that are left out
+  std::map<std::string, int64_t> idle = updates(), behind;
+  for (const std::string& parameter : parameters) {
+    behind[parameter] = steps - updates_of(parameter);
+    idle.erase(parameter);
+  }
+  alike_ = std::ranges::adjacent_find(behind, std::ranges::not_equal_to{}, [](const auto& entry) {
+             return entry.second;
+           }) == behind.end();
+  behind_ = std::move(behind);
+  idle_ = std::move(idle);
+  updated_ = parameters;
+  began_ = true;
 }
 
 int64_t* TrainingState::undone() {

@@ -61,6 +61,18 @@ class TrainingState {
   uint64_t seed = 0;
   uint64_t runs = 0;
 
+  // Updates that a parameter has had: of one that begins later, or that steps leave out, fewer than
+  // `steps`. Where nothing is known of it, `steps` if it has states, as states of older files do.
+  int64_t updates_of(const std::string& parameter) const;
+  // Of all parameters that have had some, or have states.
+  std::map<std::string, int64_t> updates() const;
+  // Forgets what is known. `given`: by parameter; of others as at first.
+  void set_updates(const std::map<std::string, int64_t>& given);
+  // Before a step that updates these and no others.
+  void begin_update(const std::vector<std::string>& parameters);
+  // Whether all parameters of the latest begin_update() have had as many updates as the others.
+  bool updates_alike() const { return alike_; }
+
   // The seed of the next run; counts it.
   int64_t draw_seed();
 
@@ -75,6 +87,14 @@ class TrainingState {
   int64_t* undone();
 
  private:
+  bool has_states(const std::string& parameter) const;
+
+  // Of the latest step, and by how much fewer updates than steps each has had. What was updated by
+  // others keeps its number.
+  std::vector<std::string> updated_;
+  std::map<std::string, int64_t> behind_, idle_;
+  bool began_ = false;  // only since then nothing is known of others but that they had no update
+  bool alike_ = true;
   MutableTensor undone_;
   int64_t raised_before_ = 0;  // Device::num_raised when it was settled
 };

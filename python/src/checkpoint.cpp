@@ -45,6 +45,7 @@ void init_checkpoint(nb::module_& module) {
       .def_prop_ro("optimizer", [](const Checkpoint& c) { return to_torch(c.optimizer); })
       .def_ro("has_optimizer", &Checkpoint::has_optimizer)
       .def_ro("steps", &Checkpoint::steps)
+      .def_ro("updates", &Checkpoint::updates)
       .def_ro("learning_rate", &Checkpoint::learning_rate)
       .def_ro("properties", &Checkpoint::properties)
       .def_ro("passed_over", &Checkpoint::passed_over);

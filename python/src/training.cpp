@@ -189,6 +189,16 @@ void init_training(nb::module_& module) {
       .def_prop_rw("steps", &settled<&TrainingState::steps>, &set_settled<&TrainingState::steps>)
       .def_prop_rw("kept_batches", &settled<&TrainingState::kept_batches>,
                    &set_settled<&TrainingState::kept_batches>)
+      .def_prop_rw(
+          "updates",
+          [](TrainingState& state) {
+            {
+              const nb::gil_scoped_release release;
+              state.settle();
+            }
+            return state.updates();
+          },
+          &TrainingState::set_updates, "Updates that each parameter has had.")
       .def_rw("kept_parameters", &TrainingState::kept_parameters)
       .def_rw("seed", &TrainingState::seed)
       .def_rw("runs", &TrainingState::runs)
@@ -220,13 +230,21 @@ void init_training(nb::module_& module) {
             std::erase_if(s.optimizer, [&](const auto& entry) {
               return !kept.contains(entry.first.substr(0, entry.first.rfind(':')));
             });
+            std::map<std::string, int64_t> updates = s.updates();
+            if (std::erase_if(updates,
+                              [&](const auto& entry) { return !kept.contains(entry.first); }) > 0) {
+              s.set_updates(updates);
+            }
           },
           nb::arg("targets"), "Forget all other tensors, and their states.")
       .def(
           "drop_state",
           [](TrainingState& s, const std::string& target) { s.optimizer.erase(target); },
           nb::arg("target"), "Forget a state of the optimizer, if there is one.")
-      .def("clear_optimizer", [](TrainingState& s) { s.optimizer.clear(); });
+      .def("clear_optimizer", [](TrainingState& s) {
+        s.optimizer.clear();
+        s.set_updates({});
+      });
 
   nb::borrow<nb::class_<Graph>>(module.attr("Graph"))
       .def("select_outputs", &select_outputs, nb::arg("names"))

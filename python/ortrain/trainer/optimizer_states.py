@@ -4,7 +4,7 @@
 
 By parameter, ``{"w": {"Moment_1": ..., "Moment_2": ..., "Update_Count": ...}}``, or flat, ``{"Moment_1_w": ...}``.
 ``Update_Count`` of Adam, one per parameter, and ``Step`` of other rules, one for all, count from 1: they are the number
-of the step that comes next, int64 of shape [1].
+of the step that comes next, int64 of shape [1]. Of other rules parameters have an ``Update_Count`` where it is another.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ class CheckedStates:
     Attributes:
       tensors: By the engine's names, in the types that the optimizer keeps them in.
       steps: Optimizer steps so far; None where the states do not say.
+      updates: How many updates parameters have had that have had fewer.
     """
 
     tensors: dict[str, torch.Tensor]
     steps: int | None
+    updates: dict[str, int]
 
 
 def tensor_of(what: str, value: Any) -> torch.Tensor:
@@ -153,20 +155,21 @@ def by_parameter(held: Any, rule: str) -> dict[str, Any]:
     """Return copies of the states of an engine's state or a checkpoint, by parameter.
 
     Args:
-      held: Has ``optimizer`` and ``steps``.
+      held: Has ``optimizer``, ``steps`` and ``updates``.
       rule: The optimizer's name.
     """
     result: dict[str, Any] = {_SHARED: {}}
     for target, tensor in held.optimizer.items():
         name, _, kind = target.rpartition(":")
         result.setdefault(name, {})[_NAMES.get(kind, kind)] = tensor.clone()
-    count = torch.tensor([held.steps + 1])
-    if rule != _COUNTS_EACH:
-        result[_SHARED][_STEP] = count
-        return result
+    steps, updates = held.steps, held.updates
+    counts_each = rule == _COUNTS_EACH
+    if not counts_each:
+        result[_SHARED][_STEP] = torch.tensor([steps + 1])
     for name, kinds in result.items():
-        if name != _SHARED:
-            kinds[_COUNT] = count.clone()
+        count = updates.get(name, steps)
+        if name != _SHARED and (counts_each or count != steps):
+            kinds[_COUNT] = torch.tensor([count + 1])
     return result
 
 
@@ -208,21 +211,22 @@ def checked(
     """Return states by parameter in the types that the optimizer keeps them in.
 
     Raises:
-      InvalidModelError: A name, a shape or an element type does not fit, or parameters count different steps.
+      InvalidModelError: A name, a shape or an element type does not fit, or a parameter counts more steps than there were.
     """
     known = _kinds(trainer)
     tensors: dict[str, torch.Tensor] = {}
-    steps: dict[int, str] = {}
+    steps: int | None = None
+    updates: dict[str, int] = {}
     for name, kinds in given.items():
         if name == _SHARED:
             if _STEP in kinds:
-                steps[_steps(f"'{_STEP}'", kinds[_STEP])] = _STEP
+                steps = _steps(f"'{_STEP}'", kinds[_STEP])
             continue
         if name not in own:
             raise InvalidModelError(f"the optimizer has states of '{name}', which is no parameter")
         for kind, value in kinds.items():
             if kind == _COUNT:
-                steps[_steps(f"'{_COUNT}' of '{name}'", value)] = f"{_COUNT} of '{name}'"
+                updates[name] = _steps(f"'{_COUNT}' of '{name}'", value)
                 continue
             if kind not in known:
                 raise InvalidModelError(
@@ -238,11 +242,16 @@ def checked(
                     f"{what} has shape {list(tensor.shape)}, the parameter {list(own[name].shape)}"
                 )
             tensors[f"{name}:{_ENGINE_NAMES[kind]}"] = as_own(what, tensor, state_dtype(own[name]))
-    if len(steps) > 1:
-        counts = ", ".join(f"{where} {count + 1}" for count, where in sorted(steps.items()))
-        raise InvalidModelError(f"states count different steps, and all take the same: {counts}")
+    most = max(updates, key=lambda name: updates[name], default="")
+    if steps is None and updates:
+        steps = updates[most]
+    if steps is not None and updates.get(most, 0) > steps:
+        raise InvalidModelError(
+            f"'{_COUNT}' of '{most}' is {updates[most] + 1}, '{_STEP}' of all is {steps + 1}"
+        )
+    fewer = {name: count for name, count in updates.items() if count != steps}
     # Before the first step there are no states that could count.
-    return CheckedStates(tensors, next(iter(steps), None if tensors else 0))
+    return CheckedStates(tensors, steps if steps is not None or tensors else 0, fewer)
 
 
 def _steps(what: str, value: Any) -> int:

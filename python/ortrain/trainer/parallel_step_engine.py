@@ -260,6 +260,8 @@ class ParallelStepEngine(StepEngine):
         whole.seed, whole.runs, whole.steps = self._seed, self.state.runs, self.state.steps
         if not optimizer:
             return whole
+        holder = self.state if self._shards is None else self._shards.state
+        whole.updates = holder.updates
         if self._shards is not None:
             states = self._shards.gather(on_all=on_all)
         else:
@@ -285,6 +287,8 @@ class ParallelStepEngine(StepEngine):
             if self._wanted_layout != self._layout:
                 self._lay_out()
             self._shards.take(held)
+            self._shards.state.steps = self.state.steps
+            self._shards.state.updates = self.state.updates
             self.state.clear_optimizer()
         # What was put together before stands in all processes, and its mean is the same.
         target = self._sums if self._separate else self._gradients

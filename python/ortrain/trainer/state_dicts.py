@@ -100,6 +100,7 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
             state.set_optimizer_state(target, tensor)
         if states.steps is not None:
             state.steps = states.steps
+        state.updates = states.updates
     trainer.engine.adopt_state(optimizer=has_states)
     info = trainer.train_step_info
     info.optimization_step = counts.get("optimization_step", state.steps)

@@ -312,8 +312,11 @@ def test_whole_state_dict() -> None:
             r"'Moment_1' of '0.bias' has shape \[3\]",
         ),
         (
-            lambda s: s["optimizer"]["0.bias"].update(Update_Count=torch.tensor([7])),
-            "count different steps.*Update_Count of '[0-9].weight' 2, Update_Count of '0.bias' 7",
+            lambda s: (
+                s["optimizer"]["0.bias"].update(Update_Count=torch.tensor([7])),
+                s["optimizer"].update(shared_optimizer_state={"Step": np.array([2])}),
+            ),
+            "'Update_Count' of '0.bias' is 7, 'Step' of all is 2",
         ),
         (
             lambda s: s["optimizer"].update(shared_optimizer_state={"Step": np.array([0])}),
