@@ -286,9 +286,7 @@ class ParallelStepEngine(StepEngine):
             self._want_layout(target.rpartition(":")[0] for target in held)
             if self._wanted_layout != self._layout:
                 self._lay_out()
-            self._shards.take(held)
-            self._shards.state.steps = self.state.steps
-            self._shards.state.updates = self.state.updates
+            self._shards.take(held, self.state.steps, self.state.updates)
             self.state.clear_optimizer()
         # What was put together before stands in all processes, and its mean is the same.
         target = self._sums if self._separate else self._gradients
@@ -335,12 +333,13 @@ class ParallelStepEngine(StepEngine):
         """Move gradients and shares of states to where they are wanted; all processes call it."""
         layout = self._wanted_layout
         whole = self._shards.gather(on_all=True) if self._shards is not None else {}
+        updates = self._shards.state.updates if self._shards is not None else {}
         gradients = self._moved(self._gradients, layout)
         sums = self._moved(self._sums, layout) if self._separate else {}
         self._layout, self._gradients, self._sums = layout, gradients, sums
         if self._parallelism.shards_states:
             self._shards = ShardedStates(layout, self._kinds(), self._gradients, self.processes)
-            self._shards.take(whole)
+            self._shards.take(whole, self.state.steps, updates)
             self._options["owned"] = self._shards.slices
             self._options["sum_norms"] = self._shards.sum_norms_key
         self._training.clear()  # the slices stand in the graphs

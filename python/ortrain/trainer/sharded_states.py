@@ -137,8 +137,18 @@ class ShardedStates:
                 result.update({f"{name}:{kind}": view for name, view in views.items()})
         return result
 
-    def take(self, whole: Mapping[str, torch.Tensor]) -> None:
-        """Keep this process's share of whole states, by target; those that are absent are zero."""
+    def take(
+        self, whole: Mapping[str, torch.Tensor], steps: int, updates: Mapping[str, int]
+    ) -> None:
+        """Keep this process's share of whole states, by target; those that are absent are zero.
+
+        Args:
+          whole: The states.
+          steps: Of the optimizer so far.
+          updates: How many of them updated each parameter; of others none has.
+        """
+        self.state.steps = steps
+        self.state.updates = {name: updates.get(name, 0) for name in self._layout.places}
         for flats in self._states.values():
             for flat in flats.values():
                 flat.zero_()

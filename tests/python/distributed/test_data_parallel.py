@@ -446,3 +446,25 @@ def run_of_2020() -> dict[str, torch.Tensor]:
 def test_onnx_models_in_the_form_of_2020(group: Group) -> None:
     first, second = group(2).run(run_of_2020)
     assert torch.equal(first["weight"], second["weight"])
+
+
+def run_unfreezing(optimizer: str, given: dict[str, Any]) -> Run:
+    """Train, of the first layer some steps later than of the others; the last processes hold its states."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    trainer = make(size, optimizer, **given)
+    losses = []
+    for frozen in (True, False):
+        trainer.model[0].requires_grad_(not frozen)
+        losses += train(trainer, rank, size, 3)
+    counts = trainer.engine.whole_state().updates
+    assert (counts["0.weight"], counts["2.weight"]) == (3, 6)
+    return Run(losses, weights_of(trainer))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_layers_that_begin_later(group: Group, optimizer: str, stage: int) -> None:
+    given = {"distributed": {"deepspeed_zero_optimization": {"stage": stage}}}
+    runs = group(2).run(run_unfreezing, optimizer, given)
+    check_alike(runs, run_unfreezing(optimizer, {}))
