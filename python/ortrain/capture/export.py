@@ -121,6 +121,7 @@ from ortrain.capture.trace_internals import (
 )
 from ortrain.capture.tracing import capturing_alone
 from ortrain.capture.use_cache import without_cache
+from ortrain.overlap import OccupiedMemory
 
 _log = logs.get_logger("ortrain.capture")
 
@@ -277,11 +278,24 @@ def _equal_sizes(tensors: Sequence[torch.Tensor]) -> list[list[tuple[int, int]]]
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a leaf like ``tensor``, its axes in the same order but without gaps between elements."""
+def _samples(module: nn.Module, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return leaves like tensors, their axes in the same order but without gaps between elements.
+
+    None lies in memory of another one, or of the module's: a write to that would be seen in it, in each later call too.
+    """
+    held = OccupiedMemory([*module.parameters(), *module.buffers()])
+    return tuple(
+        _sample(t, apart=held.touched_by(t) or OccupiedMemory(tensors[:i]).touched_by(t))
+        for i, t in enumerate(tensors)
+    )
+
+
+def _sample(tensor: torch.Tensor, apart: bool) -> torch.Tensor:
     order = None if tensor.is_contiguous() else order_of(tensor)
     dense = tensor.detach()
     dense = dense.contiguous() if order is None else in_order_of(dense, order)
+    if apart:
+        dense = dense.clone()
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(dense, tensor.requires_grad)
     return dense.requires_grad_(tensor.requires_grad)
@@ -484,7 +498,7 @@ def _capture(
     seconds: dict[str, float] = {}
     autocast = AutocastState.current()
     functions = FunctionCalls()
-    tensors = tuple(_sample(t) for t in call.tensors)
+    tensors = _samples(module, call.tensors)
     dynamic = freedom is not Freedom.NONE
     # A number that is the same as a size by chance is not held to it.
     equal = _equal_sizes(tensors[: len(tensors) - len(call.numbers)]) if dynamic else []

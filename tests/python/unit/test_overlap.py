@@ -142,3 +142,35 @@ def test_any_overlap_never_misses_one(
     found = any_overlap(map(placed, written), map(placed, read))
     assert found or not overlap(elements)
     assert found == overlap(reach)
+
+
+class WritesArgument(nn.Module):
+    """Writes to its first argument, and reads the second one behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIDE, SIDE)
+        self.register_buffer("count", torch.zeros(3, SIDE))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        with torch.no_grad():
+            self.count.add_(1)
+        return self.layer(x) * self.layer(y)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in PyTorch")
+@pytest.mark.parametrize("first", ["each other", "a buffer"])
+def test_a_first_call_in_one_memory_leaves_the_others_their_graph(first: str) -> None:
+    module = WritesArgument()
+    plain, ours = copy.deepcopy(module), ORTModule(module)
+    memory = torch.randn(5, SIDE)
+    for call in range(3):
+        given = []
+        for net in (module, plain):
+            both = memory.clone()
+            y = both[1:4] if first == "each other" else net.count
+            given.append((both[:3], y if call == 0 else both[1:4].clone()))
+        torch.testing.assert_close(ours(*given[0]), plain(*given[1]))
+        torch.testing.assert_close(given[0], given[1])
+    assert sorted(record.fallback == "" for record in ours.report().captures) == [False, True]

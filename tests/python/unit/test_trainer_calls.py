@@ -130,9 +130,8 @@ def test_strict_trainers_refuse_what_no_graph_holds(monkeypatch: pytest.MonkeyPa
     with pytest.raises(CaptureError, match="memory of an argument that has gaps"):
         trainer.train_step(torch.ones(3, 6)[:, :4], torch.ones(3, 4))
     writing = ORTTrainer(Writes(), DESCRIPTION, optim.SGDConfig(lr=0.1))
-    writing.train_step(torch.ones(3, 4), torch.ones(3, 4))
     both = torch.ones(4, 4)
-    with pytest.raises(CaptureError, match="compiled_fn|memory another tensor lies"):
+    with pytest.raises(CaptureError, match="memory another tensor lies"):
         writing.train_step(both[:3], both[1:])
 
 
