@@ -273,6 +273,8 @@ TEST_F(Checkpoints, PassOverNumbersThatMakeNoSense) {
   refused("'learning_rate'", [&] { state.learning_rate = NAN; });
   refused("'learning_rate'", [&] { state.learning_rate = -0.1; });
   refused("'loss_scale'", [&] { state.loss_scale = INFINITY; });
+  refused("'a' is -3", [&] { state.set_updates({{"a", -3}}); });
+  refused("'a' has had 9 updates", [&] { state.set_updates({{"a", 9}}); });
 }
 
 TEST_F(Checkpoints, AreSavedBesideFoldersOfAnyNumberAndPipes) {

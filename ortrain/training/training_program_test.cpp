@@ -416,6 +416,54 @@ TEST(PrepareModel, LeavesOutTraining) {
   EXPECT_EQ(dropouts, 0);
 }
 
+TEST(TrainingState, CountsTheUpdatesOfEachParameter) {
+  TrainingState state;
+  using Updates = std::map<std::string, int64_t>;
+  const auto step = [&](const std::vector<std::string>& parameters) {
+    state.begin_update(parameters);
+    ++state.steps;
+  };
+  step({"a", "b"});
+  step({"a", "b"});
+  EXPECT_TRUE(state.updates_alike());
+  step({"b", "c"});
+  EXPECT_FALSE(state.updates_alike());
+  EXPECT_EQ(state.updates(), (Updates{{"a", 2}, {"b", 3}, {"c", 1}}));
+  state.begin_update({"a"});  // of which nothing came
+  step({"a"});
+  step({"a", "c"});
+  EXPECT_EQ(state.updates(), (Updates{{"a", 4}, {"b", 3}, {"c", 2}}));
+  EXPECT_EQ(state.updates_of("d"), 0);
+  // Of older files nothing is known: those that have states have been updated in each step.
+  state.set_updates({{"a", 1}});
+  state.optimizer["b:exp_avg"] = MutableTensor::zeros({DType::f32, {1}});
+  state.optimizer["c:grad"] = MutableTensor::zeros({DType::f32, {1}});
+  EXPECT_EQ(state.updates(), (Updates{{"a", 1}, {"b", 5}, {"c", 0}}));
+  step({"a", "b", "c"});
+  EXPECT_EQ(state.updates(), (Updates{{"a", 2}, {"b", 6}, {"c", 1}}));
+}
+
+TEST(TrainingProgram, RefusesFilesOfWhichParametersHaveDifferentNumbers) {
+  const auto graph = [](const std::string& step) {
+    return parse_graph("graph g (int64 n [state \"" + step +
+                       "\"], float32[2] w [parameter]) => (w2 [state_update \"w\"]) {\n"
+                       "  f = Cast<to = 1>(n)\n  w2 = Mul(w, f)\n}");
+  };
+  const Graph model =
+      parse_graph("graph g (float32[2] x, float32[2] w [parameter]) => (y) {\n  y = Mul(x, w)\n}");
+  for (const char* step : {"optimizer:step:1", "optimizer:step:99999999999", "optimizer:step"}) {
+    const TrainingProgram program(model, graph(step), model, cpu_kernels());
+    TrainingState state;
+    state.tensors["w"] = MutableTensor::zeros({DType::f32, {2}});
+    state.kept_batches = 1;
+    if (std::string(step) == "optimizer:step") {
+      EXPECT_TRUE(program.optimizer_step(state).updated);
+    } else {
+      EXPECT_THROW(program.optimizer_step(state), InvalidModelError) << step;
+    }
+  }
+}
+
 // The optimizer alone for two elements of `w`, with the memory of another state.
 struct Sliced {
   explicit Sliced(TrainingOptions options, std::vector<ParameterSlice> owned)
