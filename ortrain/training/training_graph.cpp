@@ -427,7 +427,32 @@ class TrainingGraphMaker {
     graph_.remove_dead_nodes();
     graph_.sort();
     if (fused_) run_pipeline(graph_, "fuse", StagePart::whole, processor_);
+    copy_what_moves_on();
     verify(graph_);
+  }
+
+  // Where one tensor becomes what another one was, which changes as well (a line of the latest
+  // values), a plan could not tell which to write first: a value of its own goes between them.
+  void copy_what_moves_on() {
+    std::map<ValueId, std::string> targets;
+    for (const GraphInput& input : graph_.inputs()) targets[input.value] = input.target;
+    std::set<std::string> written;
+    const std::vector<GraphOutput> outputs = graph_.outputs();
+    for (const GraphOutput& output : outputs) {
+      if (output.role != OutputRole::user) written.insert(output.target);
+    }
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const auto source = targets.find(outputs[k].value);
+      if (outputs[k].role != OutputRole::buffer_update || source == targets.end()) continue;
+      if (source->second == outputs[k].target || !written.contains(source->second)) continue;
+      const Shape shape = builder_.shape(outputs[k].value);
+      ValueId value = outputs[k].value;
+      if (shape.empty()) value = builder_.op("Reshape", {value, builder_.int64s({1})});
+      value = builder_.op("Concat", {value}, {{"axis", int64_t{0}}});
+      if (shape.empty()) value = builder_.op("Reshape", {value, builder_.int64s({})});
+      graph_.outputs()[k].value = value;
+    }
+    graph_.sort();
   }
 
   Graph graph_;

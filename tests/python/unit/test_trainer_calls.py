@@ -427,3 +427,42 @@ def test_outputs_stay_what_they_were(changed: Callable[..., Any]) -> None:
     trainer.train_step(torch.rand(2, 4))
     x.zero_()
     torch.testing.assert_close(list(found), expected)
+
+
+class Line(nn.Module):
+    """Keeps the latest results in a line of buffers, and exchanges two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("last", torch.zeros(2, 3))
+        self.register_buffer("before", torch.ones(2, 3))
+        self.register_buffer("one", torch.ones(()))
+        self.register_buffer("two", torch.full((), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x)
+        with torch.no_grad():
+            one = self.one.clone()
+            self.one.copy_(self.two)
+            self.two.copy_(one)
+            self.before.copy_(self.last)
+            self.last.copy_(hidden)
+        return (hidden + self.before * self.one).square().mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"device": {"max_memory": "1x"}}])
+def test_buffers_that_move_on(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = Line()
+    plain = copy.deepcopy(module)
+    description = {"inputs": [("x", [2, 4])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(
+        module, description, optim.SGDConfig(lr=0.1), options=ORTTrainerOptions(options)
+    )
+    for _ in range(4):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(trainer.train_step(x), own_loss(plain, x))
+        torch.testing.assert_close(trainer.eval_step(x), plain(x).detach())
+        torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
+    assert all(record.fallback == "" for record in trainer.report().captures)
