@@ -94,6 +94,7 @@ const MutableTensor& kept_tensor(TrainingState& state, const GraphInput& input,
     throw InvalidModelError(str("there is no value for '", input.target, "'"));
   }
   const Dims shape = concrete(value.shape, "state '" + input.target + "'");
+  state.begin_state(input.target);
   return tensors.emplace(input.target, MutableTensor::zeros({value.dtype, shape}, *state.device))
       .first->second;
 }
@@ -256,6 +257,14 @@ std::vector<int64_t> TrainingProgram::step_numbers(const TrainingState& state) c
   }
   for (const auto& [key, number] : classes) numbers[key.first] = key.second + 1;
   return numbers;
+}
+
+TrainingOptions TrainingProgram::options_for(TrainingState& state) const {
+  state.begin_update(trained_);
+  step_numbers(state);
+  TrainingOptions options = options_;
+  options.step_classes = step_classes_;
+  return options;
 }
 
 StepResult TrainingProgram::run(TrainingState& state, size_t which,

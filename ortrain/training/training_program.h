@@ -55,6 +55,9 @@ class TrainingProgram {
   const Graph& model() const { return model_; }
   const Graph& evaluation_model() const { return evaluation_ ? *evaluation_ : model_; }
   const TrainingOptions& options() const { return options_; }
+  // The same for the next step of a state: parameters that have had different numbers of updates
+  // are told apart.
+  TrainingOptions options_for(TrainingState& state) const;
   // Targets of the parameters that change.
   const std::vector<std::string>& trained() const { return trained_; }
   Device& device() const { return kernels_->device(); }

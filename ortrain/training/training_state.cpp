@@ -121,6 +121,14 @@ void TrainingState::set_updates(const std::map<std::string, int64_t>& given) {
   began_ = false;
 }
 
+void TrainingState::begin_state(const std::string& target) {
+  const size_t colon = target.rfind(':');
+  if (began_ || colon == std::string::npos) return;
+  const std::string parameter = target.substr(0, colon), kind = target.substr(colon + 1);
+  if (kind == kAccumulatedGradient || kind == kOwnedGradient || has_states(parameter)) return;
+  idle_.emplace(parameter, 0);
+}
+
 void TrainingState::begin_update(const std::vector<std::string>& parameters) {
   if (began_ && parameters == updated_) return;
   settle_now();  // steps that are taken back later would count for those that are left out

@@ -70,6 +70,9 @@ class TrainingState {
   void set_updates(const std::map<std::string, int64_t>& given);
   // Before a step that updates these and no others.
   void begin_update(const std::vector<std::string>& parameters);
+  // Before a state, of a target, is made as zeros: its parameter has had no update, if it has none
+  // yet.
+  void begin_state(const std::string& target);
   // Whether all parameters of the latest begin_update() have had as many updates as the others.
   bool updates_alike() const { return alike_; }
 

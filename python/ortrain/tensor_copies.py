@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,9 @@ from ortrain.overlap import bounds_of
 
 # What PyTorch's allocators align memory to, in bytes: a copy lies as far behind such a place as its original.
 _ALIGNMENT = 64
+# Memory that a copy may take for its gaps, by that of its elements; and bytes that do not matter.
+_MOST_GAPS = 4
+_FEW_BYTES = 1 << 20
 
 
 def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -19,7 +22,8 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
     They have the orders and gaps of the originals, their expanded axes and windows, and the conjugate and negative
     bits; where two lie in the same bytes their copies do; and of one tensor there is one copy. Offsets in storages
-    are others. Of tensors that are not strided, or of a subclass, there are clones.
+    are others, and so are strides of a tensor by itself whose gaps take far more memory than its elements: these become one
+    element wide. Of tensors that are not strided, or of a subclass, there are clones.
 
     Args:
       tensors: Of any types, shapes and devices.
@@ -33,6 +37,9 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             else:
                 made[id(tensor)] = tensor.detach().clone()
         for begin, end, group in _in_common_bytes(strided):
+            if len(group) == 1 and end - begin > _MOST_GAPS * group[0].nbytes + _FEW_BYTES:
+                made[id(group[0])] = _copied_closer(group[0])
+                continue
             begin -= begin % _ALIGNMENT
             storage = torch.UntypedStorage(end - begin, device=group[0].device)
             for tensor in group:
@@ -85,20 +92,47 @@ def _in_common_bytes(
         yield begin, end, group
 
 
+def _copied_closer(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the order of the tensor's axes, and gaps where it has some, of one element each."""
+    strides = list(tensor.stride())
+    wide = [axis for axis, size in enumerate(tensor.shape) if size > 1 and strides[axis] > 0]
+    dense = closer = 1
+    for axis in sorted(wide, key=lambda each: strides[each]):
+        stride = strides[axis]
+        strides[axis] = closer if stride == dense else closer + 1
+        dense, closer = stride * tensor.shape[axis], strides[axis] * tensor.shape[axis]
+    raw, bits = _without_bits(tensor)
+    made = torch.empty_strided(raw.shape, strides, dtype=raw.dtype, device=raw.device)
+    _each_once(made).copy_(_each_once(raw))
+    return bits(made)
+
+
 def _copy_into(storage: torch.UntypedStorage, begin: int, tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in memory that stands for that from an address on."""
+    raw, bits = _without_bits(tensor)
+    offset = (raw.data_ptr() - begin) // raw.element_size() if raw.numel() else 0
+    made = torch.empty(0, dtype=raw.dtype, device=raw.device)
+    made.set_(storage, offset, raw.shape, raw.stride())
+    _each_once(made).copy_(_each_once(raw))
+    return bits(made)
+
+
+def _without_bits(
+    tensor: torch.Tensor,
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return a tensor as it lies in memory, and what gives another one its conjugate and negative bits."""
     raw = tensor.detach()
     if negative := raw.is_neg():
         raw = torch._neg_view(raw)
     if conjugate := raw.is_conj():
         raw = raw.conj()
-    offset = (raw.data_ptr() - begin) // raw.element_size() if raw.numel() else 0
-    made = torch.empty(0, dtype=raw.dtype, device=raw.device)
-    made.set_(storage, offset, raw.shape, raw.stride())
-    _each_once(made).copy_(_each_once(raw))
-    if conjugate:
-        made = made.conj()
-    return torch._neg_view(made) if negative else made
+
+    def bits(made: torch.Tensor) -> torch.Tensor:
+        if conjugate:
+            made = made.conj()
+        return torch._neg_view(made) if negative else made
+
+    return raw, bits
 
 
 def _each_once(tensor: torch.Tensor) -> torch.Tensor:

@@ -321,9 +321,9 @@ void init_training(nb::module_& module) {
              return std::make_shared<Graph>(program.graph(step_kind(kind)));
            })
       .def("unfused_graph",
-           [](const TrainingProgram& program, const std::string& kind) {
-             return std::make_shared<Graph>(
-                 make_training_graph(program.model(), program.options(), step_kind(kind), false));
+           [](const TrainingProgram& program, const std::string& kind, TrainingState& state) {
+             return std::make_shared<Graph>(make_training_graph(
+                 program.model(), program.options_for(state), step_kind(kind), false));
            })
       .def_prop_ro("memory_plan",
                    [](const TrainingProgram& program) {

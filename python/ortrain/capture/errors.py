@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ortrain._core import OrtrainError
 
 
@@ -110,7 +113,13 @@ class OutsideGradientError(UnseenStateError):
 
 
 class CallError(CaptureError):
-    """What stands in the way is how this call was made; others of its kind may have a graph."""
+    """What stands in the way is how this call was made; others of its kind may have a graph.
+
+    Attributes:
+      holds: Tells of another call whether it is made in the same way; None where nobody knows.
+    """
+
+    holds: Callable[[Any], bool] | None = None
 
 
 class ForeignModeError(CallError):

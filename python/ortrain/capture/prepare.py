@@ -278,7 +278,7 @@ def refuse_encoder_fast_path(module: nn.Module) -> None:
         wants_gradients = torch.is_grad_enabled() and any(
             p.requires_grad for p in part.parameters()
         )
-        if getattr(part, "enable_nested_tensor", False) and not wants_gradients:
+        if getattr(part, "use_nested_tensor", False) and not wants_gradients:
             raise UnseenStateError("PyTorch may leave out padding in this encoder", module=path)
 
 

@@ -47,7 +47,7 @@ class TensorQuestions:
             (
                 torch.Tensor,
                 name,
-                _Heard(name, inspect.getattr_static(torch.Tensor, name), self, thread),
+                _heard(name, inspect.getattr_static(torch.Tensor, name), self, thread),
             )
             for name in self._names
         ]
@@ -73,6 +73,12 @@ class TensorQuestions:
             frame = frame.f_back
 
 
+def _heard(name: str, behind: Any, questions: TensorQuestions, thread: int) -> _Heard:
+    # One that can be set hides what stands in an object's own dictionary.
+    kind = _HeardAndSet if hasattr(behind, "__set__") else _Heard
+    return kind(name, behind, questions, thread)
+
+
 class _Heard:
     """Stands in a class for a descriptor of an attribute."""
 
@@ -85,9 +91,11 @@ class _Heard:
             self._questions.hear(self._name, sys._getframe(1))
         return self._behind.__get__(tensor, cls)
 
+
+class _HeardAndSet(_Heard):
+    """Stands for one that can be set."""
+
     def __set__(self, tensor: Any, value: Any) -> None:
-        if not hasattr(self._behind, "__set__"):
-            raise AttributeError(f"attribute '{self._name}' of tensors is read-only")
         self._behind.__set__(tensor, value)
 
     def __delete__(self, tensor: Any) -> None:

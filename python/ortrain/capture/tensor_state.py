@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.capture import tensor_questions
 from ortrain.capture.errors import UnseenStateError
 from ortrain.capture.source_files import (
     CAPTURE_ROOT,
@@ -33,7 +34,8 @@ from ortrain.capture.source_files import (
 )
 from ortrain.capture.torch_internals import is_fake, replaced
 
-_THIS = sys._getframe().f_code.co_filename
+# Between who asks and what is asked.
+_THESE = (sys._getframe().f_code.co_filename, tensor_questions.__file__)
 _CLIPPING = os.path.realpath(nn.utils.clip_grad.__file__)
 _GRAD_MODES = torch.autograd.grad_mode.__name__
 # Attributes of its own that PyTorch gives tensors.
@@ -51,7 +53,7 @@ _OF_PYTORCH = frozenset(
 def _asking() -> tuple[str, str]:
     """Return the file and the name of the function that asks."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == _THIS:
+    while frame.f_back is not None and frame.f_code.co_filename in _THESE:
         frame = frame.f_back
     return real_path(frame.f_code.co_filename), frame.f_code.co_name
 
@@ -82,6 +84,12 @@ def _set_grad(tensor: torch.Tensor, value: Any) -> None:
     if _is_the_forwards():
         raise UnseenStateError("its forward writes to the gradient of a tensor")
     _GRAD.__set__(tensor, value)
+
+
+def _delete_grad(tensor: torch.Tensor) -> None:
+    if _is_the_forwards():
+        raise UnseenStateError("its forward deletes the gradient of a tensor")
+    _GRAD.__delete__(tensor)
 
 
 def _get_grad(tensor: torch.Tensor) -> Any:
@@ -293,7 +301,9 @@ def tensor_state_kept(
             torch.Tensor,
             "grad",
             property(
-                ours(_get_grad, _GRAD.__get__), ours(_set_grad, _GRAD.__set__), _GRAD.__delete__
+                ours(_get_grad, _GRAD.__get__),
+                ours(_set_grad, _GRAD.__set__),
+                ours(_delete_grad, _GRAD.__delete__),
             ),
         ),
         (torch.Tensor, "data", property(_DATA.__get__, ours(set_data, _DATA.__set__))),

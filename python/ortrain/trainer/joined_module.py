@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,21 +52,19 @@ class JoinedModule(nn.Module):
         label = names[-1] if loss_fn is not None else None
         passed = [name for name in names if name != label]
         by_position = _passed_by_position(module, passed)
+        takes_names = all(n in inspect.signature(module.forward).parameters for n in passed)
         outputs = description.output_names
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
             inputs = {**dict(zip(names, args, strict=False)), **kwargs}
-            # As people call it: hooks on the module get what is passed by position.
-            result = module(
-                *(inputs[name] for name in passed[:by_position]),
-                **{name: inputs[name] for name in passed[by_position:]},
-            )
+            # As people call it: hooks on the module get what is passed by position, if they take that.
+            count = 0 if takes_names and _hooks_take_names(module) else by_position
+            by_name = {name: inputs[name] for name in passed[count:]}
+            result = module(*[inputs[name] for name in passed[:count]], **by_name)
             if loss_fn is not None:
                 predictions = result if isinstance(result, tuple) else (result,)
                 result = (loss_fn(*predictions, inputs[label]), *predictions)
-            if isinstance(result, Mapping) and all(name in result for name in outputs):
-                result = tuple(result[name] for name in outputs)
-            flat, _ = flatten_outputs(result)
+            flat = _described(result, outputs)
             if len(flat) < len(outputs):
                 raise InvalidModelError(
                     f"model_desc describes {len(outputs)} outputs, the model has {len(flat)}"
@@ -98,7 +97,25 @@ def _passed_by_position(module: nn.Module, names: Sequence[str]) -> int:
     parameters = inspect.signature(module.forward).parameters
     if not all(name in parameters for name in names):
         return len(names)
+    # What a decorator puts around it may take names alone.
+    outermost = inspect.signature(module.forward, follow_wrapped=False).parameters.values()
+    if not any(each.kind == inspect.Parameter.VAR_POSITIONAL for each in outermost):
+        parameters = {each.name: each for each in outermost}
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     in_order = [name for name, each in parameters.items() if each.kind in positional]
     pairs = zip(names, in_order, strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _hooks_take_names(module: nn.Module) -> bool:
+    """Tell whether all hooks of a module's forward are told of what is passed by name."""
+    before, behind = module._forward_pre_hooks, module._forward_hooks
+    by_name = (*module._forward_pre_hooks_with_kwargs, *module._forward_hooks_with_kwargs)
+    return bool(by_name) and len(by_name) == len(before) + len(behind)
+
+
+def _described(result: Any, outputs: Sequence[str]) -> Sequence[torch.Tensor]:
+    """Return the tensors of a result; of a mapping that has all outputs, these."""
+    if isinstance(result, Mapping) and all(name in result for name in outputs):
+        result = tuple(result[name] for name in outputs)
+    return flatten_outputs(result)[0]

@@ -262,7 +262,7 @@ class ORTTrainer:
             _, program = self.engine.training_program(self._sample)
             self.engine.make_states(program)
             states = {**self.engine.tensors, **self.engine.state.optimizer}
-            save_graph(program.unfused_graph("whole"), states, Path(path))
+            save_graph(program.unfused_graph("whole", self.engine.state), states, Path(path))
             return
         names = self.model_desc.output_names
         kept = [n for n in names if n != self.model_desc.loss.name] if not include_loss else names
@@ -407,7 +407,9 @@ class ORTTrainer:
             graph.build_backward([loss])
             graph.save(Path(paths.model_with_gradient_graph_path))
         if paths.model_with_training_graph_path:
-            program.unfused_graph("whole").save(Path(paths.model_with_training_graph_path))
+            program.unfused_graph("whole", self.engine.state).save(
+                Path(paths.model_with_training_graph_path)
+            )
         if paths.model_with_training_graph_after_optimization_path:
             path = Path(paths.model_with_training_graph_after_optimization_path)
             program.graph("whole").save(path)

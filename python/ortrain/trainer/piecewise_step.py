@@ -16,6 +16,7 @@ from ortrain import _core, devices
 from ortrain.capture.dtypes import onnx_code
 from ortrain.engine import Engine
 from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.overlap import OccupiedMemory
 from ortrain.pieces import Pieces
 from ortrain.report import CaptureRecord
 from ortrain.tensor_copies import named_copies
@@ -66,7 +67,7 @@ class PiecewiseStep:
 
         Args:
           state: A TrainingState.
-          inputs: By name; the forward gets copies.
+          inputs: By name; the forward gets copies, but of those in memory of the module's.
           trains: Called behind the forward, which may make parameters: returns whether each is to be
             trained, by name.
 
@@ -123,8 +124,12 @@ class PiecewiseStep:
         return self._engine.piece_records
 
     def _forward(self, inputs: Tensors, *, training: bool) -> Tensors:
-        with self._mode(training):
-            result: Tensors = self._engine.run((), named_copies(inputs))
+        # In memory of the module's a forward is to see what it writes there.
+        own = OccupiedMemory([*self._module.parameters(), *self._module.buffers()])
+        inside = {name: t.detach() for name, t in inputs.items() if own.touched_by(t)}
+        with self._mode(training):  # in inference mode copies would be what no backward may need
+            others = named_copies({name: t for name, t in inputs.items() if name not in inside})
+            result: Tensors = self._engine.run((), {n: {**inside, **others}[n] for n in inputs})
         return result
 
     def _checked_loss(self, outputs: Tensors) -> torch.Tensor:

@@ -158,7 +158,8 @@ class ModuleSource:
             call = signature.flatten((), inputs)
             refuse_inference_tensors(call)
             refuse_hooks(joined)
-            refuse_encoder_fast_path(self.module)
+            if not alone:  # a file says what the layers compute
+                refuse_encoder_fast_path(self.module)
             varies = not any(empty_extents(call))
             try:
                 prepared = prepare(joined, call, (), inputs, {}, dynamic=varies, outside=outside)
@@ -174,7 +175,9 @@ class ModuleSource:
                     before.restore()
                     raise
             if reason := _differs_in_memory(prepared, call):
-                raise CallError(reason, module=type(self.module).__name__)
+                error = CallError(reason, module=type(self.module).__name__)
+                error.holds = _fits(prepared, signature, call, training, apart=True)
+                raise error
             names = prepared.names_read
             names = None if names is None else names | {LOSS}
             variables = variables_of(joined, names, prepared.others)
@@ -378,8 +381,14 @@ def _environment(training: bool) -> Hashable:
 
 
 def _fits(
-    prepared: PreparedGraph, signature: CallSignature, call: FlatCall, training: bool
+    prepared: PreparedGraph,
+    signature: CallSignature,
+    call: FlatCall,
+    training: bool,
+    *,
+    apart: bool = False,
 ) -> Callable[[Tensors], bool]:
+    """Return what tells whether a graph holds for a call; with ``apart``, but for how its arguments lie in memory."""
     known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
     key, environment = (call.key, empty_extents(call)), _environment(training)
 
@@ -387,7 +396,9 @@ def _fits(
         if is_transforming() or mode_around() is not None or _environment(training) != environment:
             return False
         other = signature.flatten((), inputs)
-        if (other.key, empty_extents(other)) != key or _differs_in_memory(prepared, other):
+        if (other.key, empty_extents(other)) != key:
+            return False
+        if bool(_differs_in_memory(prepared, other)) != apart:
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:

@@ -16,7 +16,7 @@ from ortrain.capture.errors import CallError, CaptureError, OutsideGradientError
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.fallback import is_strict, tell_fallback
 from ortrain.memory_budget import MemoryBudget
-from ortrain.overlap import OccupiedMemory, any_overlap
+from ortrain.overlap import any_overlap
 from ortrain.program import ESCAPES, Program
 from ortrain.report import CaptureRecord, ModuleReport
 from ortrain.trainer.flat_layout import state_dtype
@@ -58,7 +58,7 @@ class MadeStep:
     source: StepGraph
     runs: Any  # a TrainingProgram or a Session
     state: int  # of the model, that it holds for
-    buffers: tuple[str, ...] = ()  # those that a training step writes
+    buffers: tuple[str, ...] = ()  # those that it writes
 
     def record(self, training: bool) -> CaptureRecord:
         """Return what a report says of it."""
@@ -109,7 +109,6 @@ class StepEngine:
         # Seeded by torch.manual_seed; a state that is loaded brings its own.
         self.state.seed = int(torch.empty((), dtype=torch.int64).random_())
         self._tensors: Tensors = {}
-        self._occupied = OccupiedMemory(())  # of these
         self._requires_grad: dict[str, bool] = {}
         self._trained: list[torch.Tensor] = []
         self._training: list[MadeStep] = []
@@ -119,6 +118,8 @@ class StepEngine:
         self._pieces: PiecewiseStep | None = None
         self._in_pieces: set[bool] = set()
         self._told: set[str] = set()  # of what runs so, by reasons
+        # Calls that differ from those that a graph would hold for, in kind, state and why.
+        self._apart: list[tuple[bool, int, Any]] = []
         self.share_tensors()
 
     def share_tensors(self) -> None:
@@ -132,7 +133,6 @@ class StepEngine:
             if held.dtype != wide:
                 self.state.set_optimizer_state(target, held.to(wide))
         trains = self.source.parameters()
-        self._occupied = OccupiedMemory(self._tensors.values())
         self._requires_grad = {n: yes and n not in self._frozen for n, yes in trains.items()}
         self._trained = [self._tensors[n] for n, yes in self._requires_grad.items() if yes]
         self.source.settle()  # only now: what could not be taken is looked at again
@@ -183,7 +183,8 @@ class StepEngine:
         Raises:
           CaptureError: The model cannot be captured whole, and may not run in pieces: a limit of memory is
             set, it is an ONNX model, or ORTRAIN_STRICT is.
-          UnsupportedError: An input wants a gradient, or lies in the memory of a tensor of the model.
+          UnsupportedError: An input wants a gradient, or lies in the memory of a tensor of the model, where a graph
+            runs the step.
           ShapeError: An input does not fit the graph.
           OutOfMemoryError: The step needs more than ``memory_limit``, or cannot be brought down to
             the budget; nothing has changed.
@@ -194,7 +195,6 @@ class StepEngine:
                     f"input '{name}' wants a gradient, which a step with its optimizer does not give: detach() it"
                 )
         self.follow_module()
-        self._refuse_shared_memory(inputs)
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=True)
         if not isinstance(made, MadeStep):
@@ -214,11 +214,11 @@ class StepEngine:
           CaptureError: As train_step.
         """
         self.follow_module()
-        self._refuse_shared_memory(inputs)
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=False)
         if not isinstance(made, MadeStep):
             return self._evaluate_in_pieces(inputs, made)
+        self._refuse_shared_memory(inputs, made.buffers)
         user = iter(made.source.given(inputs))
         given = []
         for entry in made.source.graph.inputs:
@@ -241,10 +241,12 @@ class StepEngine:
 
     def model_graph(self, inputs: Tensors) -> Any:
         """Return the graph of the model alone for a call, as in eval mode."""
-        made = self._find(self._evaluation, inputs) or self._make_evaluation(inputs)
-        if made.source.stands_alone:
+        made = self._find(self._evaluation, inputs)
+        if made is not None and made.source.stands_alone:
             return made.source.graph
-        return self.source.graph(inputs, training=False, alone=True).graph
+        source = self.source.graph(inputs, training=False, alone=True)
+        self._adopt_new_tensors(source)
+        return source.graph
 
     def training_program(self, inputs: Tensors) -> tuple[StepGraph, Any]:
         """Return the graph of a training call before autodiff, and the program made of it."""
@@ -287,14 +289,14 @@ class StepEngine:
         """Return the result of an action; where it fails in one process it does in all."""
         return action()
 
-    def _refuse_shared_memory(self, inputs: Tensors) -> None:
-        """Raise UnsupportedError for inputs in which a step, or the forward, may write where it means a tensor of the model."""
-        for name, tensor in inputs.items():
-            if self._occupied.touched_by(tensor):
-                owner = next(n for n, t in self._tensors.items() if any_overlap([t], [tensor]))
-                raise UnsupportedError(
-                    f"input '{name}' lies in the memory of '{owner}'; pass a copy"
-                )
+    def _refuse_shared_memory(self, inputs: Tensors, written: tuple[str, ...]) -> None:
+        """Raise UnsupportedError for inputs in the memory of buffers that a forward writes, which it may see."""
+        for owner in written:
+            for name, tensor in inputs.items():
+                if any_overlap([self._tensors[owner]], [tensor]):
+                    raise UnsupportedError(
+                        f"input '{name}' lies in the memory of '{owner}'; pass a copy"
+                    )
 
     def _find(self, made: list[MadeStep], inputs: Tensors) -> MadeStep | None:
         state = self.source.state
@@ -328,6 +330,9 @@ class StepEngine:
         made = self._find(self._training if training else self._evaluation, inputs)
         if made is not None or training in self._in_pieces:
             return made
+        for kind, state, error in reversed(self._apart):
+            if kind == training and state == self.source.state and error.holds(inputs):
+                return error
         try:
             return self._make_training(inputs) if training else self._make_evaluation(inputs)
         except CaptureError as error:
@@ -336,6 +341,9 @@ class StepEngine:
                 raise  # what pieces take nobody knows beforehand
             if isinstance(error, OutsideGradientError):
                 raise  # which nothing here would train
+            if isinstance(error, CallError) and error.holds is not None:
+                self._apart.append((training, self.source.state, error))
+                del self._apart[:-_MOST_GRAPHS]
             if self._pieces is None:
                 self._pieces = self.source.in_pieces(self._options)
             if self._pieces is None:
@@ -379,20 +387,22 @@ class StepEngine:
         source = self.source.graph(inputs, training=True)
         self._adopt_new_tensors(source)
         program = self._training_program(source)
-        written = [o["target"] for o in source.graph.outputs if o["role"] == "buffer_update"]
-        return self._keep(
-            self._training, MadeStep(source, program, self.source.state, tuple(written))
-        )
+        made = MadeStep(source, program, self.source.state, _written_buffers(source))
+        return self._keep(self._training, made)
 
     def _training_program(self, source: StepGraph) -> Any:
         names = {i["target"]: i["name"] for i in source.graph.inputs if i["role"] == "parameter"}
         source.graph.set_requires_grad(
             {name: self._requires_grad[target] for target, name in names.items()}
         )
+        # Groups may name what the forward does not reach.
+        groups = [
+            {**group, "params": [n for n in group["params"] if n in names]}
+            for group in self._options["groups"]
+        ]
+        options = {**self._options, "groups": groups}
         with progress.stage("passes"):
-            return _core.TrainingProgram(
-                source.graph, self._options, devices.provider_of(self._device)
-            )
+            return _core.TrainingProgram(source.graph, options, devices.provider_of(self._device))
 
     def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)
@@ -401,7 +411,8 @@ class StepEngine:
         session = Program(
             source.graph, (), None, self._device, budget if budget.bytes else None
         ).session
-        return self._keep(self._evaluation, MadeStep(source, session, self.source.state))
+        made = MadeStep(source, session, self.source.state, _written_buffers(source))
+        return self._keep(self._evaluation, made)
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
         """Take in what a layer made before it was traced, or while."""
@@ -409,3 +420,7 @@ class StepEngine:
         if any(target not in self._tensors for target in targets):
             self.share_tensors()
         self.source.settle()
+
+
+def _written_buffers(source: StepGraph) -> tuple[str, ...]:
+    return tuple(o["target"] for o in source.graph.outputs if o["role"] == "buffer_update")

@@ -105,6 +105,24 @@ def test_wide_copies_lie_as_their_originals(seed: int) -> None:
         assert torch.equal(wide, tensor.double())
 
 
+@pytest.mark.parametrize("kind", ["columns", "turned", "rows", "conjugate", "windows"])
+def test_gaps_that_take_far_more_than_elements_become_narrow(kind: str) -> None:
+    table = torch.randn(3000, 1000, dtype=torch.complex64 if kind == "conjugate" else torch.float32)
+    tensor = {
+        "columns": lambda: table[:, 4:8],
+        "turned": lambda: table[:, 4:8].t(),
+        "rows": lambda: table[::500],
+        "conjugate": lambda: table[:, 4:8].conj(),
+        "windows": lambda: table[:, 4:8].unfold(1, 2, 1),
+    }[kind]()
+    copy = copies_of([tensor])[0]
+    assert torch.equal(copy, tensor) and copy.is_conj() == tensor.is_conj()
+    assert copy.untyped_storage().nbytes() < 4 * tensor.nbytes + (1 << 20)
+    assert not copy.is_contiguous() and not copy.t().is_contiguous() if copy.dim() == 2 else True
+    order = sorted(range(tensor.dim()), key=tensor.stride)
+    assert order == sorted(range(tensor.dim()), key=copy.stride)
+
+
 def test_what_has_no_strides_is_cloned() -> None:
     sparse = torch.eye(3).to_sparse()
     zero = torch._efficientzerotensor((2, 3))

@@ -5,6 +5,7 @@ of parameters that packages ask for, functions in C. It is followed, or said to 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import inspect
 import operator
@@ -18,6 +19,7 @@ from markupsafe import _speedups
 from torch import nn
 
 from ortrain import ORTModule
+from ortrain.capture.tensor_questions import TensorQuestions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
 
@@ -272,3 +274,49 @@ def test_what_is_read_once_is_told(imported_package: Callable[..., types.ModuleT
     assert "environment variables (reading_variables.scale)" in told
     assert "markupsafe._speedups._escape_inner (a function in C)" in told
     assert "read once: environment variables" in str(model.report())
+
+
+def clear_by_hand(module: Scaling, x: torch.Tensor) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+GRADIENTS: dict[str, Callable[[Scaling, torch.Tensor], object]] = {
+    "set": lambda m, x: setattr(m.held.weight, "grad", torch.ones(2, 3)),
+    "cleared": lambda m, x: setattr(m.linear.weight, "grad", None),
+    "cleared by hand": clear_by_hand,
+    "zero_grad": lambda m, x: m.zero_grad(),
+    "deleted": lambda m, x: delattr(m.linear.weight, "grad"),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_gradients_that_a_forward_writes(kind: str) -> None:
+    def factor(module: Scaling, x: torch.Tensor) -> float:
+        GRADIENTS[kind](module, x)
+        return 1.0
+
+    torch.manual_seed(0)
+    module = Scaling(factor, nn.Linear(3, 2))
+    plain = copy.deepcopy(module)
+    model, x = ORTModule(module), torch.ones(2, 3)
+    for _ in range(3):
+        for net in (model, plain):
+            net(x).sum().backward()
+        for own, other in zip(module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad)
+
+
+def test_what_is_heard_can_be_set_on_a_tensor_as_before() -> None:
+    questions = TensorQuestions(("stride", "grad"), lambda *_: True, lambda *_: False)
+    tensor = torch.ones(2, 3)
+    with questions.heard():
+        tensor.stride = lambda: "own"
+        assert tensor.stride() == "own"
+        del tensor.stride
+        assert tensor.stride() == (3, 1)
+        tensor.grad = torch.ones(2, 3)
+        assert tensor.grad is not None
+        del tensor.grad
+        assert tensor.grad is None
+    assert set(questions.asked) == {"stride", "grad"}

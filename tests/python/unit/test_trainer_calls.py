@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ortrain import CaptureError, ORTTrainer, ORTTrainerOptions, UnsupportedError, optim
+from ortrain.capture.prepare import prepare
+from ortrain.trainer import sources
 
 DESCRIPTION = {
     "inputs": [("x", ["batch", 4]), ("y", ["batch", 4])],
@@ -121,6 +125,24 @@ def test_calls_that_differ_in_memory_leave_the_others_their_graph() -> None:
     pair.step(lambda: (torch.ones(7, 1, 4)[:, 0], torch.ones(7, 4)))
     native = [record for record in pair.trainer.report().captures if "optimizer" in record.reason]
     assert len(native) == 1  # of both sizes
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+@pytest.mark.parametrize("step", ["train_step", "eval_step"])
+def test_calls_that_differ_in_memory_are_not_captured_over_and_over(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    made = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(1)
+        return prepare(*args, **kwargs)
+
+    monkeypatch.setattr(sources, "prepare", counted)
+    pair = Pair(Asks)
+    for size in (3, 3, 5, 3, 5):
+        getattr(pair.trainer, step)(torch.ones(size, 6)[:, :4], torch.ones(size, 4))
+    assert len(made) == 1
 
 
 def test_strict_trainers_refuse_what_no_graph_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +292,7 @@ def test_extremes_of_nothing_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
-def test_encoders_that_leave_out_padding() -> None:
+def test_encoders_that_leave_out_padding(tmp_path: Path) -> None:
     class Encoding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -289,6 +311,7 @@ def test_encoders_that_leave_out_padding() -> None:
     trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
     x, mask = torch.randn(2, 4, 8), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
     found = trainer.eval_step(x, mask)
+    trainer.save_as_onnx(tmp_path / "encoder.onnx")
     module.eval()
     with torch.no_grad():
         torch.testing.assert_close(tuple(found), module(x, mask))
@@ -309,6 +332,48 @@ def test_hooks_on_the_module_get_its_inputs() -> None:
         trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
         x = torch.ones(2, 4)
         torch.testing.assert_close(trainer.train_step(x), own_loss(plain, x))
+
+
+def test_forwards_and_hooks_that_take_names() -> None:
+    def by_name(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call(self: nn.Module, **given: torch.Tensor) -> Any:
+            return forward(self, **given)
+
+        return call
+
+    class Named(Single):
+        @by_name
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return loss_of(self, x)
+
+    def double(module: nn.Module, args: Any, kwargs: dict[str, torch.Tensor]) -> Any:
+        return args, {**kwargs, "x": 2 * kwargs["x"]}
+
+    for module, hooked in ((Named(loss_of), False), (Single(loss_of), True)):
+        if hooked:
+            module.register_forward_pre_hook(double, with_kwargs=True)
+        plain = copy.deepcopy(module)
+        description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
+        trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
+        x = torch.ones(2, 4)
+        torch.testing.assert_close(trainer.train_step(x), plain(x=x).detach())
+
+
+def test_groups_may_name_what_a_forward_does_not_reach() -> None:
+    torch.manual_seed(0)
+    module = Single(loss_of)
+    module.head = nn.Linear(3, 3)
+    plain = copy.deepcopy(module)
+    group = {"params": ["linear.bias", "head.bias"], "lr": 0.2}
+    description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
+    trainer = ORTTrainer(module, description, optim.SGDConfig([group], lr=0.1))
+    x = torch.ones(2, 4)
+    plain(x).backward()
+    trainer.train_step(x)
+    torch.testing.assert_close(
+        module.linear.bias.detach(), plain.linear.bias.detach() - 0.2 * plain.linear.bias.grad
+    )
 
 
 def test_inputs_may_have_any_order_and_names() -> None:
@@ -335,19 +400,50 @@ def test_inputs_may_have_any_order_and_names() -> None:
         torch.testing.assert_close(trainer.train_step(**given), expected)
 
 
-@pytest.mark.parametrize("changed", [lambda f: f, branching])
-def test_what_a_step_would_lose_is_refused(changed: Callable[..., Any]) -> None:
-    def forward(module: Single, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            module.bank.add_(1)
-        return loss_of(module, x)
+def counting(module: Single, x: torch.Tensor) -> torch.Tensor:
+    """Write to a buffer before reading the argument."""
+    with torch.no_grad():
+        module.bank.add_(1)
+    return loss_of(module, x)
 
-    trainer, _ = trained(changed(forward))
+
+def test_inputs_in_memory_that_a_graph_writes_are_refused() -> None:
+    trainer, plain = trained(counting)
+    x = torch.ones(5, 4)
+    torch.testing.assert_close(trainer.train_step(x), own_loss(plain, x))
     for step in (trainer.train_step, trainer.eval_step):
         with pytest.raises(UnsupportedError, match="'x' lies in the memory of 'bank'"):
             step(trainer.model.bank)
-        with pytest.raises(UnsupportedError, match=r"'x' lies in the memory of 'linear\.weight'"):
-            step(trainer.model.linear.weight.detach()[1:])
+    torch.testing.assert_close(trainer.eval_step(x), plain(x).detach())
+    weight = trainer.model.linear.weight.detach()
+    with pytest.raises(UnsupportedError, match=r"'x' lies in the memory of 'linear\.weight'"):
+        trainer.train_step(weight)
+    torch.testing.assert_close(trainer.eval_step(weight), plain(plain.linear.weight).detach())
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+def test_pieces_see_what_they_write_to_inputs_in_memory_of_the_module() -> None:
+    trainer, plain = trained(branching(counting))
+    for _ in range(2):
+        loss = trainer.train_step(trainer.model.bank)
+        torch.testing.assert_close(loss, own_loss(plain, plain.bank))
+        torch.testing.assert_close(
+            trainer.eval_step(trainer.model.bank), plain(plain.bank).detach()
+        )
+
+
+def test_a_buffer_that_nobody_writes_may_be_given() -> None:
+    trainer, plain = trained(loss_of)
+    torch.testing.assert_close(
+        trainer.eval_step(trainer.model.bank[:3]), plain(plain.bank[:3]).detach()
+    )
+    assert trainer.report().native_share == 1
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+@pytest.mark.parametrize("changed", [lambda f: f, branching])
+def test_inputs_that_want_gradients_are_refused(changed: Callable[..., Any]) -> None:
+    trainer, _ = trained(changed(loss_of))
     with pytest.raises(UnsupportedError, match="'x' wants a gradient"):
         trainer.train_step(torch.ones(2, 4, requires_grad=True))
     trainer.eval_step(torch.ones(2, 4, requires_grad=True))

@@ -188,3 +188,28 @@ def test_a_checkpoint_says_nothing_of_counts_that_are_those_of_all(tmp_path: Pat
     assert any('"updates"' in text for text in manifests)
     state = _core.TrainingState()
     assert state.updates == {}
+
+
+def test_a_file_of_a_whole_step_changes_no_counts(tmp_path: Path) -> None:
+    pair = Pair(Net, "adam")
+    pair.freeze(0)
+    for _ in range(3):
+        pair.step()
+    pair.trainer.save_checkpoint(tmp_path / "checkpoints")
+    model = copy.deepcopy(pair.model)
+    other = pair.trainer_of(model)
+    other.load_checkpoint(tmp_path / "checkpoints")
+    pair.model, pair.trainer = model, other
+    pair.freeze()
+    other.eval_step(torch.ones(6, 4))
+    other.save_as_onnx(tmp_path / "step.onnx", training=True)
+    graph = _core.load_onnx(str(tmp_path / "step.onnx"))
+    numbers = [i["target"] for i in graph.inputs if "optimizer:step" in i["target"]]
+    assert sorted(numbers) == ["optimizer:step", "optimizer:step:1"]
+    other.save_checkpoint(tmp_path / "later")
+    third = pair.trainer_of(copy.deepcopy(model))
+    third.load_checkpoint(tmp_path / "later")
+    counts = third.engine.state.updates
+    assert (counts["layers.0.weight"], counts["layers.1.weight"]) == (0, 3)
+    for _ in range(3):
+        pair.step()
