@@ -24,6 +24,7 @@ _WRITTEN = "how often a tensor was written to"
 _CLASSES = "which classes there are"
 _INFERENCE = "whether inference mode is on"
 _UNWATCHED = "PyTorch's functions past what watches them"
+_SHOWN = "what a tensor shows"
 _MEMORY = "in which memory a tensor lies"
 # Installed packages read variables as options of the process, and import parts of themselves when they are asked for.
 OF_INSTALLED_PACKAGES = frozenset(
@@ -76,8 +77,8 @@ _OF_TENSORS = {
     "_backward_hooks": "the hooks of a tensor",
     "_post_accumulate_grad_hooks": "the hooks of a tensor",
     "is_pinned": _MEMORY,
-    "__repr__": "what a tensor shows",
-    "__format__": "what a tensor shows",
+    "__repr__": _SHOWN,
+    "__format__": _SHOWN,
 }
 _GLOBALS = {
     "open": "files",
@@ -98,7 +99,7 @@ _CLASS = "the class of a tensor"
 _TENSOR_CLASSES = frozenset({"Tensor", "Parameter"})
 # Of these Dynamo knows.
 FOLLOWED_IN_PIECES = frozenset(
-    {_CLASS, "the history of a tensor", "gradients", "PyTorch's generator"}
+    {_CLASS, _SHOWN, "the history of a tensor", "gradients", "PyTorch's generator"}
 )
 _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _LOADS_LOCAL = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")

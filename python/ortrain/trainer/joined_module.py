@@ -57,8 +57,8 @@ class JoinedModule(nn.Module):
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
             inputs = {**dict(zip(names, args, strict=False)), **kwargs}
-            # As people call it: hooks on the module get what is passed by position, if they take that.
-            count = 0 if takes_names and _hooks_take_names(module) else by_position
+            # Hooks get what is passed by position, as people do it.
+            count = by_position if _hooks_take_positions(module) or not takes_names else 0
             by_name = {name: inputs[name] for name in passed[count:]}
             result = module(*[inputs[name] for name in passed[:count]], **by_name)
             if loss_fn is not None:
@@ -107,11 +107,11 @@ def _passed_by_position(module: nn.Module, names: Sequence[str]) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _hooks_take_names(module: nn.Module) -> bool:
-    """Tell whether all hooks of a module's forward are told of what is passed by name."""
-    before, behind = module._forward_pre_hooks, module._forward_hooks
-    by_name = (*module._forward_pre_hooks_with_kwargs, *module._forward_hooks_with_kwargs)
-    return bool(by_name) and len(by_name) == len(before) + len(behind)
+def _hooks_take_positions(module: nn.Module) -> bool:
+    """Tell whether a hook on a module's call is told of what is passed by position alone."""
+    named = len(module._forward_pre_hooks_with_kwargs) + len(module._forward_hooks_with_kwargs)
+    forward = len(module._forward_pre_hooks) + len(module._forward_hooks)
+    return forward > named or bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _described(result: Any, outputs: Sequence[str]) -> Sequence[torch.Tensor]:

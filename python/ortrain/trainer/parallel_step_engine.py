@@ -19,7 +19,13 @@ from ortrain.trainer.flat_layout import FlatLayout
 from ortrain.trainer.gradient_buckets import GradientBuckets
 from ortrain.trainer.sharded_states import ShardedStates
 from ortrain.trainer.sources import StepSource, Tensors
-from ortrain.trainer.step_engine import MadeStep, Result, StepEngine, StepOutcome
+from ortrain.trainer.step_engine import (
+    MadeStep,
+    Result,
+    StepEngine,
+    StepOutcome,
+    refuse_wanted_gradients,
+)
 
 # Bytes of gradients that a stretch of the backward makes, at least, before others hear of them.
 _STRETCH = 1 << 20
@@ -124,6 +130,7 @@ class ParallelStepEngine(StepEngine):
             with the same learning rate and loss scale; nothing has changed.
           RuntimeError: Another process has ended.
         """
+        refuse_wanted_gradients(inputs)
         self.follow_module()
         made = self._make_alike(inputs)
         given = made.source.given(inputs)

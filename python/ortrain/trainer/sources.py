@@ -31,7 +31,6 @@ from ortrain.capture.prepare import (
     prepare,
     refuse_encoder_fast_path,
     refuse_hooks,
-    refuse_inference_tensors,
     refuse_modes,
 )
 from ortrain.capture.prepared import PreparedGraph
@@ -156,7 +155,6 @@ class ModuleSource:
                 raise CaptureError("another thread captures for long")
             refuse_modes()
             call = signature.flatten((), inputs)
-            refuse_inference_tensors(call)
             refuse_hooks(joined)
             if not alone:  # a file says what the layers compute
                 refuse_encoder_fast_path(self.module)

@@ -189,11 +189,7 @@ class StepEngine:
           OutOfMemoryError: The step needs more than ``memory_limit``, or cannot be brought down to
             the budget; nothing has changed.
         """
-        for name, tensor in inputs.items():
-            if tensor.requires_grad:
-                raise UnsupportedError(
-                    f"input '{name}' wants a gradient, which a step with its optimizer does not give: detach() it"
-                )
+        refuse_wanted_gradients(inputs)
         self.follow_module()
         devices.follow_tf32(self._device)
         made = self._find_or_make(inputs, training=True)
@@ -424,3 +420,13 @@ class StepEngine:
 
 def _written_buffers(source: StepGraph) -> tuple[str, ...]:
     return tuple(o["target"] for o in source.graph.outputs if o["role"] == "buffer_update")
+
+
+def refuse_wanted_gradients(inputs: Tensors) -> None:
+    """Raise UnsupportedError for an input of a step that wants a gradient, which nobody would give it."""
+    for name, tensor in inputs.items():
+        if tensor.requires_grad:
+            raise UnsupportedError(
+                f"input '{name}' wants a gradient, which a step with its optimizer does not give: "
+                "detach() it"
+            )
