@@ -172,7 +172,7 @@ class ModuleSource:
                 except BaseException:
                     before.restore()
                     raise
-            if reason := _differs_in_memory(prepared, call):
+            if reason := _differs_in_memory(prepared, _written_arguments(prepared), call):
                 error = CallError(reason, module=type(self.module).__name__)
                 error.holds = _fits(prepared, signature, call, training, apart=True)
                 raise error
@@ -356,11 +356,21 @@ def _user_inputs(prepared: PreparedGraph, names: list[str]) -> list[str | torch.
     ]
 
 
-def _differs_in_memory(prepared: PreparedGraph, call: FlatCall) -> str:
-    """Say in which way the arguments of a call lie otherwise than those of a trace, if that makes a difference."""
+def _written_arguments(prepared: PreparedGraph) -> list[int]:
+    """Return the positions of the arguments that a forward writes to."""
     arguments = dict(prepared.user_inputs)
-    targets = [o["target"] for o in prepared.graph.outputs if o["role"] == "input_update"]
-    places = [arguments[target] for target in targets]
+    outputs = prepared.graph.outputs
+    return [arguments[o["target"]] for o in outputs if o["role"] == "input_update"]
+
+
+def _differs_in_memory(prepared: PreparedGraph, places: list[int], call: FlatCall) -> str:
+    """Say in which way the arguments of a call lie otherwise than those of a trace, if that makes a difference.
+
+    Args:
+      prepared: The graph.
+      places: The `_written_arguments`.
+      call: The call.
+    """
     if prepared.takes_for_dense(call.tensors, places):
         return "it asks for, or writes to, the memory of an argument that has gaps"
     if places:
@@ -389,6 +399,7 @@ def _fits(
     """Return what tells whether a graph holds for a call; with ``apart``, but for how its arguments lie in memory."""
     known: dict[Any, bool] = {tuple(sizes_of(call.tensors)): True}
     key, environment = (call.key, empty_extents(call)), _environment(training)
+    places = _written_arguments(prepared)
 
     def fits(inputs: Tensors) -> bool:
         if is_transforming() or mode_around() is not None or _environment(training) != environment:
@@ -396,7 +407,7 @@ def _fits(
         other = signature.flatten((), inputs)
         if (other.key, empty_extents(other)) != key:
             return False
-        if bool(_differs_in_memory(prepared, other)) != apart:
+        if bool(_differs_in_memory(prepared, places, other)) != apart:
             return False
         sizes = tuple(sizes_of(other.tensors))
         if sizes not in known:

@@ -328,6 +328,8 @@ class StepEngine:
             return made
         for kind, state, error in reversed(self._apart):
             if kind == training and state == self.source.state and error.holds(inputs):
+                if is_strict():
+                    raise error
                 return error
         try:
             return self._make_training(inputs) if training else self._make_evaluation(inputs)
