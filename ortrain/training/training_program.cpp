@@ -231,20 +231,24 @@ std::vector<int64_t> TrainingProgram::step_numbers(const TrainingState& state) c
     }
     return numbers;
   }
-  std::map<std::pair<size_t, int64_t>, size_t> classes;
-  std::map<std::string, size_t> made;
-  for (const std::string& parameter : trained_) {
+  const auto told_by = [&](const std::string& parameter) {
     const auto found = step_classes_.find(parameter);
-    const size_t before = found == step_classes_.end() ? 0 : found->second;
-    const int64_t updates = state.updates_of(parameter);
-    made[parameter] = classes.emplace(std::pair(before, updates), classes.size()).first->second;
+    return std::pair(found == step_classes_.end() ? size_t{0} : found->second,
+                     state.updates_of(parameter));
+  };
+  std::map<std::pair<size_t, int64_t>, size_t> classes;
+  for (const std::string& parameter : trained_) {
+    classes.emplace(told_by(parameter), classes.size());
   }
-  if (classes.size() > num_step_classes_) {
+  const bool is_finer = classes.size() > num_step_classes_;
+  if (is_finer) {
     if (from_files_) {
       throw UnsupportedError(
           "the parameters have had different numbers of updates, and the optimizer's graph takes "
           "the same for all");
     }
+    std::map<std::string, size_t> made;
+    for (const std::string& parameter : trained_) made[parameter] = classes.at(told_by(parameter));
     step_classes_ = std::move(made);
     num_step_classes_ = classes.size();
     for (const size_t which : {static_cast<size_t>(StepKind::whole),
@@ -252,10 +256,8 @@ std::vector<int64_t> TrainingProgram::step_numbers(const TrainingState& state) c
       sessions_[which] = nullptr;
     }
     numbers.resize(num_step_classes_);
-    for (const auto& [key, number] : classes) numbers[number] = key.second + 1;
-    return numbers;
   }
-  for (const auto& [key, number] : classes) numbers[key.first] = key.second + 1;
+  for (const auto& [key, number] : classes) numbers[is_finer ? number : key.first] = key.second + 1;
   return numbers;
 }
 

@@ -201,7 +201,7 @@ class Engine(RenewedInChildren):
             text = "it writes to memory in which another of its tensors lies"
             return self._run_for_once(text, "shared memory", args, kwargs)
         if entry.takes_for_dense(call):
-            text = "it asks for, or writes to, the memory of an argument that has gaps"
+            text = entry.captured.HAS_GAPS
             return self._run_for_once(text, "memory of arguments", args, kwargs)
         if entry.updates and has_hooks_of_saved_tensors():
             text = "it writes to a buffer under hooks of saved tensors: a checkpoint does so twice"

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ortrain.capture.names_in_code import globals_of, modules_imported_by
+from ortrain.capture.opaque_objects import OF_CYTHON
 
 # What these compute depends on their arguments, or is told by others.
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "ortrain", "functorch", "torchgen"}
-_OF_CYTHON = "cython_function_or_method"
 
 
 def compiled_functions(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[str]:
@@ -32,7 +32,7 @@ def compiled_functions(code: types.CodeType, variables: Mapping[str, Any]) -> It
 
 
 def _is_compiled(value: Any) -> bool:
-    return isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == _OF_CYTHON
+    return isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == OF_CYTHON
 
 
 def _home_of(function: Any) -> str:

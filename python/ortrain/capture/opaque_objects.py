@@ -60,7 +60,7 @@ _KNOWN: tuple[Any, ...] = (
     *(_FIELD, type(threading.RLock()), torch.Tensor, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, torch.Generator, torch.finfo, torch.iinfo),
 )
-_OF_CYTHON = "cython_function_or_method"
+OF_CYTHON = "cython_function_or_method"
 _OF_NUMPY = ("ndarray", "generic", "dtype", "ufunc", "Generator", "finfo", "iinfo")
 # Written in Python, but their state is not all there is, or others change it at any time.
 _MOVING = (
@@ -96,7 +96,7 @@ def _makes_opaque_objects(cls: type) -> bool:
         return True
     if issubclass(cls, _DATA_OF_C):
         return _holds_addresses(cls)
-    if cls.__name__ == _OF_CYTHON:  # as stateless as other compiled functions
+    if cls.__name__ == OF_CYTHON:  # as stateless as other compiled functions
         return False
     if issubclass(cls, _known_classes()):
         bases = [b for b in cls.__mro__ if not issubclass(b, _known_classes())]

@@ -117,8 +117,8 @@ _known: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictiona
 
 def told_by_tensors() -> dict[str, str]:
     """Return what no guard compares by the names of the attributes of tensors that tell it."""
-    named = {name: what for name, what in _ATTRIBUTES.items() if hasattr(torch.Tensor, name)}
-    return named | _OF_TENSORS
+    told = _ATTRIBUTES | _OF_TENSORS
+    return {name: what for name, what in told.items() if hasattr(torch.Tensor, name)}
 
 
 def is_told_by(attribute: str) -> bool:

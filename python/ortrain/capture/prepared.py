@@ -13,7 +13,7 @@ import json
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -106,6 +106,9 @@ class PreparedGraph:
     def draws(self) -> bool:
         """Whether a run of it may draw from PyTorch's generators, the engine's seed aside."""
         return any(call.draws for call in self.escaped_calls)
+
+    # Said of such a call.
+    HAS_GAPS: ClassVar[str] = "it asks for, or writes to, the memory of an argument that has gaps"
 
     def takes_for_dense(self, tensors: Sequence[torch.Tensor], written: Iterable[int] = ()) -> bool:
         """Tell whether arguments have gaps of which the forward asks, or in whose memory it writes or gives views.

@@ -23,16 +23,16 @@ class TensorQuestions:
     """Hears which attributes of tensors code asks for while `heard`.
 
     Args:
-      names: Of the attributes.
-      counts: Tells whether code counts, by its globals: what does not answers its caller.
-      passes_on: Tells whether code asks for others, such as the standard library's.
+      names: Of the attributes, which tensors have.
+      counts: Tells whether what code asks is noted, by the code and its globals.
+      passes_on: Tells whether code asks for its caller, as the standard library's does.
 
     Attributes:
       asked: By names, the code that has asked first.
     """
 
     def __init__(self, names: Iterable[str], counts: Asks, passes_on: Asks) -> None:
-        self._names = [name for name in names if hasattr(torch.Tensor, name)]
+        self._names = list(names)
         self._counts, self._passes_on = counts, passes_on
         # By ids, as code hashes all that it holds. None: it passes on.
         self._known: dict[int, tuple[types.CodeType, bool | None]] = {}

@@ -51,8 +51,9 @@ class JoinedModule(nn.Module):
         names = [entry.name for entry in description.inputs]
         label = names[-1] if loss_fn is not None else None
         passed = [name for name in names if name != label]
-        by_position = _passed_by_position(module, passed)
-        takes_names = all(n in inspect.signature(module.forward).parameters for n in passed)
+        accepted = inspect.signature(module.forward).parameters
+        takes_names = all(name in accepted for name in passed)
+        by_position = _passed_by_position(module, passed) if takes_names else len(passed)
         outputs = description.output_names
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
@@ -93,10 +94,8 @@ class JoinedModule(nn.Module):
 
 
 def _passed_by_position(module: nn.Module, names: Sequence[str]) -> int:
-    """Return how many inputs a forward takes by position; the others it takes by their names."""
+    """Return how many inputs a forward takes by position, of those that it takes by their names."""
     parameters = inspect.signature(module.forward).parameters
-    if not all(name in parameters for name in names):
-        return len(names)
     # What a decorator puts around it may take names alone.
     outermost = inspect.signature(module.forward, follow_wrapped=False).parameters.values()
     if not any(each.kind == inspect.Parameter.VAR_POSITIONAL for each in outermost):

@@ -126,10 +126,11 @@ class PiecewiseStep:
     def _forward(self, inputs: Tensors, *, training: bool) -> Tensors:
         # In memory of the module's a forward is to see what it writes there.
         own = OccupiedMemory([*self._module.parameters(), *self._module.buffers()])
-        inside = {name: t.detach() for name, t in inputs.items() if own.touched_by(t)}
+        outside = {name: t for name, t in inputs.items() if not own.touched_by(t)}
         with self._mode(training):  # in inference mode copies would be what no backward may need
-            others = named_copies({name: t for name, t in inputs.items() if name not in inside})
-            result: Tensors = self._engine.run((), {n: {**inside, **others}[n] for n in inputs})
+            copies = named_copies(outside)
+            given = {n: copies[n] if n in copies else t.detach() for n, t in inputs.items()}
+            result: Tensors = self._engine.run((), given)
         return result
 
     def _checked_loss(self, outputs: Tensors) -> torch.Tensor:

@@ -372,7 +372,7 @@ def _differs_in_memory(prepared: PreparedGraph, places: list[int], call: FlatCal
       call: The call.
     """
     if prepared.takes_for_dense(call.tensors, places):
-        return "it asks for, or writes to, the memory of an argument that has gaps"
+        return prepared.HAS_GAPS
     if places:
         written = [call.tensors[place] for place in places]
         read = [t for place, t in enumerate(call.tensors) if place not in places]
