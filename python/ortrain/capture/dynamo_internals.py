@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ortrain import logs
+from ortrain.capture.dynamo_guards import compares_by_code, tell_equal_values_apart
 from ortrain.capture.torch_internals import is_transforming
 
 _log = logs.get_logger("ortrain.capture")
@@ -36,6 +37,10 @@ _SETTINGS = {
 }
 # Tells which threads compile pieces.
 _thread = threading.local()
+
+
+def _makes_pieces() -> bool:
+    return getattr(_thread, "makes_pieces", False)
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +89,8 @@ def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
     spare_reports()
     cut_where_python_is_replaced()
-    before, _thread.makes_pieces = getattr(_thread, "makes_pieces", False), True
+    tell_equal_values_apart(_makes_pieces)
+    before, _thread.makes_pieces = _makes_pieces(), True
     try:
         with _settings_held():
             yield
@@ -144,7 +150,7 @@ def spare_reports() -> None:
 
     def is_spared(log: Any) -> bool:
         is_shown = log is not None and log.isEnabledFor(logging.DEBUG)
-        return getattr(_thread, "makes_pieces", False) and not is_shown
+        return _makes_pieces() and not is_shown
 
     def spare(home: Any, name: str, log: Any, instead: Callable[[], Any]) -> None:
         original = getattr(home, name, None)
@@ -177,10 +183,11 @@ def cut_where_python_is_replaced() -> None:
     """Let Dynamo cut, while it makes pieces, where it has something else than Python do, of which it says nothing.
 
     Numbers and arrays of NumPy have likenesses of other dtypes; ``max`` and ``min`` of tensors compare elements and give
-    none of their operands; tensors are looked for in lists by the elements alone; what is in a range is an int.
+    none of their operands; tensors are looked for in lists by the elements alone; what is in a range is an int; keys are
+    equal if they are one object, or if all fields of their frozen dataclasses are.
     """
     from torch._dynamo import exc
-    from torch._dynamo.variables import lists
+    from torch._dynamo.variables import lists, user_defined
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.tensor import (
         NumpyNdarrayVariable,
@@ -195,7 +202,7 @@ def cut_where_python_is_replaced() -> None:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if getattr(_thread, "makes_pieces", False) and is_replaced(*args):
+            if _makes_pieces() and is_replaced(*args):
                 raise exc.Unsupported(what)
             return original(*args, **kwargs)
 
@@ -228,6 +235,15 @@ def cut_where_python_is_replaced() -> None:
             cut(kind, "sq_contains", found, "what is in a range, or a tensor in a list")
         if "call_method" in vars(kind):
             cut(kind, "call_method", looks_for_tensors, "a tensor that is looked for in a list")
+
+    def has_an_equality(key: Any, other: Any = None, *_: Any) -> bool:
+        return getattr(other, "value", None) is not key.value and compares_by_code(type(key.value))
+
+    for name in ("UserDefinedObjectVariable", "FrozenDataClassVariable"):
+        kind = getattr(user_defined, name)
+        cut(kind, "is_python_equal", has_an_equality, "keys with an __eq__ of their own")
+    frozen = user_defined.FrozenDataClassVariable
+    cut(frozen, "hash_impl", has_an_equality, "keys with an __eq__ of their own")
     cut(NumpyNdarrayVariable, "__init__", lambda *_: True, "a number or an array of NumPy")
     cut(BuiltinVariable, "_call_min_max_binary", are_replaced, "max or min of tensors or sizes")
     cut(BuiltinVariable, "call_round", rounds_off_ints, "digits of a size")

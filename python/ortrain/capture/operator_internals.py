@@ -16,6 +16,7 @@ import torch
 
 from ortrain.capture.recurrent_cells import CELLS
 from ortrain.capture.recurrent_internals import written_out
+from ortrain.capture.registered_kernels import is_made_of_others
 
 
 @functools.cache
@@ -120,6 +121,8 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     """Return a function that computes ``op`` by simpler operators, or None."""
     if not isinstance(op, torch._ops.OpOverload) or op.name() in _KEPT_WHOLE:
         return None
+    if is_made_of_others(op):
+        return None  # of which may be others later
     if moves_generator(op) and not is_composite(op):
         return None  # what it is made of draws other numbers
     if op in CELLS:

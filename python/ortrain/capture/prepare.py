@@ -23,6 +23,7 @@ from ortrain.capture.library_places import read_once
 from ortrain.capture.names_read import NamesRead, functions_with
 from ortrain.capture.operator_internals import decomposition, is_escapable
 from ortrain.capture.prepared import PreparedGraph
+from ortrain.capture.registered_kernels import replaced_operator
 from ortrain.capture.side_effects import (
     has_hooks,
     nothing_added,
@@ -283,15 +284,29 @@ def refuse_encoder_fast_path(module: nn.Module) -> None:
 
 
 def refuse_modes() -> None:
-    """Raise CaptureError where PyTorch does more with a call than to compute its values.
+    """Raise CaptureError where PyTorch does more with a call than to compute its values, or computes others."""
+    if (error := _more_than_values()) is not None:
+        raise error
+
+
+def computes_values_alone() -> bool:
+    """Tell whether PyTorch would now do with a call what a graph does."""
+    return _more_than_values() is None
+
+
+def _more_than_values() -> CaptureError | None:
+    """Return what PyTorch obeys now and a graph does not.
 
     Inside of a transform of torch.func tensors hold other tensors, in forward-mode differentiation they have
-    tangents; a mode sees each operator.
+    tangents; a mode sees each operator; an operator may have been given a kernel.
     """
     if is_transforming():
-        raise CaptureError("it is called inside of a transform of torch.func")
+        return CaptureError("it is called inside of a transform of torch.func")
     if (name := mode_around()) is not None:
-        raise ForeignModeError(f"it is called inside of {name}, which a graph would not obey")
+        return ForeignModeError(f"it is called inside of {name}, which a graph would not obey")
+    if name := replaced_operator():
+        return ForeignModeError(f"an operator of PyTorch's has been given another kernel: {name}")
+    return None
 
 
 def refuse_inference_tensors(call: FlatCall) -> None:

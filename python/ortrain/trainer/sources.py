@@ -27,6 +27,7 @@ from ortrain.capture.errors import (
 from ortrain.capture.guards import sizes_of
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.prepare import (
+    computes_values_alone,
     empty_extents,
     prepare,
     refuse_encoder_fast_path,
@@ -36,7 +37,6 @@ from ortrain.capture.prepare import (
 from ortrain.capture.prepared import PreparedGraph
 from ortrain.capture.reachable_state import ReachableState
 from ortrain.capture.signature import CallSignature, FlatCall
-from ortrain.capture.torch_internals import is_transforming, mode_around
 from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
@@ -402,7 +402,7 @@ def _fits(
     places = _written_arguments(prepared)
 
     def fits(inputs: Tensors) -> bool:
-        if is_transforming() or mode_around() is not None or _environment(training) != environment:
+        if not computes_values_alone() or _environment(training) != environment:
             return False
         other = signature.flatten((), inputs)
         if (other.key, empty_extents(other)) != key:

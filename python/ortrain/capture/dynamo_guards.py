@@ -1,0 +1,79 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What Dynamo's guards shall compare of the constants that it finds, beyond what Python's ``==`` does."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+_NUMBERS = (int, float, complex)
+_SEQUENCES = (tuple, list, set, frozenset)
+
+
+@functools.cache
+def tell_equal_values_apart(applies: Callable[[], bool]) -> None:
+    """Let guards tell from each other the constants that are equal and give a forward something else to compute with.
+
+    Those are 0.0 and -0.0, numbers of other types in tuples, lists and sets, and sets in another order. Dynamo's
+    own guard compares the type of the whole and asks ``==``.
+
+    Args:
+      applies: Tells whether the guard that is being made shall.
+    """
+    from torch._dynamo.guards import GuardBuilder
+
+    original = GuardBuilder.EQUALS_MATCH
+
+    @functools.wraps(original)
+    def compare(builder: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        original(builder, guard, *args, **kwargs)
+        value = builder.get(guard)
+        if applies() and _has_equals(value):
+            known = identity_of(value)
+            builder.get_guard_manager(guard).add_lambda_guard(
+                lambda other: identity_of(other) == known,
+                [f"{guard.name} is {value!r}, and not what is equal to it"],
+                guard.user_stack,
+            )
+
+    GuardBuilder.EQUALS_MATCH = compare
+
+
+def identity_of(value: Any) -> Any:
+    """Return of a constant what differs for each that it is equal to; its type aside, but for items."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, complex):
+        return value.real.hex(), value.imag.hex()
+    if isinstance(value, _SEQUENCES):
+        return [(type(each), identity_of(each)) for each in value]
+    if isinstance(value, (slice, range)):
+        return identity_of((value.start, value.stop, value.step))
+    return value
+
+
+def _has_equals(value: Any) -> bool:
+    """Tell whether there is another constant of the same type that is equal to a constant."""
+    if isinstance(value, (float, complex)):
+        return 0.0 in (value.real, value.imag)
+    if isinstance(value, (set, frozenset)):
+        return bool(value)
+    if isinstance(value, _SEQUENCES):
+        return any(isinstance(each, _NUMBERS) or _has_equals(each) for each in value)
+    return isinstance(value, (slice, range))
+
+
+def compares_by_code(cls: type) -> bool:
+    """Tell whether objects of a class are equal, or have hashes, by code that a user wrote, or by some of their fields."""
+    fields = getattr(cls, "__dataclass_fields__", {}).values()
+    if any(not field.compare or field.hash is False for field in fields):
+        return True
+    methods = (getattr(cls, name, None) for name in ("__eq__", "__hash__"))
+    # dataclasses makes its methods of texts.
+    return any(
+        isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>"
+        for method in methods
+    )
