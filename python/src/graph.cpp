@@ -21,6 +21,7 @@
 #include "ortrain/ir/standard_form.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/ir/verifier.h"
+#include "ortrain/passes/checkpoint_layers.h"
 #include "ortrain/passes/mixed_precision.h"
 #include "ortrain/passes/pass_notes.h"
 #include "ortrain/passes/pipeline.h"
@@ -291,6 +292,7 @@ void init_graph(nb::module_& module) {
                if (found != flags.end()) input.requires_grad = found->second;
              }
            })
+      .def("checkpoint_layers", &checkpoint_layers, nb::arg("count"))
       .def("differentiable_outputs", [](const Graph& g) { return differentiable_outputs(g); })
       .def("gradient_paths", [](const Graph& g) { return gradient_paths(g); })
       .def("value_paths", [](const Graph& g) { return value_paths(g); })

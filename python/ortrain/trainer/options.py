@@ -42,7 +42,6 @@ def _only(expected: Any, reason: str) -> Refusal:
 
 
 _PIPELINE = "there is no pipeline parallelism: processes share the batch"
-_LAYERS = "set device.max_memory, or use torch.utils.checkpoint in the model, which is honoured"
 _PARALLEL = "processes share the batch (distributed.data_parallel_size), not the layers"
 
 
@@ -121,8 +120,8 @@ _SCHEMA: dict[str, Any] = {
         # Dropout masks and GELU are computed again in the backward in any case: none is stored.
         "attn_dropout_recompute": _bool(False),
         "gelu_recompute": _bool(False),
-        "transformer_layer_recompute": _bool(False, _only(False, _LAYERS)),
-        "number_recompute_layers": _count(0, 0, _only(0, _LAYERS)),
+        "transformer_layer_recompute": _bool(False),
+        "number_recompute_layers": _count(0, 0),
         # Casts stand where autocast puts them and are fused, whatever of these is asked for.
         "propagate_cast_ops_config": {
             "strategy": _Key("FLOOD_FILL", (str, int, enum.Enum)),

@@ -112,6 +112,9 @@ class ORTTrainer:
             "memory_limit": self.options.device.mem_limit,
             **(self.options.budget or MemoryBudget()).session_options,
         }
+        layers = self.options.graph_transformer
+        if layers.transformer_layer_recompute:
+            engine_options["recompute_layers"] = layers.number_recompute_layers
         self._world_rank = self.options.distributed.world_rank
         self.engine = self._make_engine(engine_options)
         self._info = TrainStepInfo(optim_config)

@@ -399,8 +399,14 @@ class StepEngine:
             for group in self._options["groups"]
         ]
         options = {**self._options, "groups": groups}
+        graph = source.graph
+        if (count := self._options.get("recompute_layers")) is not None:
+            graph = graph.copy()
+            layers = graph.checkpoint_layers(count)
+            tell = _log.info if layers else _log.warning
+            tell("transformer_layer_recompute: %d layers are computed again", layers)
         with progress.stage("passes"):
-            return _core.TrainingProgram(source.graph, options, devices.provider_of(self._device))
+            return _core.TrainingProgram(graph, options, devices.provider_of(self._device))
 
     def _make_evaluation(self, inputs: Tensors) -> MadeStep:
         source = self.source.graph(inputs, training=False)

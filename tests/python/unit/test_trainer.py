@@ -746,7 +746,7 @@ def test_outputs_that_differ_from_their_description() -> None:
         ({"mixed_precision": {"loss_scaler": 3}}, TypeError, "mixed_precision.loss_scaler"),
         ({"provider_options": 1}, TypeError, "provider_options"),
         ({"utils": {"frozen_weights": [1]}}, TypeError, "names of parameters"),
-        ({"graph_transformer": {"number_recompute_layers": 2}}, UnsupportedError, "checkpoint"),
+        ({"graph_transformer": {"number_recompute_layers": -2}}, ValueError, "number_recompute"),
     ],
 )
 def test_options_are_refused_by_name(given: Any, error: type[Exception], text: str) -> None:
