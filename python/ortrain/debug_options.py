@@ -106,7 +106,11 @@ class DebugOptions:
 def tell_of_variables() -> None:
     """Warn, once for each, of variables for the former ORTModule that mean nothing here."""
     for name in sorted(os.environ):
-        if not name.startswith(_PREFIX) or name in _told or name in (_LOG_LEVEL, _SAVE_PATH):
+        if (
+            not name.startswith(_PREFIX)
+            or name in _told
+            or name in (_LOG_LEVEL, _SAVE_PATH, "ORTMODULE_JSON_CONFIG_PATH")
+        ):
             continue
         _told.add(name)
         _log.warning("%s has no effect: %s", name, _INSTEAD.get(name, "there is nothing like it"))

@@ -59,8 +59,7 @@ NAMES: tuple[LegacyName, ...] = (
     ),
     LegacyName(
         f"{_T}.ortmodule.experimental.json_config.load_from_json",
-        "",
-        "arguments of ORTModule and variables ORTRAIN_* (docs/flags.md) say it",
+        "ortrain.json_config.load_from_json",
     ),
     LegacyName(
         f"{_T}.ortmodule.experimental.pipe", "", "use torch.distributed.pipelining around modules"

@@ -146,17 +146,21 @@ class ORTModule(nn.Module):
         engine = Engine(module, cut=Pieces, budget=budget, dropout=dropout)
         verification = Verification(engine, verified_steps) if verified_steps else None
         options = {"max_memory": max_memory, "random": random, "verify": verify}
-        if debug_options is not None:
-            debug_options.apply()
-            options["debug_options"] = debug_options
-            to = debug_options.save_onnx_models
-            engine.saves = (to.path, to.name_prefix) if to.save else None
         tell_of_variables()
         values = (engine, None, module, options, False, verification)
         for name, value in zip(_SLOTS, values, strict=True):
             object.__setattr__(self, name, value)
+        if debug_options is not None:
+            self._ortrain_debug(debug_options)
         made_modules.tell(self)
         progress_display.attach()
+
+    def _ortrain_debug(self, options: DebugOptions) -> None:
+        """Say and write as much from now on."""
+        options.apply()
+        self._ortrain_options["debug_options"] = options
+        to = options.save_onnx_models
+        self._ortrain_engine.saves = (to.path, to.name_prefix) if to.save else None
 
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from ortrain import FileError, debug_options
+from ortrain.json_config import load_from_json
 from ortrain.ortmodule import DebugOptions, LogLevel, ORTModule
 
 
@@ -86,3 +89,60 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         DebugOptions(save_onnx=True)
     with pytest.raises(FileError, match="nothing can be written"):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path=tmp_path / "none")
+
+
+def test_options_come_from_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = {"SaveONNX": True, "ONNXPrefix": "net", "SaveONNXPath": str(tmp_path / "graphs")}
+    (tmp_path / "graphs").mkdir()
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"DebugOptions": saved, "UseStaticShape": True, "SkipCheck": []}))
+    model = ORTModule(nn.Linear(2, 2))
+    load_from_json(model, file)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"'UseStaticShape' in {file} has no effect: each shape has a plan of its own",
+        f"'SkipCheck' in {file} has no effect: checks are not skipped, and take microseconds",
+    ]
+    model(torch.ones(1, 2))
+    assert (tmp_path / "graphs" / "net_torch_exported_training.onnx").exists()
+    assert copy.deepcopy(model)._ortrain_engine.saves == (tmp_path / "graphs", "net")
+
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"DebugOptions": {**saved, "ONNXPrefix": "other"}}))
+    monkeypatch.setenv("ORTMODULE_JSON_CONFIG_PATH", str(other))
+    load_from_json(model, file)
+    assert model._ortrain_engine.saves == (tmp_path / "graphs", "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", FileError, "options.json: "),
+        ("[" * 100_000, FileError, "options.json: "),
+        ("[]", ValueError, "holds a list, expected an object"),
+        ('{"Colour": 1}', ValueError, "unknown key 'Colour'; there are AllowLayerNorm"),
+        ('{"UseStaticShape": 1}', ValueError, "'UseStaticShape' is 1, expected a bool"),
+        ('{"DebugOptions": true}', ValueError, "'DebugOptions' is True, expected a dict"),
+        ('{"DebugOptions": {"Log": 1}}', ValueError, "unknown key 'DebugOptions.Log'"),
+        ('{"DebugOptions": {"LogLevel": "LOUD"}}', ValueError, "is 'LOUD'; there are VERBOSE"),
+        ('{"DebugOptions": {"SaveONNX": true}}', ValueError, "onnx_prefix must be given"),
+    ],
+)
+def test_files_are_refused(text: str, error: type[Exception], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text(text)
+    model = ORTModule(nn.Linear(2, 2))
+    with pytest.raises(error, match=message):
+        load_from_json(model, file)
+    assert model._ortrain_engine.saves is None
+
+
+def test_a_file_and_a_module_are_needed(tmp_path: Path) -> None:
+    module: Any = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="of type Linear, expected an ORTModule"):
+        load_from_json(module, tmp_path / "options.json")
+    with pytest.raises(ValueError, match="variable ORTMODULE_JSON_CONFIG_PATH"):
+        load_from_json(ORTModule(module))
+    with pytest.raises(FileError, match="No such file"):
+        load_from_json(ORTModule(module), tmp_path / "nothing.json")
