@@ -19,8 +19,9 @@ from run_tests import ROOT, cpp_tests, run
 BUILD = ROOT / "build-tsan"
 PLANTED = "Sanitizer.DISABLED_RacesForAnInt"
 # Of what is left out each test has one thread, or those of kernels that the other cases run too, or it
-# bounds memory, of which the sanitizer takes most.
-FILTER = "-*OpExtents*:*OpGradients*:*StandardForm*:*refusal_is_cheap*"
+# bounds memory, of which the sanitizer takes most. Storage formats: Highway's emulated target, which is
+# there with clang alone and which no x86-64 runs, knows no infinite float16.
+FILTER = "-*OpExtents*:*OpGradients*:*StandardForm*:*StorageFormats*:*refusal_is_cheap*"
 
 
 def settings() -> list[str]:

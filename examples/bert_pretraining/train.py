@@ -228,7 +228,7 @@ def main() -> None:
     console.print(f"{rows / max(seconds, 1e-9):.1f} rows of {arguments.length} tokens a second")
     last = trainer.eval_step(**batch(-1))[0].item()
     console.print(f"loss of a batch that was not trained on: {first:.4f} before, {last:.4f} now")
-    trainer.save_as_onnx(arguments.output / "bert.onnx")
+    trainer.save_as_onnx(arguments.output / "bert.onnx", include_loss=False)
     tokenizer.save(str(arguments.output / "tokenizer.json"))
     console.print(f"wrote {arguments.output}/bert.onnx, tokenizer.json and checkpoints")
 

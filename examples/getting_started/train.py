@@ -75,7 +75,7 @@ def main() -> None:
             total += loss.item() * len(rows)
         share = accuracy(trainer, test_images, test_labels)
         print(f"epoch {epoch:3}: loss {total / len(train_images):.4f}, test accuracy {share:.4f}")
-    trainer.save_as_onnx(arguments.output)
+    trainer.save_as_onnx(arguments.output, include_loss=False)
     print(f"wrote {arguments.output}")
 
 

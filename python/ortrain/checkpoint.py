@@ -9,21 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.errors import UnsupportedError
-from ortrain.trainer import ORTTrainer, state_dicts
+from ortrain.trainer import ORTTrainer, optimizer_states, state_dicts
 
 
 def experimental_state_dict(
     ort_trainer: ORTTrainer, include_optimizer_state: bool = True
 ) -> dict[str, Any]:
-    """Return copies of the trainer's state; see ``ORTTrainer.state_dict``."""
-    return state_dicts.state_dict(ort_trainer, optimizer=include_optimizer_state)
+    """Return copies of parameters, buffers and states of the optimizer by one name each.
+
+    States are ``Moment_1_fc.weight``, ``Update_Count_fc.weight``, ``Step`` and the like.
+    """
+    if not include_optimizer_state:
+        return state_dicts.pytorch_state_dict(ort_trainer)
+    whole = state_dicts.state_dict(ort_trainer)
+    return {**whole["model"]["full_precision"], **optimizer_states.flat(whole["optimizer"])}
 
 
 def experimental_load_state_dict(
     ort_trainer: ORTTrainer, state_dict: Mapping[str, Any], strict: bool = False
 ) -> None:
-    """Take over a state; see ``ORTTrainer.load_state_dict``."""
-    ort_trainer.load_state_dict(state_dict, strict)
+    """Take over what ``experimental_state_dict`` or ``ORTTrainer.state_dict`` returned.
+
+    Raises:
+      InvalidModelError: Names, shapes or states do not fit; nothing has changed.
+    """
+    if isinstance(state_dict.get("model"), Mapping) or isinstance(
+        state_dict.get("optimizer"), Mapping
+    ):
+        ort_trainer.load_state_dict(state_dict, strict)
+        return
+    model, states = optimizer_states.split(state_dict, state_dicts.own_names(ort_trainer))
+    whole = {"model": {"full_precision": model}, **({"optimizer": states} if states else {})}
+    ort_trainer.load_state_dict(whole, strict)
 
 
 def experimental_save_checkpoint(

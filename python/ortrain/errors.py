@@ -17,6 +17,14 @@ from ortrain._core import (
 from ortrain.capture.errors import CaptureError, ConversionError, UnsupportedOperatorError
 
 
+class ArgumentTypeError(TypeError, ValueError, AssertionError):
+    """An argument of another type than the training API of 2020 takes, where that raised ValueError or asserted."""
+
+
+class ArgumentValueError(ValueError, AssertionError):
+    """An argument that is out of range, where the training API of 2020 asserted."""
+
+
 class VerificationError(OrtrainError):
     """A verified step is another in PyTorch (``ORTModule(model, verify=...)``).
 
@@ -36,6 +44,8 @@ class VerificationError(OrtrainError):
 
 
 __all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
     "CaptureError",
     "ConversionError",
     "DTypeError",

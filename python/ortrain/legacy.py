@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 # What a name of the ancestor's begins with.
-ROOTS = ("onnxruntime.training", "onnxruntime.capi.ort_trainer", "optimum.onnxruntime", "torch_ort")
+ROOTS = (
+    *("onnxruntime.training", "onnxruntime.capi.ort_trainer", "onnxruntime.set_seed"),
+    *("optimum.onnxruntime", "torch_ort"),
+)
 
 
 class LegacyName(NamedTuple):
@@ -84,7 +87,10 @@ NAMES: tuple[LegacyName, ...] = (
     *_below(_T, "ortrain", "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
     *_below(f"{_T}.orttrainer", "ortrain", "ORTTrainer", "TrainStepInfo"),
     LegacyName(f"{_T}.orttrainer.ORTTrainerOptions", "ortrain.ORTTrainerOptions"),
-    LegacyName(f"{_T}.orttrainer_options.ORTTrainerOptions", "ortrain.ORTTrainerOptions"),
+    LegacyName(
+        f"{_T}.orttrainer_options.ORTTrainerOptions", "ortrain.orttrainer_options.ORTTrainerOptions"
+    ),
+    LegacyName("onnxruntime.set_seed", "torch.manual_seed", "masks of dropout follow PyTorch's seed"),
     LegacyName(
         f"{_T}.model_desc_validation", "", "ORTTrainer checks its descriptions by itself"
     ),

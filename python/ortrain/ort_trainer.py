@@ -88,7 +88,7 @@ class LossScaler(DynamicLossScaler):
         self.initial_loss_scale_ = loss_scale
 
     loss_scale_ = _other_name("loss_scale")
-    stable_steps_ = _other_name("_stable_steps")
+    stable_steps_ = _other_name("_stable_steps_count")
     is_dynamic_scale_ = _other_name("automatic_update")
     up_scale_window_ = _other_name("up_scale_window")
     min_loss_scale_ = _other_name("min_loss_scale")
@@ -96,7 +96,8 @@ class LossScaler(DynamicLossScaler):
 
     def update_loss_scale(self, is_all_finite: bool) -> None:
         """Change the scale by whether the gradients of a step were finite."""
-        self._follow(bool(is_all_finite))
+        if self.automatic_update:
+            self._follow(bool(is_all_finite))
 
     def update(self, train_step_info: Any) -> float:
         """Return the scale of the next step, by ``update_loss_scale``, which a subclass may replace."""

@@ -81,14 +81,14 @@ class DynamicLossScaler(LossScaler):
     """Halves the factor when gradients overflow, doubles it after a number of steps without that.
 
     Args:
-      automatic_update: Whether the trainer updates it after each optimizer step.
+      automatic_update: Whether the trainer updates it after each optimizer step; otherwise whoever calls ``update`` does.
       loss_scale: The first factor.
       up_scale_window: Steps without overflow after which it is doubled.
       min_loss_scale: Lower bound.
       max_loss_scale: Upper bound.
 
     Raises:
-      ValueError: The bounds do not hold the first factor, or the window is not above 0.
+      ValueError: The lower bound is above the upper one, or the window is not above 0.
     """
 
     _kind = "DynamicLossScaler"
@@ -102,9 +102,9 @@ class DynamicLossScaler(LossScaler):
         max_loss_scale: float = float(1 << 24),
     ) -> None:
         super().__init__(loss_scale)
-        if not min_loss_scale <= loss_scale <= max_loss_scale:
+        if not min_loss_scale <= max_loss_scale:
             raise ValueError(
-                f"loss_scale {loss_scale} lies outside of {min_loss_scale} to {max_loss_scale}"
+                f"min_loss_scale {min_loss_scale} is greater than max_loss_scale {max_loss_scale}"
             )
         if up_scale_window < 1:
             raise ValueError(f"up_scale_window is {up_scale_window}, expected 1 or more")
@@ -112,12 +112,12 @@ class DynamicLossScaler(LossScaler):
         self.up_scale_window = up_scale_window
         self.min_loss_scale = min_loss_scale
         self.max_loss_scale = max_loss_scale
-        self._stable_steps = 0
+        self._stable_steps_count = 0
 
     def reset(self) -> None:
         """Go back to the first factor."""
         super().reset()
-        self._stable_steps = 0
+        self._stable_steps_count = 0
 
     def update(self, train_step_info: Any) -> float:
         """Return the factor of the next step, changed by what became of this one."""
@@ -125,16 +125,14 @@ class DynamicLossScaler(LossScaler):
         return self.loss_scale
 
     def _follow(self, all_finite: bool) -> None:
-        if not self.automatic_update:
-            return
         if not all_finite:
             self.loss_scale = max(self.min_loss_scale, self.loss_scale / 2)
-            self._stable_steps = 0
+            self._stable_steps_count = 0
             return
-        self._stable_steps += 1
-        if self._stable_steps >= self.up_scale_window:
+        self._stable_steps_count += 1
+        if self._stable_steps_count >= self.up_scale_window:
             self.loss_scale = min(self.max_loss_scale, self.loss_scale * 2)
-            self._stable_steps = 0
+            self._stable_steps_count = 0
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -143,7 +141,7 @@ class DynamicLossScaler(LossScaler):
             "up_scale_window": self.up_scale_window,
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
-            "stable_steps": self._stable_steps,
+            "stable_steps": self._stable_steps_count,
         }
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -157,4 +155,4 @@ class DynamicLossScaler(LossScaler):
         self.up_scale_window = state["up_scale_window"]
         self.min_loss_scale = state["min_loss_scale"]
         self.max_loss_scale = state["max_loss_scale"]
-        self._stable_steps = state["stable_steps"]
+        self._stable_steps_count = state["stable_steps"]

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from ortrain.errors import ArgumentTypeError, ArgumentValueError
+
 Params = Sequence[Mapping[str, Any]]
 Numbers = dict[str, Any]
 
@@ -17,18 +19,20 @@ class _OptimizerConfig:
     """An optimizer's rule and numbers.
 
     Args:
-      name: The rule: SGDOptimizer, AdamOptimizer, LambOptimizer or AdagradOptimizer.
+      name: The rule: SGDOptimizer, AdamOptimizer, LambOptimizer or AdagradOptimizer; numbers that ``defaults`` lacks are those
+        of the rule's own class.
       params: Groups of parameters by name, as ``{"params": ["fc.weight"], "lambda_coef": 0.0}``;
         what a group does not say, and parameters in no group, are as in ``defaults``. ``lr`` of a
         group keeps its ratio to the common one when that changes.
       defaults: Numbers of all parameters, ``lr`` among them.
 
     Raises:
-      TypeError: An argument has another type.
-      ValueError: A number is out of range, a group has an unknown number, or names no parameter.
+      ArgumentTypeError: An argument has another type.
+      ArgumentValueError: There is no such rule, a number is out of range, a group has an unknown number, or names no parameter.
 
     Attributes:
-      lr: The learning rate of the next step; schedulers set it.
+      lr: The learning rate; schedules start from it.
+      params: The groups, with all numbers.
     """
 
     # Name of a number -> of the attribute of the engine's operator.
@@ -40,18 +44,21 @@ class _OptimizerConfig:
 
     def __init__(self, name: str, params: Params, defaults: Numbers) -> None:
         if not isinstance(name, str):
-            raise TypeError("name must be a string")
+            raise ArgumentTypeError("name must be a string")
         if not isinstance(defaults, dict):
-            raise TypeError("defaults must be a dict")
+            raise ArgumentTypeError("defaults must be a dict")
         if "lr" not in defaults:
-            raise ValueError("defaults must contain 'lr'")
+            raise ArgumentValueError("defaults must contain 'lr'")
         if isinstance(params, (str, bytes)) or not isinstance(params, Sequence):
-            raise TypeError("params must be a list of dicts")
+            raise ArgumentTypeError("params must be a list of dicts")
+        if type(self) is _OptimizerConfig and name not in _rules():
+            raise ArgumentValueError(f"name is '{name}'; there are {', '.join(sorted(_rules()))}")
         self._check(defaults)
         self.name = name
         self.lr = float(defaults["lr"])
         self.defaults = defaults
-        self.params = [self._group(group) for group in params]
+        self._groups = [self._group(group) for group in params]
+        self.params = [{**defaults, **group} for group in self._groups]
 
     def __getattr__(self, name: str) -> Any:
         # The numbers of all parameters are attributes; they are not changed by being set.
@@ -66,32 +73,42 @@ class _OptimizerConfig:
 
     def _group(self, group: Mapping[str, Any]) -> Numbers:
         if not isinstance(group, Mapping) or "params" not in group:
-            raise ValueError("each of params must be a dict with 'params', the names of parameters")
+            raise ArgumentValueError(
+                "each of params must be a dict with 'params', the names of parameters"
+            )
         if "lambda" in group and "lambda_coef" in self.defaults:
             if "lambda_coef" in group:
-                raise ValueError("a group has 'lambda' and 'lambda_coef', which are one number")
+                raise ArgumentValueError(
+                    "a group has 'lambda' and 'lambda_coef', which are one number"
+                )
             group = {"lambda_coef" if k == "lambda" else k: v for k, v in group.items()}
         names = group["params"]
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise TypeError("'params' of a group must be a list of names")
+            raise ArgumentTypeError("'params' of a group must be a list of names")
         unknown = sorted(set(group) - {"params"} - set(self.defaults))
         if unknown:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"a group has {', '.join(map(repr, unknown))}; {type(self).__name__} knows "
                 f"{', '.join(sorted(self.defaults))}"
             )
         self._check({**self.defaults, **group})
         if "lr" in group and group["lr"] != self.lr and self.lr == 0:
-            raise ValueError("a group has an lr of its own, so the common one must not be 0")
+            raise ArgumentValueError(
+                "a group has an lr of its own, so the common one must not be 0"
+            )
         return {**group, "params": list(names)}
 
     def _check(self, numbers: Mapping[str, Any]) -> None:
         for key, value in numbers.items():
-            if key in self._at_least_zero and not value >= 0:
-                raise ValueError(f"{key} is {value}, expected 0 or more")
+            if key not in self._at_least_zero:
+                continue
+            if not isinstance(value, (int, float)):
+                raise ArgumentTypeError(f"{key} is {value!r}, expected a number")
+            if not value >= 0:
+                raise ArgumentValueError(f"{key} is {value}, expected 0 or more")
         for key in ("alpha", "beta"):
             if key in numbers and not 0 <= numbers[key] < 1:
-                raise ValueError(f"{key} is {numbers[key]}, expected 0 to 1")
+                raise ArgumentValueError(f"{key} is {numbers[key]}, expected 0 to 1")
 
     # --- for the engine
 
@@ -104,12 +121,25 @@ class _OptimizerConfig:
         return result
 
     def engine_options(self) -> Numbers:
-        """Return the rule as the engine takes it."""
+        """Return the rule as the engine takes it.
+
+        Raises:
+          ArgumentValueError: The rule does not know one of the numbers.
+        """
+        if type(self) is _OptimizerConfig:
+            rule = _rules()[self.name]
+            try:
+                return rule(self._groups, **self.defaults).engine_options()
+            except TypeError as error:
+                known = ", ".join(sorted(rule().defaults))
+                raise ArgumentValueError(f"defaults: {rule.__name__} knows {known}") from error
         groups = []
-        for group in self.params:
+        for group in self._groups:
             numbers = {**self.defaults, **group}
             if numbers.get("max_norm_clip") != self.defaults.get("max_norm_clip"):
-                raise ValueError("max_norm_clip is for all gradients together, not for a group")
+                raise ArgumentValueError(
+                    "max_norm_clip is for all gradients together, not for a group"
+                )
             factor = numbers["lr"] / self.defaults["lr"] if "lr" in group else 1.0
             attributes = self._engine_attributes(numbers)
             groups.append(
@@ -149,7 +179,7 @@ class SGDConfig(_OptimizerConfig):
         nesterov: bool = False,
     ) -> None:
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+            raise ArgumentValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults: Numbers = {
             "lr": lr,
             "momentum": float(momentum),
@@ -268,7 +298,7 @@ class LambConfig(_OptimizerConfig):
         do_bias_correction: bool = False,
     ) -> None:
         if not ratio_min <= ratio_max:
-            raise ValueError(f"ratio_min {ratio_min} is greater than ratio_max {ratio_max}")
+            raise ArgumentValueError(f"ratio_min {ratio_min} is greater than ratio_max {ratio_max}")
         defaults: Numbers = {
             "lr": lr,
             "alpha": float(alpha),
@@ -312,3 +342,8 @@ class AdagradConfig(_OptimizerConfig):
             "epsilon": float(epsilon),
         }
         super().__init__("AdagradOptimizer", params, defaults)
+
+
+def _rules() -> dict[str, type[Any]]:
+    """Return the classes that have the numbers of a rule, by its name."""
+    return {rule().name: rule for rule in (SGDConfig, AdamConfig, LambConfig, AdagradConfig)}

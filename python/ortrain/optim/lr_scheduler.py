@@ -14,46 +14,37 @@ from typing import Any
 
 
 class _LRScheduler(abc.ABC):
-    """Sets the learning rate of the optimizer before each of its steps."""
+    """Gives the learning rate of each step of the optimizer, whose configuration stays as it is."""
+
+    # Of the latest step; classes may have constructors that do not call this one's.
+    _last_lr: list[float] = []
 
     def __init__(self) -> None:
-        self._base: float | None = None
-        self._last_lr: list[float] = []
+        self._last_lr = []
 
     @abc.abstractmethod
     def get_lr(self, train_step_info: Any) -> list[float]:
         """Return the rate of the step that comes after ``optimization_step`` steps.
 
-        ``optimizer_config.lr`` holds the configured rate while this is called.
+        ``optimizer_config.lr`` is the configured rate.
         """
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of the latest step; empty before the first."""
         return list(self._last_lr)
 
-    def _step(self, train_step_info: Any) -> None:
-        config = train_step_info.optimizer_config
-        # A rate that somebody else has set is the configured one from now on.
-        if self._base is None or not self._last_lr or config.lr != self._last_lr[0]:
-            self._base = config.lr
-        config.lr = self._base
-        try:
-            rates = self.get_lr(train_step_info)
-        except BaseException:
-            config.lr = self._last_lr[0] if self._last_lr else self._base
-            raise
-        self._last_lr = [float(rate) for rate in rates]
-        config.lr = self._last_lr[0]
+    def _step(self, train_step_info: Any) -> list[float]:
+        self._last_lr = [float(rate) for rate in self.get_lr(train_step_info)]
+        return self.get_last_lr()
 
     def _state(self) -> dict[str, Any]:
-        numbers = {"base": self._base, "last": self._last_lr[0] if self._last_lr else None}
-        return {k: None if v is None else float(v).hex() for k, v in numbers.items()}
+        return {"last": float(self._last_lr[0]).hex() if self._last_lr else None}
 
     @staticmethod
     def _check_state(state: Mapping[str, Any]) -> None:
         """Raise ValueError where ``_load_state`` would not take a state."""
-        for name in ("base", "last"):
-            value = state.get(name, "")
+        for name in ("last", "base"):
+            value = state.get(name, None if name == "base" else "")
             if value is None:
                 continue
             try:
@@ -65,10 +56,7 @@ class _LRScheduler(abc.ABC):
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._check_state(state)
-        base, last = (
-            None if state[k] is None else float.fromhex(state[k]) for k in ("base", "last")
-        )
-        self._base, self._last_lr = base, [] if last is None else [last]
+        self._last_lr = [] if state["last"] is None else [float.fromhex(state["last"])]
 
 
 class _WarmupLRScheduler(_LRScheduler):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortrain.errors import DTypeError, ShapeError
+from ortrain.errors import ArgumentTypeError, DTypeError, ShapeError
 
 # A number is a fixed extent, a name an extent that may change and is the same wherever it stands.
 Extents = list[int | str]
@@ -35,12 +35,29 @@ class TypedInputDescription(NamedTuple):
     dtype: torch.dtype | None
 
 
+class SeenInputDescription(NamedTuple):
+    """One input of the model, and the element type that it had in the first step; others may follow."""
+
+    name: str
+    shape: Extents
+    dtype: torch.dtype
+
+
 class OutputDescription(NamedTuple):
     """One output of the model; ``is_loss`` marks what training makes small."""
 
     name: str
     shape: Extents
     is_loss: bool = False
+
+
+class SeenOutputDescription(NamedTuple):
+    """One output of the model, and the element type that it had in the first step."""
+
+    name: str
+    shape: Extents
+    is_loss: bool
+    dtype: torch.dtype
 
 
 class ModelDescription:
@@ -51,13 +68,13 @@ class ModelDescription:
         is a list of numbers and names, empty for a scalar.
 
     Raises:
-      TypeError: Something in it has another type.
+      ArgumentTypeError: Something in it has another type.
       ValueError: A key or a name is missing, unknown or there twice, or there are several losses.
     """
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         if not isinstance(description, Mapping):
-            raise TypeError(f"model_desc must be a dict, got {type(description).__name__}")
+            raise ArgumentTypeError(f"model_desc must be a dict, got {type(description).__name__}")
         unknown = sorted(set(description) - {"inputs", "outputs"})
         if unknown:
             raise ValueError(f"model_desc has unknown keys: {', '.join(map(repr, unknown))}")
@@ -65,18 +82,18 @@ class ModelDescription:
             if key not in description:
                 raise ValueError(f"model_desc has no '{key}'")
             if not isinstance(description[key], Sequence) or isinstance(description[key], str):
-                raise TypeError(f"model_desc['{key}'] must be a list of tuples")
-        self.inputs: list[InputDescription | TypedInputDescription] = [
+                raise ArgumentTypeError(f"model_desc['{key}'] must be a list of tuples")
+        self.inputs: list[InputDescription | TypedInputDescription | SeenInputDescription] = [
             InputDescription(*_name_and_shape(entry, f"model_desc['inputs'][{i}]", 2))
             for i, entry in enumerate(description["inputs"])
         ]
-        self.outputs = []
+        self.outputs: list[OutputDescription | SeenOutputDescription] = []
         for i, entry in enumerate(description["outputs"]):
             place = f"model_desc['outputs'][{i}]"
             name, shape = _name_and_shape(entry, place, 3)
             is_loss = entry[2] if len(entry) > 2 else False
             if not isinstance(is_loss, bool):
-                raise TypeError(f"{place}: the third entry, is_loss, must be a bool")
+                raise ArgumentTypeError(f"{place}: the third entry, is_loss, must be a bool")
             self.outputs.append(OutputDescription(name, shape, is_loss))
         self._check_names()
 
@@ -103,7 +120,7 @@ class ModelDescription:
             raise ValueError("model_desc marks more than one output as the loss")
 
     @property
-    def loss(self) -> OutputDescription | None:
+    def loss(self) -> OutputDescription | SeenOutputDescription | None:
         """The output that is the loss."""
         return next((output for output in self.outputs if output.is_loss), None)
 
@@ -150,10 +167,28 @@ class ModelDescription:
         extents: dict[str, int] = {}
         for entry in self.inputs:
             _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
-            dtype, expected = tensors[entry.name].dtype, getattr(entry, "dtype", None)
+            dtype = tensors[entry.name].dtype
+            expected = entry.dtype if isinstance(entry, TypedInputDescription) else None
             if expected is not None and dtype != expected:
                 raise DTypeError(f"input '{entry.name}' is {dtype}, model_desc says {expected}")
         return extents
+
+    def note_types(
+        self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Put the element types of a step into the entries, where none stand yet."""
+        self.inputs = [
+            SeenInputDescription(*entry, inputs[entry.name].dtype)
+            if isinstance(entry, InputDescription)
+            else entry
+            for entry in self.inputs
+        ]
+        self.outputs = [
+            SeenOutputDescription(*entry, tensor.dtype)
+            if isinstance(entry, OutputDescription)
+            else entry
+            for entry, tensor in zip(self.outputs, outputs, strict=True)
+        ]
 
     def check_outputs(self, tensors: Sequence[torch.Tensor], extents: dict[str, int]) -> None:
         """Raise ShapeError where an output does not have the shape that is described."""
@@ -166,15 +201,19 @@ class ModelDescription:
 
 def _name_and_shape(entry: Any, place: str, most: int) -> tuple[str, Extents]:
     if not isinstance(entry, (tuple, list)) or not 2 <= len(entry) <= most:
-        raise TypeError(f"{place} must be a tuple of a name, a shape" + ", is_loss" * (most > 2))
+        raise ArgumentTypeError(
+            f"{place} must be a tuple of a name, a shape" + ", is_loss" * (most > 2)
+        )
     name, shape = entry[0], entry[1]
     if not isinstance(name, str) or not name:
-        raise TypeError(f"{place}: the name must be a string that is not empty")
+        raise ArgumentTypeError(f"{place}: the name must be a string that is not empty")
     if not isinstance(shape, (list, tuple)):
-        raise TypeError(f"{place}: the shape of '{name}' must be a list")
+        raise ArgumentTypeError(f"{place}: the shape of '{name}' must be a list")
     for extent in shape:
         if isinstance(extent, bool) or not isinstance(extent, (int, str)):
-            raise TypeError(f"{place}: the shape of '{name}' holds {extent!r}, no number or name")
+            raise ArgumentTypeError(
+                f"{place}: the shape of '{name}' holds {extent!r}, no number or name"
+            )
         if isinstance(extent, int) and extent < 0:
             raise ValueError(f"{place}: the shape of '{name}' holds {extent}")
     return name, list(shape)

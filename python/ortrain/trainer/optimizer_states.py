@@ -46,11 +46,13 @@ class CheckedStates:
       tensors: By the engine's names, in the types that the optimizer keeps them in.
       steps: Optimizer steps so far; None where the states do not say.
       updates: How many updates parameters have had that have had fewer.
+      begun: Whether there were gradients of a step that was not over, which are left out.
     """
 
     tensors: dict[str, torch.Tensor]
     steps: int | None
     updates: dict[str, int]
+    begun: bool
 
 
 def tensor_of(what: str, value: Any) -> torch.Tensor:
@@ -206,19 +208,30 @@ def split(
 
 
 def checked(
-    trainer: ORTTrainer, own: Mapping[str, torch.Tensor], given: Mapping[str, Any]
+    trainer: ORTTrainer,
+    own: Mapping[str, torch.Tensor],
+    given: Mapping[str, Any],
+    *,
+    strict: bool = False,
 ) -> CheckedStates:
     """Return states by parameter in the types that the optimizer keeps them in.
 
     Raises:
-      InvalidModelError: A name, a shape or an element type does not fit, or a parameter counts more steps than there were.
+      InvalidModelError: A name, a shape or an element type does not fit, or a parameter counts more steps than there were;
+        with ``strict`` also where a parameter has some of its states and lacks others.
     """
     known = _kinds(trainer)
     tensors: dict[str, torch.Tensor] = {}
     steps: int | None = None
     updates: dict[str, int] = {}
+    begun = False
     for name, kinds in given.items():
+        if not isinstance(kinds, Mapping):
+            raise InvalidModelError(f"the optimizer's states of '{name}' are no dictionary")
         if name == _SHARED:
+            for kind in kinds if strict else ():
+                if kind != _STEP:
+                    raise InvalidModelError(f"'{_SHARED}' has '{kind}', which no optimizer keeps")
             if _STEP in kinds:
                 steps = _steps(f"'{_STEP}'", kinds[_STEP])
             continue
@@ -241,7 +254,12 @@ def checked(
                 raise InvalidModelError(
                     f"{what} has shape {list(tensor.shape)}, the parameter {list(own[name].shape)}"
                 )
+            if kind == _NAMES["grad"]:
+                begun = True
+                continue
             tensors[f"{name}:{_ENGINE_NAMES[kind]}"] = as_own(what, tensor, state_dtype(own[name]))
+    if strict:
+        _refuse_missing(trainer, tensors)
     most = max(updates, key=lambda name: updates[name], default="")
     if steps is None and updates:
         steps = updates[most]
@@ -251,7 +269,16 @@ def checked(
         )
     fewer = {name: count for name, count in updates.items() if count != steps}
     # Before the first step there are no states that could count.
-    return CheckedStates(tensors, steps if steps is not None or tensors else 0, fewer)
+    return CheckedStates(tensors, steps if steps is not None or tensors else 0, fewer, begun)
+
+
+def _refuse_missing(trainer: ORTTrainer, tensors: Collection[str]) -> None:
+    """Raise InvalidModelError where one of the states is missing that are kept of a parameter which has others."""
+    kinds = _kinds_by_parameter(trainer)
+    for name in {target.rpartition(":")[0] for target in tensors}:
+        missing = [kind for kind in sorted(kinds(name)) if f"{name}:{kind}" not in tensors]
+        if missing:
+            raise InvalidModelError(f"the state '{_NAMES[missing[0]]}' of '{name}' is missing")
 
 
 def _steps(what: str, value: Any) -> int:

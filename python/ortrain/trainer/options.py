@@ -16,7 +16,7 @@ from ortrain import devices, logs
 from ortrain.amp import GradScaler, LossScaler, MixedPrecision
 from ortrain.amp.mixed_precision import LISTS, TYPE_NAMES, half_type
 from ortrain.distributed.adasum import require_power_of_two
-from ortrain.errors import UnsupportedError
+from ortrain.errors import ArgumentTypeError, UnsupportedError
 from ortrain.memory_budget import MemoryBudget
 from ortrain.optim.lr_scheduler import _LRScheduler
 
@@ -103,6 +103,13 @@ _SCHEMA: dict[str, Any] = {
             "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
             "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
         },
+        # Keys of the group above as they stood before there was one.
+        "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
+        "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
+        "pipeline_cut_info_string": _Key("", (str,), _only("", _PIPELINE)),
+        "sliced_schema": _Key({}, (dict,), _only({}, _PIPELINE)),
+        "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
+        "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
         "allreduce_post_accumulation": _bool(False),
         "deepspeed_zero_optimization": {"stage": _count(0, 0, _refuse_stage)},
         "enable_adasum": _bool(False),
@@ -136,6 +143,8 @@ _SCHEMA: dict[str, Any] = {
         "memory_efficient_gradient": _bool(False),
         # Shapes are always inferred with symbols.
         "run_symbolic_shape_infer": _bool(False),
+        # Of a normalization its input is kept, or computed again, as memory allows.
+        "invertible_layer_norm_gradient": _bool(False),
     },
     "debug": {
         # Steps are deterministic in any case.
@@ -166,7 +175,9 @@ class _Options:
 
     def __init__(self, given: Any, schema: dict[str, Any], path: str) -> None:
         if not isinstance(given, Mapping):
-            raise TypeError(f"option {path or 'dict'} must be a dict, got {type(given).__name__}")
+            raise ArgumentTypeError(
+                f"option {path or 'dict'} must be a dict, got {type(given).__name__}"
+            )
         for key in given:
             if key not in schema:
                 raise ValueError(
@@ -194,7 +205,7 @@ def _checked(given: Mapping[str, Any], key: str, entry: _Key, path: str) -> Any:
     wrong = isinstance(value, bool) and bool not in entry.types
     if wrong or not isinstance(value, entry.types):
         expected = " or ".join(t.__name__ for t in entry.types)
-        raise TypeError(f"option '{path}' is {value!r}, expected {expected}")
+        raise ArgumentTypeError(f"option '{path}' is {value!r}, expected {expected}")
     if entry.at_least is not None and value < entry.at_least:
         raise ValueError(f"option '{path}' is {value}, expected {entry.at_least} or more")
     reason = entry.refuse(value)
@@ -281,7 +292,7 @@ def _check_distributed(options: Any) -> None:
 def _check_names(path: str, names: list[Any], what: str) -> None:
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"option '{path}' must hold names of {what}, it holds {name!r}")
+            raise ArgumentTypeError(f"option '{path}' must hold names of {what}, it holds {name!r}")
 
 
 def with_mixed_precision(options: ORTTrainerOptions, given: Any) -> ORTTrainerOptions:

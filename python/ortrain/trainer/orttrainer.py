@@ -121,6 +121,7 @@ class ORTTrainer:
         self._info._follow(self.engine.state)
         self._sample: Tensors | None = None
         self._prepared = False
+        self._has_types = False  # the entries of the description
 
     def _source_of(self, model: Any) -> StepSource:
         precision = self.options.precision
@@ -183,7 +184,8 @@ class ORTTrainer:
 
         Args:
           *args: The inputs in the order of the description; one dict, list or tuple of them will do.
-          **kwargs: Inputs by name; ``fetches``, a list of the names of the wanted outputs.
+          **kwargs: Inputs by name; ``fetches``, a list of the names of the wanted outputs, by default what
+            ``train_step_info.fetches`` has.
 
         Returns:
           The outputs in the order of the description, or of ``fetches``; one alone by itself.
@@ -197,13 +199,10 @@ class ORTTrainer:
         inputs = self.model_desc.ordered(args, kwargs)
         extents = self.model_desc.check_inputs(inputs)
         info, state = self._info, self.engine.state
-        info.fetches = fetches
         if not self._prepared:
             self._prepare(inputs)
         starts = state.kept_batches == 0
-        if starts and self.options.lr_scheduler is not None:
-            self.options.lr_scheduler._step(info)
-        state.learning_rate = self.optim_config.lr
+        state.learning_rate = self._rate(starts)
         if self._scaler is not None and starts:
             self._scaler.before_step()
             state.loss_scale = self._scaler.loss_scale
@@ -211,9 +210,9 @@ class ORTTrainer:
         info.step += 1
         if state.kept_batches == 0:  # the optimizer's turn
             info.all_finite = outcome.all_finite
-            if self._scaler is not None:
+            if self._scaler is not None and getattr(self._scaler, "automatic_update", True):
                 self._scaler.update(info)
-        self.model_desc.check_outputs(outcome.outputs, extents)
+        self._check_outputs(inputs, outcome.outputs, extents)
         return self._chosen(outcome.outputs, fetches)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,7 +226,7 @@ class ORTTrainer:
         outputs = self.engine.eval_step(inputs)
         if self._sample is None:
             self._sample = {name: tensor.detach() for name, tensor in inputs.items()}
-        self.model_desc.check_outputs(outputs, extents)
+        self._check_outputs(inputs, outputs, extents)
         return self._chosen(outputs, fetches)
 
     @property
@@ -240,7 +239,7 @@ class ORTTrainer:
         return self.engine.report()
 
     def save_as_onnx(
-        self, path: str | Path, *, training: bool = False, include_loss: bool = False
+        self, path: str | Path, *, training: bool = False, include_loss: bool = True
     ) -> None:
         """Write the model with its present weights as an ONNX file.
 
@@ -248,8 +247,8 @@ class ORTTrainer:
           path: The file. Weights of more than 1 GiB go to a second one beside it.
           training: The whole step, optimizer included, with the optimizer's states, for this engine;
             otherwise the model in eval mode, in standard operators that any ONNX runtime has.
-          include_loss: With the loss, and the inputs that only it needs. A model that has no other
-            output keeps it in any case.
+          include_loss: With the loss, and the inputs that only it needs, so that a trainer can be made of the
+            file. A model that has no other output keeps it in any case.
 
         Raises:
           InvalidModelError: No step was made yet, so that shapes are not known.
@@ -368,8 +367,24 @@ class ORTTrainer:
         folder = state_dicts.the_one_folder(paths)
         return state_dicts.load_checkpoint(self, folder, strict=strict)
 
+    def _check_outputs(
+        self, inputs: Tensors, outputs: Sequence[torch.Tensor], extents: dict[str, int]
+    ) -> None:
+        self.model_desc.check_outputs(outputs, extents)
+        if not self._has_types:
+            self._has_types = True
+            self.model_desc.note_types(inputs, outputs)
+
+    def _rate(self, starts: bool) -> float:
+        """Return the learning rate of the optimizer step that a batch begins, or is part of."""
+        scheduler = self.options.lr_scheduler
+        if scheduler is None:
+            return self.optim_config.lr
+        known = [] if starts else scheduler.get_last_lr()
+        return float((known or scheduler._step(self._info))[0])
+
     def _fetches(self, kwargs: dict[str, Any]) -> list[str]:
-        fetches = kwargs.pop("fetches", None) or []
+        fetches = kwargs.pop("fetches", None) or self._info.fetches
         names = self.model_desc.output_names
         for name in fetches:
             if name not in names:

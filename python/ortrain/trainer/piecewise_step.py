@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ortrain import _core, devices
 from ortrain.capture.dtypes import onnx_code
@@ -23,6 +24,10 @@ from ortrain.tensor_copies import named_copies
 from ortrain.trainer.flat_layout import state_dtype
 
 Tensors = dict[str, torch.Tensor]
+
+# The attributes of each layer that lead to parameters, buffers, layers and hooks.
+_TABLES = frozenset(vars(nn.Module()))
+_CONTAINERS = (list, tuple, dict)
 
 # Batches may reach ever other parameters: experts, layers that are skipped.
 _MOST_OPTIMIZERS = 16
@@ -39,6 +44,7 @@ class PiecewiseStep:
       module: Returns its outputs by name.
       mode: Returns what a forward runs in: modes of layers, of gradients, autocast.
       options: As for StepEngine.
+      beside: Modules that its forward calls and that are none of its layers.
     """
 
     def __init__(
@@ -46,8 +52,10 @@ class PiecewiseStep:
         module: nn.Module,
         mode: Callable[[bool], AbstractContextManager[Any]],
         options: Mapping[str, Any],
+        beside: Sequence[nn.Module] = (),
     ) -> None:
         self._module = module
+        self._beside = tuple(beside)
         self._mode = mode
         self._options = dict(options)
         self._engine = Engine(module, cut=Pieces, tells=False)
@@ -125,7 +133,7 @@ class PiecewiseStep:
 
     def _forward(self, inputs: Tensors, *, training: bool) -> Tensors:
         # In memory of the module's a forward is to see what it writes there.
-        own = OccupiedMemory([*self._module.parameters(), *self._module.buffers()])
+        own = OccupiedMemory(_tensors_held_by(self._module, *self._beside))
         outside = {name: t for name, t in inputs.items() if not own.touched_by(t)}
         with self._mode(training):  # in inference mode copies would be what no backward may need
             copies = named_copies(outside)
@@ -227,3 +235,17 @@ def _apart(outputs: Tensors) -> Tensors:
         else output.detach().clone()
         for name, output in outputs.items()
     }
+
+
+def _tensors_held_by(module: nn.Module, *beside: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield parameters, buffers, and tensors among other attributes of layers, in containers too."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for layer in (*module.modules(), *beside):
+        for name, value in vars(layer).items():
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif value and name not in _TABLES and isinstance(value, _CONTAINERS):
+                for leaf in pytree.tree_leaves(value):
+                    if isinstance(leaf, torch.Tensor):
+                        yield leaf

@@ -268,7 +268,7 @@ class ModuleSource:
     def in_pieces(self, options: Mapping[str, Any]) -> PiecewiseStep | None:
         if self._lists is not None:
             return None  # lists of operators are for graphs
-        return PiecewiseStep(self._joined, self._mode, options)
+        return PiecewiseStep(self._joined, self._mode, options, beside=(self.module,))
 
     @property
     def name(self) -> str:

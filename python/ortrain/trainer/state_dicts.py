@@ -62,6 +62,12 @@ def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in _own_tensors(trainer).items()}
 
 
+def own_names(trainer: ORTTrainer) -> set[str]:
+    """Return the names of what the model has of a state."""
+    trainer.engine.follow_module()
+    return set(_own_tensors(trainer))
+
+
 def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bool) -> None:
     """Put a dictionary of either kind into a trainer; nothing changes where it does not fit.
 
@@ -78,10 +84,16 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     with_model = not structured or "model" in given
     tensors: Mapping[str, Any] = {}
     if with_model:
+        if structured and not isinstance(given["model"].get("full_precision"), Mapping):
+            raise InvalidModelError("the state's 'model' has no 'full_precision'")
         tensors = given["model"]["full_precision"] if structured else given
         tensors = _checked_tensors(own, tensors, strict)
     has_states = structured and "optimizer" in given
-    states = optimizer_states.checked(trainer, own, given["optimizer"]) if has_states else None
+    states = (
+        optimizer_states.checked(trainer, own, given["optimizer"], strict=strict)
+        if has_states
+        else None
+    )
     counters = given.get("train_step_info", {}) if structured else {}
     counts = {name: _count(name, counters[name]) for name in _COUNTERS if name in counters}
     with torch.no_grad():
@@ -89,6 +101,11 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
             own[name].copy_(tensor)
     state = trainer.engine.state
     if states is not None:
+        if states.begun:
+            _log.warning(
+                "load_state_dict gives up gradients of an optimizer step that had begun when the state was taken; "
+                "save_checkpoint keeps them"
+            )
         if state.kept_batches > 0:
             _log.warning(
                 "load_state_dict gives up the %d batches of the optimizer step that had begun",
@@ -230,13 +247,19 @@ def load_checkpoint(trainer: ORTTrainer, folder: Path, *, strict: bool) -> State
     info.optimization_step = steps if kept.optimization_step is None else kept.optimization_step
     info.step = steps if kept.step is None else kept.step
     if kept.lr is not None:
-        trainer.optim_config.lr = kept.lr
+        trainer.optim_config.lr = _configured_rate(kept, kept.lr)
     if trainer.options.lr_scheduler is not None and kept.scheduler is not None:
         trainer.options.lr_scheduler._load_state(kept.scheduler)
     scaler = trainer.loss_scaler
     if scaler is not None and _fitting_scaler_state(scaler, kept):
         scaler._load_state(kept.loss_scaler.state)
     return dict(kept.user)
+
+
+def _configured_rate(kept: KeptProperties, lr: float) -> float:
+    """Return the rate that schedules start from; in files of former versions it stands with the schedule."""
+    base = (kept.scheduler or {}).get("base")
+    return lr if base is None else float.fromhex(base)
 
 
 def _check_kept(trainer: ORTTrainer, kept: KeptProperties, *, strict: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ortrain.errors import ArgumentTypeError, ArgumentValueError
 from ortrain.optim.config import _OptimizerConfig
 
 
@@ -16,13 +17,13 @@ class TrainStepInfo:
     Args:
       optimizer_config: The optimizer.
       all_finite: Whether all gradients of the step were finite.
-      fetches: Names of the outputs that the caller wants; none for all.
+      fetches: Names of the outputs that the caller wants; none for all. A trainer's own may be set between steps.
       optimization_step: Optimizer steps so far.
       step: Batches so far.
 
     Raises:
-      TypeError: An argument has another type.
-      ValueError: A count is below 0.
+      ArgumentTypeError: An argument has another type.
+      ArgumentValueError: A count is below 0.
     """
 
     def __init__(
@@ -34,16 +35,19 @@ class TrainStepInfo:
         step: int = 0,
     ) -> None:
         if not isinstance(optimizer_config, _OptimizerConfig):
-            raise TypeError("optimizer_config must be one of ortrain.optim's configurations")
+            raise ArgumentTypeError(
+                "optimizer_config must be one of ortrain.optim's configurations"
+            )
         if not isinstance(all_finite, bool):
-            raise TypeError("all_finite must be a bool")
-        if isinstance(fetches, str) or not all(isinstance(name, str) for name in fetches):
-            raise TypeError("fetches must be a list of names")
+            raise ArgumentTypeError("all_finite must be a bool")
+        are_names = isinstance(fetches, (list, tuple)) and all(isinstance(n, str) for n in fetches)
+        if not are_names:
+            raise ArgumentTypeError("fetches must be a list of names")
         for name, count in (("optimization_step", optimization_step), ("step", step)):
             if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"{name} must be an int")
+                raise ArgumentTypeError(f"{name} must be an int")
             if count < 0:
-                raise ValueError(f"{name} is {count}, expected 0 or more")
+                raise ArgumentValueError(f"{name} is {count}, expected 0 or more")
         self.optimizer_config = optimizer_config
         self.all_finite = all_finite
         self.fetches: list[str] = list(fetches)

@@ -97,7 +97,7 @@ def refusal(folder: Path, **groups: Any) -> str:
         ({"loss_scaler": []}, "is no object"),
         ({"scheduler": 3}, "'scheduler' as 3: expected an object"),
         ({"scheduler": {"base": "x", "last": None}}, "'base' is no finite number"),
-        ({"scheduler": {}}, "'base' is no finite number"),
+        ({"scheduler": {}}, "'last' is no finite number"),
         ({"user": 1}, "'user' as 1: expected an object"),
         ({"optimizer": 4}, "'optimizer' as 4: expected a text"),
     ],

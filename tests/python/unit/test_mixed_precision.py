@@ -65,7 +65,7 @@ def net() -> Net:
 def onnx_net(net: Net, tmp_path: Path) -> onnx.ModelProto:
     trainer = trainer_of(copy.deepcopy(net))
     trainer.eval_step(*batch(0))
-    trainer.save_as_onnx(tmp_path / "net.onnx", include_loss=True)
+    trainer.save_as_onnx(tmp_path / "net.onnx")
     return onnx.load(tmp_path / "net.onnx")
 
 

@@ -248,7 +248,11 @@ def test_fetches() -> None:
     x, label = batch()
     predictions = trainer.train_step(x, label, fetches=["predictions"])
     assert predictions.shape == (5, 4)
-    assert trainer.train_step_info.fetches == ["predictions"]
+    trainer.train_step_info.fetches = ["predictions"]
+    for step in (trainer.train_step, trainer.eval_step):
+        assert step(x, label).shape == (5, 4)
+        assert step(x, label, fetches=["loss"]).shape == ()
+    trainer.train_step_info.fetches = []
     loss = trainer.eval_step(x, label, fetches=["loss"])
     assert loss.shape == ()
     with pytest.raises(ValueError, match="'other' in fetches is no output"):
@@ -801,7 +805,7 @@ def test_descriptions_are_checked(description: Any, error: type[Exception], text
         (lambda: optim.AdamConfig([{"params": ["a"], "lr": 1.0}], lr=0.0), ValueError, "lr"),
         (lambda: optim.LambConfig(ratio_min=2.0, ratio_max=1.0), ValueError, "ratio_min"),
         (lambda: optim.SGDConfig(nesterov=True), ValueError, "Nesterov"),
-        (lambda: DynamicLossScaler(loss_scale=0.5), ValueError, "outside of"),
+        (lambda: DynamicLossScaler(min_loss_scale=2.0, max_loss_scale=1.0), ValueError, "greater"),
         (lambda: LossScaler(0.0), ValueError, "above 0"),
         (lambda: TrainStepInfo(None), TypeError, "optimizer_config"),
         (lambda: TrainStepInfo(optim.SGDConfig(), step=-1), ValueError, "step is -1"),
@@ -898,8 +902,8 @@ def test_schedules_are_those_of_transformers(total: int, warmup: float) -> None:
         schedule = theirs(optimizer)
         for step in range(total + 2):
             info.optimization_step = step
-            ours._step(info)
-            assert info.optimizer_config.lr == pytest.approx(optimizer.param_groups[0]["lr"])
+            assert ours._step(info) == [pytest.approx(optimizer.param_groups[0]["lr"])]
+            assert info.optimizer_config.lr == 0.5
             optimizer.step()
             schedule.step()
 
@@ -910,8 +914,7 @@ def test_schedules() -> None:
         result = []
         for step in range(steps):
             info.optimization_step = step
-            scheduler._step(info)
-            result.append(info.optimizer_config.lr)
+            result += scheduler._step(info)
         return result
 
     schedulers = optim.lr_scheduler
@@ -933,5 +936,4 @@ def test_schedules() -> None:
     scheduler = schedulers.ConstantWarmupLRScheduler(10, 0.0)
     scheduler._step(info)
     info.optimizer_config.lr = 0.25
-    scheduler._step(info)
-    assert info.optimizer_config.lr == 0.25
+    assert scheduler._step(info) == [0.25]

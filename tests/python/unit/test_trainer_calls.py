@@ -432,6 +432,24 @@ def test_pieces_see_what_they_write_to_inputs_in_memory_of_the_module() -> None:
         )
 
 
+def counting_apart(module: Single, x: torch.Tensor) -> torch.Tensor:
+    """Read a tensor that is no buffer, behind writing to the argument."""
+    with torch.no_grad():
+        x.add_(1)
+    return loss_of(module, x) * module.kept["of steps"][0].mean()
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+def test_pieces_see_what_they_write_to_inputs_in_memory_of_attributes() -> None:
+    trainer, plain = trained(branching(counting_apart))
+    for module in (trainer.model, plain):
+        module.kept = {"of steps": [torch.ones(3, 4)]}
+    for _ in range(2):
+        loss = trainer.train_step(trainer.model.kept["of steps"][0])
+        torch.testing.assert_close(loss, own_loss(plain, plain.kept["of steps"][0]))
+        torch.testing.assert_close(trainer.model.kept, plain.kept)
+
+
 def test_a_buffer_that_nobody_writes_may_be_given() -> None:
     trainer, plain = trained(loss_of)
     torch.testing.assert_close(

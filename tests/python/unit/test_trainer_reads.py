@@ -179,7 +179,7 @@ def test_files_keep_what_is_outside_as_it_is(tmp_path: Any) -> None:
     x, target = torch.randn(3, 4), torch.randn(3, 4)
     trainer.train_step(x, target)
     TABLE.mul_(3)
-    trainer.save_as_onnx(tmp_path / "net.onnx")
+    trainer.save_as_onnx(tmp_path / "net.onnx", include_loss=False)
     trainer.save_as_onnx(tmp_path / "step.onnx", training=True)
     model = onnx.load(str(tmp_path / "net.onnx"))
     assert [i.name for i in model.graph.input] == ["x"]
