@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable
@@ -11,14 +12,26 @@ from typing import Any
 
 _NUMBERS = (int, float, complex)
 _SEQUENCES = (tuple, list, set, frozenset)
+_DICTIONARIES = (dict, collections.OrderedDict, collections.defaultdict)
+# Tables of each layer, whose keys and order Dynamo compares by itself, or that they are empty.
+_OF_LAYERS = (
+    "_modules",
+    "_parameters",
+    "_buffers",
+    "_hooks",
+    "_hooks_with_kwargs",
+    "_always_called",
+)
+_COMPARED = (str, bytes, type(None), *_NUMBERS, *_SEQUENCES, slice, range)
 
 
 @functools.cache
 def tell_equal_values_apart(applies: Callable[[], bool]) -> None:
     """Let guards tell from each other the constants that are equal and give a forward something else to compute with.
 
-    Those are 0.0 and -0.0, numbers of other types in tuples, lists and sets, and sets in another order. Dynamo's
-    own guard compares the type of the whole and asks ``==``.
+    Those are 0.0 and -0.0, numbers of other types in tuples, lists and sets, and sets in another order; and
+    dictionaries whose keys are others, of other types or in another order. Dynamo's own guards compare the type of the
+    whole and ask ``==``; of dictionaries they look for keys one by one, and some ways to read one ask for none.
 
     Args:
       applies: Tells whether the guard that is being made shall.
@@ -40,6 +53,43 @@ def tell_equal_values_apart(applies: Callable[[], bool]) -> None:
             )
 
     GuardBuilder.EQUALS_MATCH = compare
+    match_type = GuardBuilder.TYPE_MATCH
+
+    @functools.wraps(match_type)
+    def compare_keys(builder: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        match_type(builder, guard, *args, **kwargs)
+        value = builder.get(guard)
+        if not applies() or type(value) not in _DICTIONARIES or guard.name.endswith(_OF_LAYERS):
+            return
+        manager = builder.get_guard_manager(guard)
+        if type(manager).__name__ == "DictGuardManager":  # which takes no function
+            builder.guard_on_dict_keys_and_order(value, guard)
+        else:
+            told = [f"the keys of {guard.name} come in the same order"]
+            manager.add_lambda_guard(_has_keys_of(value), told, guard.user_stack)
+
+    GuardBuilder.TYPE_MATCH = compare_keys
+
+
+def _has_keys_of(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], bool]:
+    """Return what tells whether a dictionary has the keys of another one, in its order."""
+    ordered = collections.OrderedDict
+    each = ordered.__iter__ if isinstance(value, ordered) else dict.__iter__
+    known = [*each(value)]
+    if all(type(key) is str for key in known):
+        return lambda other: [*each(other)] == known
+    kinds = [(type(key), identity_of(key)) for key in known]
+    # Objects by what they are: their own __eq__ says nothing of what else they hold.
+    objects = [None if isinstance(k, _COMPARED) else k for k in known]
+
+    def has(other: dict[Any, Any]) -> bool:
+        keys = [*each(other)]
+        return len(keys) == len(known) and all(
+            key is held if held is not None else (type(key), identity_of(key)) == kind
+            for key, held, kind in zip(keys, objects, kinds, strict=True)
+        )
+
+    return has
 
 
 def identity_of(value: Any) -> Any:

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from ortrain import logs
-from ortrain.capture.dynamo_guards import compares_by_code, tell_equal_values_apart
+from ortrain.capture.dynamo_guards import tell_equal_values_apart
+from ortrain.capture.dynamo_python import cut_where_python_is_replaced
+from ortrain.capture.number_arithmetic import numbers_as_in_python
 from ortrain.capture.torch_internals import is_transforming
 
 _log = logs.get_logger("ortrain.capture")
@@ -88,11 +90,11 @@ def compiled_in_pieces(function: Callable[..., Any], backend: Callable[..., Any]
 def settings_for_pieces() -> Iterator[None]:
     """Hold Dynamo to PyTorch's behaviour where its defaults trade that for speed."""
     spare_reports()
-    cut_where_python_is_replaced()
+    cut_where_python_is_replaced(_makes_pieces)
     tell_equal_values_apart(_makes_pieces)
     before, _thread.makes_pieces = _makes_pieces(), True
     try:
-        with _settings_held():
+        with _settings_held(), numbers_as_in_python():
             yield
     finally:
         _thread.makes_pieces = before
@@ -176,77 +178,6 @@ def spare_reports() -> None:
             error.msg = _Message(error.msg)
 
     exc.Unsupported.__init__ = made
-
-
-@functools.cache
-def cut_where_python_is_replaced() -> None:
-    """Let Dynamo cut, while it makes pieces, where it has something else than Python do, of which it says nothing.
-
-    Numbers and arrays of NumPy have likenesses of other dtypes; ``max`` and ``min`` of tensors compare elements and give
-    none of their operands; tensors are looked for in lists by the elements alone; what is in a range is an int; keys are
-    equal if they are one object, or if all fields of their frozen dataclasses are.
-    """
-    from torch._dynamo import exc
-    from torch._dynamo.variables import lists, user_defined
-    from torch._dynamo.variables.builtin import BuiltinVariable
-    from torch._dynamo.variables.tensor import (
-        NumpyNdarrayVariable,
-        SymNodeVariable,
-        UnspecializedPythonVariable,
-    )
-
-    def cut(home: Any, name: str, is_replaced: Callable[..., bool], what: str) -> None:
-        original = getattr(home, name, None)
-        if original is None:  # by another name in this PyTorch
-            return
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if _makes_pieces() and is_replaced(*args):
-                raise exc.Unsupported(what)
-            return original(*args, **kwargs)
-
-        setattr(home, name, call)
-
-    def are_replaced(_: Any, __: Any, *operands: Any) -> bool:
-        """Tell whether there are tensors among operands, or sizes among floats, of which Python gives the very one."""
-        numbers = [each for each in operands if isinstance(each, SymNodeVariable)]
-        floats = any(isinstance(getattr(each, "value", None), float) for each in operands)
-        return bool(numbers and floats) or any(
-            is_tensor(each) and not isinstance(each, UnspecializedPythonVariable)
-            for each in operands
-        )
-
-    def rounds_off_ints(_: Any, __: Any, number: Any, digits: Any = None) -> bool:
-        return isinstance(number, SymNodeVariable) and digits is not None
-
-    def is_tensor(value: Any) -> bool:
-        return bool(getattr(value, "is_tensor", bool)())
-
-    def looks_for_tensors(_: Any, __: Any, name: str, args: Any = (), *more: Any) -> bool:
-        return name in ("count", "index", "remove", "__contains__") and any(map(is_tensor, args))
-
-    for kind in filter(inspect.isclass, vars(lists).values()):
-        if kind.__module__ != lists.__name__:
-            continue
-        if "sq_contains" in vars(kind):
-            in_range = kind is lists.RangeVariable
-            found = (lambda *_: True) if in_range else (lambda _, __, item: is_tensor(item))
-            cut(kind, "sq_contains", found, "what is in a range, or a tensor in a list")
-        if "call_method" in vars(kind):
-            cut(kind, "call_method", looks_for_tensors, "a tensor that is looked for in a list")
-
-    def has_an_equality(key: Any, other: Any = None, *_: Any) -> bool:
-        return getattr(other, "value", None) is not key.value and compares_by_code(type(key.value))
-
-    for name in ("UserDefinedObjectVariable", "FrozenDataClassVariable"):
-        kind = getattr(user_defined, name)
-        cut(kind, "is_python_equal", has_an_equality, "keys with an __eq__ of their own")
-    frozen = user_defined.FrozenDataClassVariable
-    cut(frozen, "hash_impl", has_an_equality, "keys with an __eq__ of their own")
-    cut(NumpyNdarrayVariable, "__init__", lambda *_: True, "a number or an array of NumPy")
-    cut(BuiltinVariable, "_call_min_max_binary", are_replaced, "max or min of tensors or sizes")
-    cut(BuiltinVariable, "call_round", rounds_off_ints, "digits of a size")
 
 
 # What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.

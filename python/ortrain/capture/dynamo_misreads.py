@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dis
+import enum
 import re
+import sys
 import types
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 
 from ortrain.capture.error_handlers import handles_errors
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.source_files import is_installed
 from ortrain.capture.torch_internals import TORCH_VERSION
 
 # Methods that write to their tensor.
@@ -29,6 +32,16 @@ _CHANGE_SETS = frozenset({"add", "discard", "remove", "pop", "update", "clear"})
 _OTHER_WAYS = frozenset(
     {"globals", "vars", "exec", "eval", "__kwdefaults__", "__defaults__", "__code__"}
 )
+_MAKE_ITERATORS = frozenset({"iter", "map", "filter", "zip", "reversed"})
+_MAKE_VIEWS = frozenset({"keys", "values", "items"})
+# Methods that subclasses may have of their own.
+_OPERATIONS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
+_OF_NUMBERS = (
+    *(f"__{side}{name}__" for side in ("", "r") for name in _OPERATIONS),
+    *("__neg__", "__abs__", "__bool__", "__int__", "__float__", "__index__", "__round__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+)
+_OF_DICTIONARIES = ("__getitem__", "__iter__", "__contains__", "__len__", "keys", "items", "values")
 _NOTHING = "CACHE", "NOP", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "RESUME"
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
@@ -39,8 +52,9 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func,
     does not compare which of two objects a name stands for, does not see in one way what was written to a class or a
     module in another, nor what is written to a function, raises errors of its own past a handler of PyTorch's,
-    half-way through, lets a checkpoint keep the parameters that PyTorch reads again, and goes through a set in the order
-    in which items came.
+    half-way through, lets a checkpoint keep the parameters that PyTorch reads again, goes through a set in the order
+    in which items came, takes iterators that are kept for those of copies, passes over methods of classes of numbers and
+    dictionaries, and drops objects when it likes.
 
     Args:
       module: The module.
@@ -55,6 +69,9 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
         issubclass(c, torch.autograd.Function) and c is not torch.autograd.Function
         for c in reached.classes
     )
+    for cls in reached.classes:
+        if not _is_installed(cls) and (method := _method_passed_over(cls)):
+            return f"{method} of {cls.__qualname__}"
     holds_sets = any(isinstance(v, set) for layer in module.modules() for v in vars(layer).values())
     names: set[str] = set()
     stored: set[str] = set()
@@ -79,6 +96,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
                 return f"the order of a set in {function.__qualname__}"
             if _compares_objects(code, function.__globals__):
                 return f"which object is which in {function.__qualname__}"
+            if not is_installed(code.co_filename) and _keeps_iterators(code):
+                return f"an iterator that is kept in {function.__qualname__}"
             if handles_errors(code):
                 return f"a handler of errors in {function.__qualname__}"
     if stored & loaded:
@@ -174,6 +193,40 @@ def _is_fixed(step: dis.Instruction | None, variables: dict[str, Any]) -> bool:
         fixed = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
         return isinstance(variables.get(step.argval, type), fixed)
     return step.opname == "LOAD_ATTR" and isinstance(getattr(torch, step.argval, None), torch.dtype)
+
+
+def _is_installed(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_installed(file)
+
+
+def _method_passed_over(cls: type) -> str:
+    """Return a method of a class that Dynamo does not call where Python does; "" for none."""
+    names: tuple[str, ...] = ("__del__",)
+    if issubclass(cls, (int, float, complex)) and not issubclass(cls, enum.Enum):
+        names += _OF_NUMBERS
+    if issubclass(cls, dict):
+        names += _OF_DICTIONARIES
+    own = (getattr(cls, name, None) for name in names)
+    found = (m.__name__ for m in own if isinstance(m, types.FunctionType))
+    return next(found, "")
+
+
+def _keeps_iterators(code: types.CodeType) -> bool:
+    """Tell whether a function gives a name to an iterator, or a view of a dictionary, as soon as it is made."""
+    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
+    first = 0  # of a statement
+    for i, step in enumerate(steps):
+        if step.starts_line or steps[i - 1].opname.startswith("STORE_"):
+            first = i
+        if not step.opname.startswith("STORE_") or i < 2 or steps[i - 1].opname[:4] != "CALL":
+            continue
+        start, asked = steps[first], steps[i - 2]
+        if start.opname == "LOAD_GLOBAL" and start.argval in _MAKE_ITERATORS:
+            return True
+        if asked.opname in ("LOAD_ATTR", "LOAD_METHOD") and asked.argval in _MAKE_VIEWS:
+            return True
+    return False
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -19,6 +19,8 @@ from unittest import mock
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
+from ortrain.capture.number_arithmetic import numbers_as_in_python
+
 # Functions of two formulas and nothing else; that of ``%`` asks for ranges, which conditions narrow.
 _PURE = (
     *("_add", "_sub", "_mul", "_int_floordiv", "_sym_max", "_sym_min"),
@@ -128,5 +130,8 @@ def sizes_computed_once(action: _Action) -> Iterator[None]:
             action(expr)
         original(node, expr, *args, **kwargs)
 
-    with mock.patch.multiple(SymNode, __init__=init, **_cheaper_methods(action, thread)):
+    with (
+        numbers_as_in_python(),
+        mock.patch.multiple(SymNode, __init__=init, **_cheaper_methods(action, thread)),
+    ):
         yield

@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on numbers that vary, where algebra gives another formula than Python computes: such numbers are held.
+
+``v + 1e16 - 1e16`` is no ``v`` in floats, ``(v - 1.0000001) * 1e16`` no ``1e16 * v - 1.0000001e16``; and ints of Python
+do not end at 64 bits. There a trace takes the values that its numbers have, and a condition that they have them.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.fx.experimental.sym_node import SymNode
+
+_Binary = Callable[[SymNode, SymNode], SymNode]
+
+# Ints beyond it may pass 64 bits when the numbers that they are made of grow.
+_MOST = 2**40
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "_add": operator.add,
+    "_sub": operator.sub,
+    "_mul": operator.mul,
+    "_lshift": operator.lshift,
+    "_pow_by_natural": operator.pow,
+}
+_traces = threading.local()
+
+
+@contextmanager
+def numbers_as_in_python() -> Iterator[None]:
+    """Hold numbers, in traces of this thread, to what their arithmetic gives in Python."""
+    _watch()
+    before, _traces.here = getattr(_traces, "here", False), True
+    try:
+        yield
+    finally:
+        _traces.here = before
+
+
+@functools.cache
+def _watch() -> None:
+    for name, operation in _OPERATIONS.items():
+        if hasattr(SymNode, name):
+            setattr(SymNode, name, _watched(name, getattr(SymNode, name), operation))
+
+
+def _watched(name: str, compute: _Binary, operation: Callable[[Any, Any], Any]) -> _Binary:
+    @functools.wraps(compute)
+    def computed(left: SymNode, right: SymNode) -> SymNode:
+        result = compute(left, right)
+        if not getattr(_traces, "here", False):
+            return result
+        if result.pytype is int:
+            is_other = _may_pass(result, left, right)
+        elif result.pytype is float and name in _KINDS:
+            is_other = _is_rewritten(name, result._expr, left._expr, right._expr)
+        else:
+            is_other = False
+        return _held(operation, result.pytype, left, right) if is_other else result
+
+    return computed
+
+
+def _may_pass(result: SymNode, left: SymNode, right: SymNode) -> bool:
+    hint = result._hint
+    if type(hint) is int:
+        return abs(hint) > _MOST
+    numbers = [e for e in (left._expr, right._expr) if getattr(e, "is_Integer", False)]
+    return any(abs(int(number)) > 2**31 for number in numbers)
+
+
+# Of an operation the sum or product that it is.
+_KINDS = {"_add": "is_Add", "_sub": "is_Add", "_mul": "is_Mul"}
+
+
+def _is_rewritten(name: str, result: Any, one: Any, other: Any) -> bool:
+    """Tell whether a formula of floats is not just its two parts, summed or multiplied."""
+    kind = _KINDS[name]
+    if name == "_sub":
+        other = -other
+    if one == other:
+        return False  # doubled or squared, which is exact
+    neutral = 0 if kind == "is_Add" else 1
+    if neutral in (one, other):
+        return False
+
+    def parts(expr: Any) -> collections.Counter[Any]:
+        return collections.Counter(expr.args if getattr(expr, kind) else (expr,))
+
+    return parts(result) != parts(one) + parts(other)
+
+
+def _held(
+    operation: Callable[[Any, Any], Any], kind: type, left: SymNode, right: SymNode
+) -> SymNode:
+    """Return what Python computes of the values of two nodes, which a condition holds them to."""
+
+    def value(node: SymNode) -> Any:
+        return node.guard_float("", 0) if node.pytype is float else node.guard_int("", 0)
+
+    number = operation(value(left), value(right))
+    return left.wrap_float(float(number)) if kind is float else left.wrap_int(int(number))
