@@ -53,6 +53,16 @@ def _count(default: int, at_least: int, refuse: Refusal = lambda value: None) ->
     return _Key(default, (int,), refuse, at_least)
 
 
+_PIPELINE_KEYS: dict[str, _Key] = {
+    "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
+    "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
+    "pipeline_cut_info_string": _Key("", (str,), _only("", _PIPELINE)),
+    "sliced_schema": _Key({}, (dict,), _only({}, _PIPELINE)),
+    "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
+    "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
+}
+
+
 def _refuse_device(device: str) -> str | None:
     try:
         place = torch.device(device)
@@ -95,21 +105,8 @@ _SCHEMA: dict[str, Any] = {
         "horizontal_parallel_size": _count(
             1, 1, _only(1, f"there is no tensor parallelism: {_PARALLEL}")
         ),
-        "pipeline_parallel": {
-            "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
-            "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
-            "pipeline_cut_info_string": _Key("", (str,), _only("", _PIPELINE)),
-            "sliced_schema": _Key({}, (dict,), _only({}, _PIPELINE)),
-            "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
-            "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
-        },
-        # Keys of the group above as they stood before there was one.
-        "pipeline_parallel_size": _count(1, 1, _only(1, _PIPELINE)),
-        "num_pipeline_micro_batches": _count(1, 1, _only(1, _PIPELINE)),
-        "pipeline_cut_info_string": _Key("", (str,), _only("", _PIPELINE)),
-        "sliced_schema": _Key({}, (dict,), _only({}, _PIPELINE)),
-        "sliced_axes": _Key({}, (dict,), _only({}, _PIPELINE)),
-        "sliced_tensor_names": _Key([], (list,), _only([], _PIPELINE)),
+        "pipeline_parallel": _PIPELINE_KEYS,
+        **_PIPELINE_KEYS,  # as they stood before there was a group of them
         "allreduce_post_accumulation": _bool(False),
         "deepspeed_zero_optimization": {"stage": _count(0, 0, _refuse_stage)},
         "enable_adasum": _bool(False),
