@@ -34,6 +34,7 @@ _OTHER_WAYS = frozenset(
 )
 _MAKE_ITERATORS = frozenset({"iter", "map", "filter", "zip", "reversed"})
 _MAKE_VIEWS = frozenset({"keys", "values", "items"})
+_END_STATEMENTS = ("STORE_", "POP_", "JUMP_", "FOR_ITER", "RETURN_", "DELETE_")
 # Methods that subclasses may have of their own.
 _OPERATIONS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 _OF_NUMBERS = (
@@ -217,7 +218,7 @@ def _keeps_iterators(code: types.CodeType) -> bool:
     steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
     first = 0  # of a statement
     for i, step in enumerate(steps):
-        if step.starts_line or steps[i - 1].opname.startswith("STORE_"):
+        if i and steps[i - 1].opname.startswith(_END_STATEMENTS):
             first = i
         if not step.opname.startswith("STORE_") or i < 2 or steps[i - 1].opname[:4] != "CALL":
             continue

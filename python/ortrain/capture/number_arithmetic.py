@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 from torch.fx.experimental.sym_node import SymNode
 
 _Binary = Callable[[SymNode, SymNode], SymNode]
 
 # Ints beyond it may pass 64 bits when the numbers that they are made of grow.
 _MOST = 2**40
+_MOST_OF_SUMS = 2**63 - 1
+# Algebra with constants between these and their inverses is wrong by less than float32 shows.
+_LARGE = 1e7
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "_add": operator.add,
     "_sub": operator.sub,
@@ -35,7 +39,6 @@ _traces = threading.local()
 @contextmanager
 def numbers_as_in_python() -> Iterator[None]:
     """Hold numbers, in traces of this thread, to what their arithmetic gives in Python."""
-    _watch()
     before, _traces.here = getattr(_traces, "here", False), True
     try:
         yield
@@ -43,7 +46,6 @@ def numbers_as_in_python() -> Iterator[None]:
         _traces.here = before
 
 
-@functools.cache
 def _watch() -> None:
     for name, operation in _OPERATIONS.items():
         if hasattr(SymNode, name):
@@ -57,7 +59,7 @@ def _watched(name: str, compute: _Binary, operation: Callable[[Any, Any], Any]) 
         if not getattr(_traces, "here", False):
             return result
         if result.pytype is int:
-            is_other = _may_pass(result, left, right)
+            is_other = _may_pass(name, result, left, right)
         elif result.pytype is float and name in _KINDS:
             is_other = _is_rewritten(name, result._expr, left._expr, right._expr)
         else:
@@ -67,10 +69,10 @@ def _watched(name: str, compute: _Binary, operation: Callable[[Any, Any], Any]) 
     return computed
 
 
-def _may_pass(result: SymNode, left: SymNode, right: SymNode) -> bool:
+def _may_pass(name: str, result: SymNode, left: SymNode, right: SymNode) -> bool:
     hint = result._hint
     if type(hint) is int:
-        return abs(hint) > _MOST
+        return abs(hint) > (_MOST_OF_SUMS if name in ("_add", "_sub") else _MOST)
     numbers = [e for e in (left._expr, right._expr) if getattr(e, "is_Integer", False)]
     return any(abs(int(number)) > 2**31 for number in numbers)
 
@@ -80,20 +82,22 @@ _KINDS = {"_add": "is_Add", "_sub": "is_Add", "_mul": "is_Mul"}
 
 
 def _is_rewritten(name: str, result: Any, one: Any, other: Any) -> bool:
-    """Tell whether a formula of floats is not just its two parts, summed or multiplied."""
+    """Tell whether a formula of floats is not just its two parts, summed or multiplied, and may differ for it."""
     kind = _KINDS[name]
     if name == "_sub":
         other = -other
     if one == other:
         return False  # doubled or squared, which is exact
-    neutral = 0 if kind == "is_Add" else 1
-    if neutral in (one, other):
-        return False
 
     def parts(expr: Any) -> collections.Counter[Any]:
         return collections.Counter(expr.args if getattr(expr, kind) else (expr,))
 
-    return parts(result) != parts(one) + parts(other)
+    if parts(result) == parts(one) + parts(other):
+        return False
+    if result.free_symbols != one.free_symbols | other.free_symbols:
+        return True
+    numbers = (abs(float(n)) for e in (result, one, other) for n in e.atoms(sympy.Number))
+    return any(n > _LARGE or 0 < n < 1 / _LARGE for n in numbers)
 
 
 def _held(
@@ -106,3 +110,7 @@ def _held(
 
     number = operation(value(left), value(right))
     return left.wrap_float(float(number)) if kind is float else left.wrap_int(int(number))
+
+
+# Before anything else changes these methods for the time of a trace.
+_watch()

@@ -57,8 +57,7 @@ class _OptimizerConfig:
         self.name = name
         self.lr = float(defaults["lr"])
         self.defaults = defaults
-        self._groups = [self._group(group) for group in params]
-        self.params = [{**defaults, **group} for group in self._groups]
+        self.params = [{**defaults, **self._group(group)} for group in params]
 
     def __getattr__(self, name: str) -> Any:
         # The numbers of all parameters are attributes; they are not changed by being set.
@@ -92,7 +91,8 @@ class _OptimizerConfig:
                 f"{', '.join(sorted(self.defaults))}"
             )
         self._check({**self.defaults, **group})
-        if "lr" in group and group["lr"] != self.lr and self.lr == 0:
+        lr = self.defaults["lr"]
+        if lr == 0 and group.get("lr", lr) != lr:
             raise ArgumentValueError(
                 "a group has an lr of its own, so the common one must not be 0"
             )
@@ -129,18 +129,19 @@ class _OptimizerConfig:
         if type(self) is _OptimizerConfig:
             rule = _rules()[self.name]
             try:
-                return rule(self._groups, **self.defaults).engine_options()
+                return rule(self.params, **self.defaults).engine_options()
             except TypeError as error:
                 known = ", ".join(sorted(rule().defaults))
                 raise ArgumentValueError(f"defaults: {rule.__name__} knows {known}") from error
         groups = []
-        for group in self._groups:
+        for group in map(self._group, self.params):  # which the program may have changed
             numbers = {**self.defaults, **group}
             if numbers.get("max_norm_clip") != self.defaults.get("max_norm_clip"):
                 raise ArgumentValueError(
                     "max_norm_clip is for all gradients together, not for a group"
                 )
-            factor = numbers["lr"] / self.defaults["lr"] if "lr" in group else 1.0
+            lr = self.defaults["lr"]
+            factor = 1.0 if numbers["lr"] == lr else numbers["lr"] / lr
             attributes = self._engine_attributes(numbers)
             groups.append(
                 {"params": group["params"], "attributes": attributes, "rate_factor": factor}

@@ -34,8 +34,13 @@ class _LRScheduler(abc.ABC):
         return list(self._last_lr)
 
     def _step(self, train_step_info: Any) -> list[float]:
-        self._last_lr = [float(rate) for rate in self.get_lr(train_step_info)]
-        return self.get_last_lr()
+        config = train_step_info.optimizer_config
+        configured = config.lr
+        try:
+            self._last_lr = [float(rate) for rate in self.get_lr(train_step_info)]
+        finally:
+            config.lr = configured
+        return list(self._last_lr)
 
     def _state(self) -> dict[str, Any]:
         return {"last": float(self._last_lr[0]).hex() if self._last_lr else None}

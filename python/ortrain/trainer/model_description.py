@@ -84,12 +84,13 @@ class ModelDescription:
             if not isinstance(description[key], Sequence) or isinstance(description[key], str):
                 raise ArgumentTypeError(f"model_desc['{key}'] must be a list of tuples")
         self.inputs: list[InputDescription | TypedInputDescription | SeenInputDescription] = [
-            InputDescription(*_name_and_shape(entry, f"model_desc['inputs'][{i}]", 2))
+            InputDescription(*_name_and_shape(_described(entry), f"model_desc['inputs'][{i}]", 2))
             for i, entry in enumerate(description["inputs"])
         ]
         self.outputs: list[OutputDescription | SeenOutputDescription] = []
         for i, entry in enumerate(description["outputs"]):
             place = f"model_desc['outputs'][{i}]"
+            entry = _described(entry)
             name, shape = _name_and_shape(entry, place, 3)
             is_loss = entry[2] if len(entry) > 2 else False
             if not isinstance(is_loss, bool):
@@ -197,6 +198,12 @@ class ModelDescription:
             if entry.is_loss and tensor.numel() == 1 and entry.shape in ([], [1]):
                 continue
             _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
+
+
+def _described(entry: Any) -> Any:
+    """Return an entry without the type that a step has put into it."""
+    is_seen = isinstance(entry, (SeenInputDescription, SeenOutputDescription))
+    return entry[:-1] if is_seen else entry
 
 
 def _name_and_shape(entry: Any, place: str, most: int) -> tuple[str, Extents]:

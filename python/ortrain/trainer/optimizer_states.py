@@ -175,6 +175,15 @@ def by_parameter(held: Any, rule: str) -> dict[str, Any]:
     return result
 
 
+def without_gradients(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return states by parameter without gradients of an optimizer step, which is over."""
+    kept = _NAMES["grad"]
+    return {
+        name: {kind: value for kind, value in kinds.items() if kind != kept}
+        for name, kinds in states.items()
+    }
+
+
 def flat(states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return states by parameter as ``Moment_1_w`` and the like; gradients of unfinished steps are left out."""
     result = dict(states[_SHARED])

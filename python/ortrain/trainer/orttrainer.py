@@ -122,6 +122,9 @@ class ORTTrainer:
         self._sample: Tensors | None = None
         self._prepared = False
         self._has_types = False  # the entries of the description
+        self._step_rate: float | None = (
+            None  # of the optimizer step that has begun, by the schedule
+        )
 
     def _source_of(self, model: Any) -> StepSource:
         precision = self.options.precision
@@ -365,7 +368,9 @@ class ORTTrainer:
             another number of batches per step or no loss scaler. Nothing has changed.
         """
         folder = state_dicts.the_one_folder(paths)
-        return state_dicts.load_checkpoint(self, folder, strict=strict)
+        kept = state_dicts.load_checkpoint(self, folder, strict=strict)
+        self._step_rate = None
+        return kept
 
     def _check_outputs(
         self, inputs: Tensors, outputs: Sequence[torch.Tensor], extents: dict[str, int]
@@ -380,8 +385,12 @@ class ORTTrainer:
         scheduler = self.options.lr_scheduler
         if scheduler is None:
             return self.optim_config.lr
-        known = [] if starts else scheduler.get_last_lr()
-        return float((known or scheduler._step(self._info))[0])
+        if starts:
+            self._step_rate = scheduler._step(self._info)[0]
+        elif self._step_rate is None:  # a checkpoint was written within the step
+            known = scheduler.get_last_lr() or scheduler._step(self._info)
+            self._step_rate = float(known[0])
+        return self._step_rate
 
     def _fetches(self, kwargs: dict[str, Any]) -> list[str]:
         fetches = kwargs.pop("fetches", None) or self._info.fetches

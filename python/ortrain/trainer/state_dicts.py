@@ -53,7 +53,10 @@ def state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> StateDict:
     }
     if optimizer:
         whole = trainer.engine.whole_state()
-        result["optimizer"] = optimizer_states.by_parameter(whole, trainer.optim_config.name)
+        states = optimizer_states.by_parameter(whole, trainer.optim_config.name)
+        if trainer.engine.state.kept_batches == 0:
+            states = optimizer_states.without_gradients(states)
+        result["optimizer"] = states
     return result
 
 

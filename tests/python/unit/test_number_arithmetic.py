@@ -79,10 +79,39 @@ def test_plain_arithmetic_stays_one_graph() -> None:
     for compute, values in (
         (lambda v: v * 2 + 1, [1.5, 1.6, 1.7, 1.8]),
         (lambda v: 0.5 * v - 1 + v * v, [1.5, 1.6, 1.7, 1.8]),
+        (lambda v: 0.5 * (1.0 + v) + 0.0, [1.5, 1.6, 1.7, 1.8]),
         (lambda n: (n * 3 + 1) % 5, [3, 4, 5, 6]),
     ):
         wrapped = assert_as_python(Scaled(compute, values[0]), values)
         assert len(wrapped.report().captures) <= 2  # the second has the number as an input
+
+
+FORMULAS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: 0.5 * (x.shape[0] - 1.0),
+    lambda x: x.shape[0] * 0.1 * 3.0,
+    lambda x: 2.0 * x.shape[0] ** -0.5 * 3.0,
+    lambda x: (x.shape[0] + 1.0) - 1.0,
+    lambda x: torch.arange(x.shape[0] * 1.0)[:, None],
+    lambda x: x.clamp(max=x.shape[0] + 2**40),
+]
+
+
+@pytest.mark.parametrize("place", range(len(FORMULAS)))
+def test_sizes_in_formulas_stay_one_graph(place: int) -> None:
+    class Formula(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) + FORMULAS[place](x)
+
+    module = Formula()
+    wrapped = ORTModule(module)
+    for rows in (2, 3, 5, 8, 13):
+        x = torch.randn(rows, 2)
+        torch.testing.assert_close(wrapped(x), module(x))
+    assert len(wrapped.report().captures) <= 2
 
 
 @pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")

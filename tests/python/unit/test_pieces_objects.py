@@ -102,7 +102,9 @@ def first_key(d: dict[str, Any]) -> str:
 
 def kept_iterator(m: Any, x: torch.Tensor) -> Any:
     items = [1.0, 2.0]
-    left = iter(items)
+    left = iter(
+        items,
+    )
     if x.sum() > -1e9:
         x = x + 1
     items.append(4.0)

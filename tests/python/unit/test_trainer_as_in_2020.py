@@ -110,6 +110,42 @@ def test_a_schedule_needs_no_constructor_of_its_base() -> None:
     assert Halves().get_last_lr() == []
 
 
+def test_a_schedule_that_writes_the_configured_rate() -> None:
+    class Halves(optim.lr_scheduler._LRScheduler):
+        def get_lr(self, train_step_info: Any) -> list[float]:
+            train_step_info.optimizer_config.lr *= 0.5
+            return [train_step_info.optimizer_config.lr]
+
+    trainer = made(optim.SGDConfig(lr=1.0), lr_scheduler=Halves())
+    for _ in range(3):
+        trainer.train_step(*batch())
+        assert trainer.engine.state.learning_rate == 0.5
+        assert trainer.optim_config.lr == 1.0
+
+
+def test_one_schedule_for_two_trainers_at_a_time() -> None:
+    schedule = LinearWarmupLRScheduler(10, 0.5)
+    options = {"lr_scheduler": schedule, "batch": {"gradient_accumulation_steps": 2}}
+    one, other = (made(optim.SGDConfig(lr=lr), **options) for lr in (1.0, 0.1))
+    for step in range(4):
+        for trainer, lr in ((one, 1.0), (other, 0.1)):
+            trainer.train_step(*batch(step))
+            assert trainer.engine.state.learning_rate == pytest.approx(0.2 * lr * (step // 2))
+
+
+def test_groups_may_be_changed_before_there_is_a_trainer() -> None:
+    config = optim.SGDConfig([{"params": ["fc.bias"], "lr": 0.05}], lr=0.1)
+    config.params[0]["lr"] = 0.0
+    config.params.append({"params": ["fc.weight"], "lr": 0.0})
+    trainer = made(config)
+    before = weights(trainer)
+    trainer.train_step(*batch())
+    torch.testing.assert_close(weights(trainer), before, rtol=0, atol=0)
+    config.params.append({"params": ["fc.weight"], "alpha": 0.5})
+    with pytest.raises(ValueError, match="'alpha'"):
+        made(config)
+
+
 def test_a_resumed_step_keeps_its_rate(tmp_path: Path) -> None:
     def trainer() -> ORTTrainer:
         return made(
@@ -215,6 +251,10 @@ def test_gradients_of_a_step_that_had_begun_are_told_of(caplog: pytest.LogCaptur
         other.load_state_dict(one.state_dict())
     assert "gives up gradients of an optimizer step that had begun" in caplog.text
     assert "Accumulated_Gradient" not in other.state_dict()["optimizer"]["fc.bias"]
+    one.train_step(*batch(3))
+    caplog.clear()
+    other.load_state_dict(one.state_dict())  # between two steps
+    assert not caplog.records
 
 
 # --- scalers, outputs, descriptions
@@ -243,6 +283,8 @@ def test_descriptions_have_the_types_of_the_first_step() -> None:
     trainer.train_step(*batch())
     assert [entry[2] for entry in trainer.model_desc.inputs] == [torch.float32, torch.int64]
     assert [entry[3] for entry in trainer.model_desc.outputs] == [torch.float32] * 2
+    entries = {"inputs": trainer.model_desc.inputs, "outputs": trainer.model_desc.outputs}
+    assert [len(entry) for entry in ModelDescription(entries).outputs] == [3, 3]
     x, label = batch()
     trainer.eval_step(x, label.int().long())
     with pytest.raises((TypeError, RuntimeError)):
