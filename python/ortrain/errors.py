@@ -17,11 +17,11 @@ from ortrain._core import (
 from ortrain.capture.errors import CaptureError, ConversionError, UnsupportedOperatorError
 
 
-class ArgumentTypeError(TypeError, ValueError, AssertionError):
+class ArgumentTypeError(OrtrainError, TypeError, ValueError, AssertionError):
     """An argument of another type than the training API of 2020 takes, where that raised ValueError or asserted."""
 
 
-class ArgumentValueError(ValueError, AssertionError):
+class ArgumentValueError(OrtrainError, ValueError, AssertionError):
     """An argument that is out of range, where the training API of 2020 asserted."""
 
 
