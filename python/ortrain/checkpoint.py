@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.errors import UnsupportedError
-from ortrain.trainer import ORTTrainer, optimizer_states, state_dicts
+from ortrain.trainer import ORTTrainer, state_dicts
 
 
 def experimental_state_dict(
@@ -19,10 +19,7 @@ def experimental_state_dict(
 
     States are ``Moment_1_fc.weight``, ``Update_Count_fc.weight``, ``Step`` and the like.
     """
-    if not include_optimizer_state:
-        return state_dicts.pytorch_state_dict(ort_trainer)
-    whole = state_dicts.state_dict(ort_trainer)
-    return {**whole["model"]["full_precision"], **optimizer_states.flat(whole["optimizer"])}
+    return state_dicts.flat_state_dict(ort_trainer, optimizer=include_optimizer_state)
 
 
 def experimental_load_state_dict(
@@ -33,14 +30,9 @@ def experimental_load_state_dict(
     Raises:
       InvalidModelError: Names, shapes or states do not fit; nothing has changed.
     """
-    if isinstance(state_dict.get("model"), Mapping) or isinstance(
-        state_dict.get("optimizer"), Mapping
-    ):
-        ort_trainer.load_state_dict(state_dict, strict)
-        return
-    model, states = optimizer_states.split(state_dict, state_dicts.own_names(ort_trainer))
-    whole = {"model": {"full_precision": model}, **({"optimizer": states} if states else {})}
-    ort_trainer.load_state_dict(whole, strict)
+    if not state_dicts.is_structured(state_dict, ort_trainer.engine.tensors):
+        state_dict = state_dicts.structured(ort_trainer, state_dict)
+    ort_trainer.load_state_dict(state_dict, strict)
 
 
 def experimental_save_checkpoint(

@@ -44,6 +44,7 @@ def _below(root: str, ours: str, *names: str) -> list[LegacyName]:
 
 _T = "onnxruntime.training"
 _EXPORTER = "ORTModule takes modules apart by conversions of its own; see docs/extending.md"
+_SEED = "masks of dropout follow PyTorch's seed"
 _STAGE3 = "ZeRO stage 3 keeps pieces of parameters, and graphs need them whole"
 
 NAMES: tuple[LegacyName, ...] = (
@@ -53,7 +54,7 @@ NAMES: tuple[LegacyName, ...] = (
     LegacyName("torch_ort.ORTModule", "ortrain.ORTModule"),
     LegacyName("torch_ort.DebugOptions", "ortrain.DebugOptions"),
     LegacyName("torch_ort.LogLevel", "ortrain.LogLevel"),
-    LegacyName("torch_ort.set_seed", "torch.manual_seed", "masks of dropout follow PyTorch's seed"),
+    LegacyName("torch_ort.set_seed", "torch.manual_seed", _SEED),
     LegacyName("torch_ort.configure", "", "nothing is compiled on the user's machine"),
     LegacyName(
         f"{_T}.ortmodule.experimental.hierarchical_ortmodule.HierarchicalORTModule",
@@ -90,7 +91,7 @@ NAMES: tuple[LegacyName, ...] = (
     LegacyName(
         f"{_T}.orttrainer_options.ORTTrainerOptions", "ortrain.orttrainer_options.ORTTrainerOptions"
     ),
-    LegacyName("onnxruntime.set_seed", "torch.manual_seed", "masks of dropout follow PyTorch's seed"),
+    LegacyName("onnxruntime.set_seed", "torch.manual_seed", _SEED),
     LegacyName(
         f"{_T}.model_desc_validation", "", "ORTTrainer checks its descriptions by itself"
     ),

@@ -20,7 +20,7 @@ from ortrain.amp import LossScaler as _LossScaler
 from ortrain.amp.given_loss_scale import FollowedLossScaler, GivenLossScale, UpdatesLossScale
 from ortrain.errors import UnsupportedError
 from ortrain.trainer import ORTTrainer as _Trainer
-from ortrain.trainer import ORTTrainerOptions, optimizer_states
+from ortrain.trainer import ORTTrainerOptions, state_dicts
 from ortrain.trainer.io_description import (
     IODescription,
     ModelDescription,
@@ -313,10 +313,7 @@ class ORTTrainer:
           include_optimizer_state: With ``Moment_1_NAME``, ``Moment_2_NAME`` and ``Update_Count_NAME`` for each parameter
             (Adam), or with ``Step`` for all (other rules): the number of the step that comes next.
         """
-        if not include_optimizer_state:
-            return self.trainer.state_dict(pytorch_format=True)
-        whole = self.trainer.state_dict()
-        return {**whole["model"]["full_precision"], **optimizer_states.flat(whole["optimizer"])}
+        return state_dicts.flat_state_dict(self.trainer, optimizer=include_optimizer_state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
         """Take over parameters and buffers, and the optimizer's states where they are there.
@@ -328,12 +325,10 @@ class ORTTrainer:
         Raises:
           InvalidModelError: A name, a shape or a type does not fit; nothing has changed.
         """
-        names = self.trainer.state_dict(pytorch_format=True).keys()
-        tensors, states = optimizer_states.split(state_dict, names)
         info = self.trainer.train_step_info
         counters = {"optimization_step": info.optimization_step, "step": info.step}
-        whole = {"model": {"full_precision": tensors}, "train_step_info": counters}
-        self.trainer.load_state_dict(whole | ({"optimizer": states} if states else {}), strict)
+        whole = state_dicts.structured(self.trainer, state_dict)
+        self.trainer.load_state_dict({**whole, "train_step_info": counters}, strict)
 
     def save_as_onnx(self, path: str | Path) -> None:
         """Write the model with its present weights as an ONNX file."""

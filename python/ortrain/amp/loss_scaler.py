@@ -37,6 +37,8 @@ class LossScaler:
 
     # Whether the loss is scaled, and steps that overflow are left out.
     enabled: bool = True
+    # Whether the trainer calls ``update`` after each optimizer step.
+    automatic_update: bool = True
 
     # What a checkpoint calls scalers of this rule: states of one kind fit each other.
     _kind = "LossScaler"

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import collections
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
+from ortrain.capture.constant_identity import SEQUENCES, identity_of
+
 _NUMBERS = (int, float, complex)
-_SEQUENCES = (tuple, list, set, frozenset)
 _DICTIONARIES = (dict, collections.OrderedDict, collections.defaultdict)
 # Tables of each layer, whose keys and order Dynamo compares by itself, or that they are empty.
 _OF_LAYERS = (
@@ -22,7 +22,7 @@ _OF_LAYERS = (
     "_hooks_with_kwargs",
     "_always_called",
 )
-_COMPARED = (str, bytes, type(None), *_NUMBERS, *_SEQUENCES, slice, range)
+_COMPARED = (str, bytes, type(None), *_NUMBERS, *SEQUENCES, slice, range)
 
 
 @functools.cache
@@ -92,38 +92,12 @@ def _has_keys_of(value: dict[Any, Any]) -> Callable[[dict[Any, Any]], bool]:
     return has
 
 
-def identity_of(value: Any) -> Any:
-    """Return of a constant what differs for each that it is equal to; its type aside, but for items."""
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, complex):
-        return value.real.hex(), value.imag.hex()
-    if isinstance(value, _SEQUENCES):
-        return [(type(each), identity_of(each)) for each in value]
-    if isinstance(value, (slice, range)):
-        return identity_of((value.start, value.stop, value.step))
-    return value
-
-
 def _has_equals(value: Any) -> bool:
     """Tell whether there is another constant of the same type that is equal to a constant."""
     if isinstance(value, (float, complex)):
         return 0.0 in (value.real, value.imag)
     if isinstance(value, (set, frozenset)):
         return bool(value)
-    if isinstance(value, _SEQUENCES):
+    if isinstance(value, SEQUENCES):
         return any(isinstance(each, _NUMBERS) or _has_equals(each) for each in value)
     return isinstance(value, (slice, range))
-
-
-def compares_by_code(cls: type) -> bool:
-    """Tell whether objects of a class are equal, or have hashes, by code that a user wrote, or by some of their fields."""
-    fields = getattr(cls, "__dataclass_fields__", {}).values()
-    if any(not field.compare or field.hash is False for field in fields):
-        return True
-    methods = (getattr(cls, name, None) for name in ("__eq__", "__hash__"))
-    # dataclasses makes its methods of texts.
-    return any(
-        isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>"
-        for method in methods
-    )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.error_handlers import handles_errors
-from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.reachable_state import ReachableState, is_own
 from ortrain.capture.source_files import is_installed
 from ortrain.capture.torch_internals import TORCH_VERSION
 
@@ -71,7 +71,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
         for c in reached.classes
     )
     for cls in reached.classes:
-        if not _is_installed(cls) and (method := _method_passed_over(cls)):
+        home = sys.modules.get(cls.__module__)
+        if (home is None or is_own(home)) and (method := _method_passed_over(cls)):
             return f"{method} of {cls.__qualname__}"
     holds_sets = any(isinstance(v, set) for layer in module.modules() for v in vars(layer).values())
     names: set[str] = set()
@@ -194,11 +195,6 @@ def _is_fixed(step: dis.Instruction | None, variables: dict[str, Any]) -> bool:
         fixed = (type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
         return isinstance(variables.get(step.argval, type), fixed)
     return step.opname == "LOAD_ATTR" and isinstance(getattr(torch, step.argval, None), torch.dtype)
-
-
-def _is_installed(cls: type) -> bool:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and is_installed(file)
 
 
 def _method_passed_over(cls: type) -> str:

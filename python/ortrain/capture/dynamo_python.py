@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ortrain.capture.dynamo_guards import compares_by_code
 from ortrain.capture.source_files import TORCH_ROOT
 
 _Cut = Callable[[Any, str, Callable[..., bool], str], None]
@@ -103,12 +102,13 @@ def _cut_containers(cut: _Cut) -> None:
     an int; keys are equal if they are one object, or if all fields of their frozen dataclasses are; queues lose
     their limit; iterators and views of dictionaries become those of copies where a piece ends.
     """
-    from torch._dynamo.variables import builder, dicts, hashable, iter, lists, user_defined
+    from torch._dynamo.variables import builder, dicts, hashable, lists, user_defined
+    from torch._dynamo.variables import iter as iterators
 
     def has_own_equality(value: Any) -> bool:
         held = getattr(value, "value", None)
         is_object = isinstance(value, user_defined.UserDefinedObjectVariable)
-        return is_object and compares_by_code(type(held))
+        return is_object and _compares_by_code(type(held))
 
     def is_looked_for(_: Any, __: Any, item: Any) -> bool:
         return _is_tensor(item) or has_own_equality(item)
@@ -126,7 +126,7 @@ def _cut_containers(cut: _Cut) -> None:
             cut(kind, "call_method", looks_for_tensors, "a tensor that is looked for in a list")
 
     def has_an_equality(key: Any, other: Any = None, *_: Any) -> bool:
-        return getattr(other, "value", None) is not key.value and compares_by_code(type(key.value))
+        return getattr(other, "value", None) is not key.value and _compares_by_code(type(key.value))
 
     own = "keys with an __eq__ of their own"
     for name in ("UserDefinedObjectVariable", "FrozenDataClassVariable"):
@@ -142,9 +142,25 @@ def _cut_containers(cut: _Cut) -> None:
 
     cut(hashable.HashableTracker, "__init__", is_nan, "a key that is not equal to itself")
     cut(builder.VariableBuilder, "wrap_listlike", is_bounded, "a queue with a limit")
-    for kind in (iter.ZipVariable, iter.MapVariable, iter.FilterVariable, dicts.DictViewVariable):
+    kept = (
+        *(iterators.ZipVariable, iterators.MapVariable, iterators.FilterVariable),
+        *(dicts.DictViewVariable, dicts.MappingProxyVariable),
+    )
+    for kind in kept:
         cut(kind, "reconstruct", lambda *_: True, "an iterator or a view that is kept")
-    cut(dicts.MappingProxyVariable, "reconstruct", lambda *_: True, "a view that is kept")
+
+
+def _compares_by_code(cls: type) -> bool:
+    """Tell whether objects of a class are equal, or have hashes, by code that a user wrote, or by some of their fields."""
+    fields = getattr(cls, "__dataclass_fields__", {}).values()
+    if any(not field.compare or field.hash is False for field in fields):
+        return True
+    methods = (getattr(cls, name, None) for name in ("__eq__", "__hash__"))
+    # dataclasses makes its methods of texts.
+    return any(
+        isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>"
+        for method in methods
+    )
 
 
 def _cut_objects(cut: _Cut) -> None:

@@ -33,6 +33,8 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "_lshift": operator.lshift,
     "_pow_by_natural": operator.pow,
 }
+# Of an operation the sum or product that it is.
+_KINDS = {"_add": "is_Add", "_sub": "is_Add", "_mul": "is_Mul"}
 _traces = threading.local()
 
 
@@ -75,10 +77,6 @@ def _may_pass(name: str, result: SymNode, left: SymNode, right: SymNode) -> bool
         return abs(hint) > (_MOST_OF_SUMS if name in ("_add", "_sub") else _MOST)
     numbers = [e for e in (left._expr, right._expr) if getattr(e, "is_Integer", False)]
     return any(abs(int(number)) > 2**31 for number in numbers)
-
-
-# Of an operation the sum or product that it is.
-_KINDS = {"_add": "is_Add", "_sub": "is_Add", "_mul": "is_Mul"}
 
 
 def _is_rewritten(name: str, result: Any, one: Any, other: Any) -> bool:

@@ -16,7 +16,8 @@ from ortrain import _core
 from ortrain.capture.absent_names import names_of_classes
 from ortrain.capture.reachable_state import ReachableState, is_looked_into
 
-_OF_LAYERS = frozenset(nn.Module().__dict__)
+# The attributes that each layer has: they lead to parameters, buffers, layers and hooks.
+OF_LAYERS = frozenset(nn.Module().__dict__)
 
 
 class ObjectPlaces:
@@ -32,7 +33,7 @@ class ObjectPlaces:
         self._places = [
             (holder, key)
             for holder, key, value in reached.places()
-            if key not in _OF_LAYERS and (value is None or is_looked_into(value))
+            if key not in OF_LAYERS and (value is None or is_looked_into(value))
         ]
         self._guard = _core.ModuleGuard([], reached.names, list(reached.unfollowed()))
         # Of no name but those that Python itself asks for.

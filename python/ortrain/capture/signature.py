@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortrain.capture.constant_identity import identity_of
 from ortrain.capture.errors import TensorClassError, UnsupportedInputError
 from ortrain.capture.exact_containers import refuse_more_than_items
 from ortrain.capture.number_functions import stands_for_numpy
@@ -379,9 +380,7 @@ def _identity(value: Any) -> Any:
         return value, tuple((n, type(v), _identity(v)) for n, v in more)
     if isinstance(value, range):
         return value.start, value.stop, value.step
-    if isinstance(value, float):
-        return value.hex()
-    return (value.real.hex(), value.imag.hex()) if isinstance(value, complex) else value
+    return identity_of(value)
 
 
 def _identities(keys: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -187,10 +187,9 @@ def without_gradients(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 def flat(states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return states by parameter as ``Moment_1_w`` and the like; gradients of unfinished steps are left out."""
     result = dict(states[_SHARED])
-    for name, kinds in states.items():
+    for name, kinds in without_gradients(states).items():
         for kind, tensor in kinds.items() if name != _SHARED else ():
-            if kind != _NAMES["grad"]:
-                result[f"{kind}_{name}"] = tensor
+            result[f"{kind}_{name}"] = tensor
     return result
 
 

@@ -122,9 +122,8 @@ class ORTTrainer:
         self._sample: Tensors | None = None
         self._prepared = False
         self._has_types = False  # the entries of the description
-        self._step_rate: float | None = (
-            None  # of the optimizer step that has begun, by the schedule
-        )
+        # By the schedule, of the optimizer step that has begun.
+        self._step_rate: float | None = None
 
     def _source_of(self, model: Any) -> StepSource:
         precision = self.options.precision
@@ -213,7 +212,7 @@ class ORTTrainer:
         info.step += 1
         if state.kept_batches == 0:  # the optimizer's turn
             info.all_finite = outcome.all_finite
-            if self._scaler is not None and getattr(self._scaler, "automatic_update", True):
+            if self._scaler is not None and self._scaler.automatic_update:
                 self._scaler.update(info)
         self._check_outputs(inputs, outcome.outputs, extents)
         return self._chosen(outcome.outputs, fetches)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain import _core, devices
 from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.object_places import OF_LAYERS
 from ortrain.engine import Engine
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.overlap import OccupiedMemory
@@ -25,8 +26,6 @@ from ortrain.trainer.flat_layout import state_dtype
 
 Tensors = dict[str, torch.Tensor]
 
-# The attributes of each layer that lead to parameters, buffers, layers and hooks.
-_TABLES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, dict)
 
 # Batches may reach ever other parameters: experts, layers that are skipped.
@@ -245,7 +244,7 @@ def _tensors_held_by(module: nn.Module, *beside: nn.Module) -> Iterator[torch.Te
         for name, value in vars(layer).items():
             if isinstance(value, torch.Tensor):
                 yield value
-            elif value and name not in _TABLES and isinstance(value, _CONTAINERS):
+            elif value and name not in OF_LAYERS and isinstance(value, _CONTAINERS):
                 for leaf in pytree.tree_leaves(value):
                     if isinstance(leaf, torch.Tensor):
                         yield leaf

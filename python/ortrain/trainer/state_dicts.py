@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +65,31 @@ def pytorch_state_dict(trainer: ORTTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in _own_tensors(trainer).items()}
 
 
-def own_names(trainer: ORTTrainer) -> set[str]:
-    """Return the names of what the model has of a state."""
+def flat_state_dict(trainer: ORTTrainer, *, optimizer: bool = True) -> dict[str, torch.Tensor]:
+    """Return copies of parameters, buffers and states of the optimizer by one name each, ``Moment_1_fc.weight``."""
+    if not optimizer:
+        return pytorch_state_dict(trainer)
+    whole = state_dict(trainer)
+    return {**whole["model"]["full_precision"], **optimizer_states.flat(whole["optimizer"])}
+
+
+def structured(trainer: ORTTrainer, flat: Mapping[str, Any]) -> StateDict:
+    """Return what ``flat_state_dict`` gave as ``state_dict`` would have, without counters."""
     trainer.engine.follow_module()
-    return set(_own_tensors(trainer))
+    model, states = optimizer_states.split(flat, _own_tensors(trainer))
+    return {"model": {"full_precision": model}} | ({"optimizer": states} if states else {})
+
+
+def is_structured(given: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Tell whether a dictionary is one of ``state_dict``.
+
+    Args:
+      given: The dictionary.
+      names: What the model has.
+    """
+    return isinstance(given.get("model"), Mapping) or (
+        isinstance(given.get("optimizer"), Mapping) and "optimizer" not in names
+    )
 
 
 def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bool) -> None:
@@ -81,23 +102,21 @@ def load_state_dict(trainer: ORTTrainer, given: Mapping[str, Any], *, strict: bo
     """
     trainer.engine.follow_module()
     own = _own_tensors(trainer)
-    structured = isinstance(given.get("model"), Mapping) or (
-        isinstance(given.get("optimizer"), Mapping) and "optimizer" not in own
-    )
-    with_model = not structured or "model" in given
+    has_parts = is_structured(given, own)
+    with_model = not has_parts or "model" in given
     tensors: Mapping[str, Any] = {}
     if with_model:
-        if structured and not isinstance(given["model"].get("full_precision"), Mapping):
+        if has_parts and not isinstance(given["model"].get("full_precision"), Mapping):
             raise InvalidModelError("the state's 'model' has no 'full_precision'")
-        tensors = given["model"]["full_precision"] if structured else given
+        tensors = given["model"]["full_precision"] if has_parts else given
         tensors = _checked_tensors(own, tensors, strict)
-    has_states = structured and "optimizer" in given
+    has_states = has_parts and "optimizer" in given
     states = (
         optimizer_states.checked(trainer, own, given["optimizer"], strict=strict)
         if has_states
         else None
     )
-    counters = given.get("train_step_info", {}) if structured else {}
+    counters = given.get("train_step_info", {}) if has_parts else {}
     counts = {name: _count(name, counters[name]) for name in _COUNTERS if name in counters}
     with torch.no_grad():
         for name, tensor in tensors.items():
