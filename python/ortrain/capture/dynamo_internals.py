@@ -180,8 +180,11 @@ def spare_reports() -> None:
     exc.Unsupported.__init__ = made
 
 
-# What is told of functions that are left to PyTorch, and of operators that refuse tensors without contents.
+# What is told of functions that are left to PyTorch, and of operators and conditions that refuse values that are not
+# there.
 _UNTOLD = {
+    "torch._dynamo.variables.builtin": ("incorrect arg count",),
+    "torch.fx.experimental.symbolic_shapes": ("failed during evaluate_expr",),
     "torch._dynamo.variables.tensor": ("Graph break from",),
     "torch._dynamo.convert_frame": ("WON'T CONVERT", "recompile_limit", "recompilation"),
     "torch._subclasses.fake_tensor": ("failed while attempting to run meta",),

@@ -16,7 +16,6 @@ from torch import nn
 
 from ortrain.capture.error_handlers import handles_errors
 from ortrain.capture.reachable_state import ReachableState, is_own
-from ortrain.capture.source_files import is_installed
 from ortrain.capture.torch_internals import TORCH_VERSION
 
 # Methods that write to their tensor.
@@ -32,9 +31,6 @@ _CHANGE_SETS = frozenset({"add", "discard", "remove", "pop", "update", "clear"})
 _OTHER_WAYS = frozenset(
     {"globals", "vars", "exec", "eval", "__kwdefaults__", "__defaults__", "__code__"}
 )
-_MAKE_ITERATORS = frozenset({"iter", "map", "filter", "zip", "reversed"})
-_MAKE_VIEWS = frozenset({"keys", "values", "items"})
-_END_STATEMENTS = ("STORE_", "POP_", "JUMP_", "FOR_ITER", "RETURN_", "DELETE_")
 # Methods that subclasses may have of their own.
 _OPERATIONS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
 _OF_NUMBERS = (
@@ -43,6 +39,8 @@ _OF_NUMBERS = (
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
 )
 _OF_DICTIONARIES = ("__getitem__", "__iter__", "__contains__", "__len__", "keys", "items", "values")
+# Dictionaries of transformers and diffusers, whose methods Dynamo knows.
+_OUTPUTS = frozenset({"ModelOutput", "BaseOutput"})
 _NOTHING = "CACHE", "NOP", "EXTENDED_ARG", "PRECALL", "PUSH_NULL", "RESUME"
 _TRANSFORMS = frozenset({"func", "functorch", "vmap", "vjp", "jvp", "jacrev", "jacfwd", "hessian"})
 
@@ -54,8 +52,7 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     does not compare which of two objects a name stands for, does not see in one way what was written to a class or a
     module in another, nor what is written to a function, raises errors of its own past a handler of PyTorch's,
     half-way through, lets a checkpoint keep the parameters that PyTorch reads again, goes through a set in the order
-    in which items came, takes iterators that are kept for those of copies, passes over methods of classes of numbers and
-    dictionaries, and drops objects when it likes.
+    in which items came, passes over methods of classes of numbers and dictionaries, and drops objects when it likes.
 
     Args:
       module: The module.
@@ -72,9 +69,13 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     )
     for cls in reached.classes:
         home = sys.modules.get(cls.__module__)
-        if (home is None or is_own(home)) and (method := _method_passed_over(cls)):
+        if method := _method_passed_over(cls, home is None or is_own(home)):
             return f"{method} of {cls.__qualname__}"
-    holds_sets = any(isinstance(v, set) for layer in module.modules() for v in vars(layer).values())
+    holds_sets = any(
+        isinstance(value, set) and name != "_non_persistent_buffers_set"
+        for layer in module.modules()
+        for name, value in vars(layer).items()
+    )
     names: set[str] = set()
     stored: set[str] = set()
     loaded: set[str] = set()
@@ -98,8 +99,6 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
                 return f"the order of a set in {function.__qualname__}"
             if _compares_objects(code, function.__globals__):
                 return f"which object is which in {function.__qualname__}"
-            if not is_installed(code.co_filename) and _keeps_iterators(code):
-                return f"an iterator that is kept in {function.__qualname__}"
             if handles_errors(code):
                 return f"a handler of errors in {function.__qualname__}"
     if stored & loaded:
@@ -197,33 +196,16 @@ def _is_fixed(step: dis.Instruction | None, variables: dict[str, Any]) -> bool:
     return step.opname == "LOAD_ATTR" and isinstance(getattr(torch, step.argval, None), torch.dtype)
 
 
-def _method_passed_over(cls: type) -> str:
+def _method_passed_over(cls: type, is_users: bool) -> str:
     """Return a method of a class that Dynamo does not call where Python does; "" for none."""
-    names: tuple[str, ...] = ("__del__",)
+    names: tuple[str, ...] = ("__del__",) if is_users else ()
     if issubclass(cls, (int, float, complex)) and not issubclass(cls, enum.Enum):
         names += _OF_NUMBERS
     if issubclass(cls, dict):
         names += _OF_DICTIONARIES
     own = (getattr(cls, name, None) for name in names)
-    found = (m.__name__ for m in own if isinstance(m, types.FunctionType))
-    return next(found, "")
-
-
-def _keeps_iterators(code: types.CodeType) -> bool:
-    """Tell whether a function gives a name to an iterator, or a view of a dictionary, as soon as it is made."""
-    steps = [s for s in dis.get_instructions(code) if s.opname not in _NOTHING]
-    first = 0  # of a statement
-    for i, step in enumerate(steps):
-        if i and steps[i - 1].opname.startswith(_END_STATEMENTS):
-            first = i
-        if not step.opname.startswith("STORE_") or i < 2 or steps[i - 1].opname[:4] != "CALL":
-            continue
-        start, asked = steps[first], steps[i - 2]
-        if start.opname == "LOAD_GLOBAL" and start.argval in _MAKE_ITERATORS:
-            return True
-        if asked.opname in ("LOAD_ATTR", "LOAD_METHOD") and asked.argval in _MAKE_VIEWS:
-            return True
-    return False
+    found = (m for m in own if isinstance(m, types.FunctionType))
+    return next((m.__name__ for m in found if m.__qualname__.split(".")[0] not in _OUTPUTS), "")
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -148,6 +148,44 @@ def _cut_containers(cut: _Cut) -> None:
     )
     for kind in kept:
         cut(kind, "reconstruct", lambda *_: True, "an iterator or a view that is kept")
+    cut(lists.ListIteratorVariable, "reconstruct", _has_more, "an iterator that is kept")
+    _cut_what_changes_behind_reversed(cut)
+
+
+def _has_more(iterator: Any, *_: Any) -> bool:
+    """Tell whether an iterator, not one of a tuple, has not come to its end."""
+    from torch._dynamo.variables.lists import TupleIteratorVariable
+
+    more = not iterator.is_exhausted and iterator.index < len(iterator.items)
+    return more and not isinstance(iterator, TupleIteratorVariable)
+
+
+def _cut_what_changes_behind_reversed(cut: _Cut) -> None:
+    """Cut where a list or a dictionary changes of which a ``reversed`` is not at its end: that goes through a copy."""
+    from torch._dynamo import side_effects
+    from torch._dynamo.variables import dicts, lists
+
+    def reversed_of(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
+            result = method(self, tx, name, *args)
+            if name == "__reversed__" and isinstance(result, lists.ListIteratorVariable):
+                of = getattr(self, "dv_dict", self)  # a view's
+                vars(tx.output).setdefault("_ortrain_reversed", []).append((of, result))
+            return result
+
+        return call_method
+
+    for kind in (lists.BaseListVariable, dicts.ConstDictVariable, dicts.DictViewVariable):
+        if "call_method" in vars(kind):
+            kind.call_method = reversed_of(vars(kind)["call_method"])
+
+    def is_reversed(store: Any, changed: Any) -> bool:
+        pairs = getattr(store.output_graph_weakref(), "_ortrain_reversed", ())
+        return any(of is changed and _has_more(iterator) for of, iterator in pairs)
+
+    what = "what changes while it is gone through in reverse"
+    cut(side_effects.SideEffects, "mutation", is_reversed, what)
 
 
 def _compares_by_code(cls: type) -> bool:

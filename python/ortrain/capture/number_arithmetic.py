@@ -26,10 +26,15 @@ _MOST = 2**40
 _MOST_OF_SUMS = 2**63 - 1
 # Algebra with constants between these and their inverses is wrong by less than float32 shows.
 _LARGE = 1e7
+# So is a sum that is no smaller than this part of what it is made of.
+_LEAST_PART = 2.0**-20
+# Numbers that no formula has for its zeros.
+_SAMPLES = (0.6180339887, 1.4142135623, -2.7182818284)
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "_add": operator.add,
     "_sub": operator.sub,
     "_mul": operator.mul,
+    "_float_truediv": operator.truediv,
     "_lshift": operator.lshift,
     "_pow_by_natural": operator.pow,
 }
@@ -62,10 +67,13 @@ def _watched(name: str, compute: _Binary, operation: Callable[[Any, Any], Any]) 
             return result
         if result.pytype is int:
             is_other = _may_pass(name, result, left, right)
-        elif result.pytype is float and name in _KINDS:
-            is_other = _is_rewritten(name, result._expr, left._expr, right._expr)
-        else:
+        elif result.pytype is not float:
             is_other = False
+        elif name not in _KINDS:
+            is_other = left._expr.is_zero  # whose sign algebra does not know
+        else:
+            is_other = _is_rewritten(name, result._expr, left._expr, right._expr)
+            is_other = is_other or (name != "_mul" and _cancels(result, left, right))
         return _held(operation, result.pytype, left, right) if is_other else result
 
     return computed
@@ -98,16 +106,49 @@ def _is_rewritten(name: str, result: Any, one: Any, other: Any) -> bool:
     return any(n > _LARGE or 0 < n < 1 / _LARGE for n in numbers)
 
 
+def _cancels(result: SymNode, left: SymNode, right: SymNode) -> bool:
+    """Tell whether a sum of computed numbers is so small, beside them, that it shows in which order they were computed.
+
+    Asked of the numbers that are there, and of others, for which a sum is small that is nothing but its rounding.
+    """
+    nodes = result, left, right
+    if not any(node._expr.is_Add or node._expr.is_Mul for node in (left, right)):
+        return False
+    hints = [node._hint for node in nodes]
+    if all(type(hint) is float for hint in hints) and _is_small(*hints):
+        return True
+    symbols = sorted(result._expr.free_symbols, key=str)
+    for start in _SAMPLES:
+        values = {s: sympy.Float(start + 0.73 * i) for i, s in enumerate(symbols)}
+        try:
+            if not _is_small(*(float(node._expr.xreplace(values)) for node in nodes)):
+                return False
+        except (TypeError, ValueError, OverflowError):  # no number for such values
+            return False
+    return True
+
+
+def _is_small(total: float, *operands: float) -> bool:
+    return abs(total) <= _LEAST_PART * max(map(abs, operands)) != 0
+
+
 def _held(
     operation: Callable[[Any, Any], Any], kind: type, left: SymNode, right: SymNode
 ) -> SymNode:
-    """Return what Python computes of the values of two nodes, which a condition holds them to."""
+    """Return what Python computes of the values of two nodes, which conditions hold them to."""
+    if kind is int:
+        number = operation(left.guard_int("", 0), right.guard_int("", 0))
+        return left.wrap_int(int(number))
 
     def value(node: SymNode) -> Any:
+        # Not the formula's value, for which both signs of zero and all orders of terms are one.
+        for symbol in node.expr.free_symbols:
+            node.shape_env.evaluate_expr(symbol)
+        if type(node._hint) in (int, float):
+            return node._hint
         return node.guard_float("", 0) if node.pytype is float else node.guard_int("", 0)
 
-    number = operation(value(left), value(right))
-    return left.wrap_float(float(number)) if kind is float else left.wrap_int(int(number))
+    return left.wrap_float(float(operation(value(left), value(right))))
 
 
 # Before anything else changes these methods for the time of a trace.

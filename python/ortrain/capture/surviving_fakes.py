@@ -54,6 +54,7 @@ class FakesMade:
     @contextlib.contextmanager
     def taken_back(self, found: list[str]) -> Iterator[None]:
         """Afterwards take them out of the tables that were there before, and add to ``found`` what these are."""
+        _collections.catch_up()
         with without_collections():  # a trace makes much and lets go of little
             ages = _Ages()
             try:
@@ -122,6 +123,34 @@ def without_collection_callbacks() -> Iterator[None]:
         gc.callbacks[:0] = callbacks
 
 
+class _Collections:
+    """Counts what traces leave behind, since freezing starts Python's own counts again.
+
+    By these a collection of everything comes when a quarter as much is new as was there, so that what waits is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._new = self._older = 0
+        self._done = -1
+
+    def add(self, count: int, older: int) -> None:
+        """Take note of objects that a trace has made, beside so many older ones."""
+        done = gc.get_stats()[-1]["collections"]
+        self._new = count + (self._new if done == self._done else 0)
+        self._done, self._older = done, older
+
+    def catch_up(self) -> None:
+        """Collect if it is time to, and wanted."""
+        if gc.isenabled() and self._new > max(self._older // 4, _LEAST_NEW):
+            self._new = 0
+            gc.collect()
+
+
+# As many as a trace of a few layers makes: a collection takes a twentieth of its time.
+_LEAST_NEW = 10_000
+_collections = _Collections()
+
+
 class _Ages:
     """Tells what garbage collection knew at one moment from what it knows at a later one.
 
@@ -148,6 +177,7 @@ class _Ages:
         gc.collect(0)  # all that has been made since
         self.made = gc.get_objects()
         if self._freezes:
+            _collections.add(len(self.made), gc.get_freeze_count())
             gc.unfreeze()
         else:
             known = set(map(id, self._before))

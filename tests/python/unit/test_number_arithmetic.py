@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,17 @@ CASES: dict[str, tuple[Compute, list[Any]]] = {
     "compared": (lambda v: float(v * 1e308 * 10 == float("inf")), [0.5, 1.5, 2.5]),
     "multiplied out": (lambda v: (v - 1.0000001) * 1e16, [1.0000002, 1.0000003, 1.0000004]),
     "cancelled": (lambda v: v - v + 1.0, [1.0, 2.0, float("inf"), 3.0]),
+    "nothing but rounding": (
+        lambda v: ((v + 1) * (v - 1) - (v * v - 1)) * 1e16,
+        [2.0, 1.1, 1.3, 1.7],
+    ),
+    "rounding, divided": (
+        lambda v: ((v + 1) * (v - 1) - (v * v - 1)) / 1e-16,
+        [2.0, 1.1, 1.3, 1.7],
+    ),
+    "sign of a product": (lambda v: math.copysign(1.0, v * -0.0), [2.0, -1.0, 1.5, -3.0]),
+    "sign of a quotient": (lambda v: math.copysign(1.0, 0.0 / v), [2.0, -1.0, 1.5, -3.0]),
+    "sign of a difference": (lambda v: math.copysign(1.0, -(v - v)), [2.0, -1.0, 1.5]),
     "congruential": (
         lambda n: (n * 6364136223846793005 + 1442695040888963407) % 1000,
         [3, 4, 5, 6],
@@ -80,6 +92,8 @@ def test_plain_arithmetic_stays_one_graph() -> None:
         (lambda v: v * 2 + 1, [1.5, 1.6, 1.7, 1.8]),
         (lambda v: 0.5 * v - 1 + v * v, [1.5, 1.6, 1.7, 1.8]),
         (lambda v: 0.5 * (1.0 + v) + 0.0, [1.5, 1.6, 1.7, 1.8]),
+        (lambda v: (1 - v) * 0.9 + v * 0.1, [0.5, 0.6, 0.7, 0.8]),
+        (lambda v: 0.5 * (1 - v) - 0.25 * (3 + v), [0.5, 0.6, 0.7, 0.8]),
         (lambda n: (n * 3 + 1) % 5, [3, 4, 5, 6]),
     ):
         wrapped = assert_as_python(Scaled(compute, values[0]), values)

@@ -126,6 +126,33 @@ def kept_view(m: Any, x: torch.Tensor) -> Any:
     return len(names)
 
 
+def kept_in_a_tuple(m: Any, x: torch.Tensor) -> Any:
+    items = [1.0, 2.0]
+    pair = (iter(items), 1.0)
+    if x.sum() > -1e9:
+        items.append(4.0)
+    return sum(pair[0])
+
+
+def kept_as_an_attribute(m: Any, x: torch.Tensor) -> Any:
+    if m.left is None:
+        m.left = iter(m.items)
+    m.items.append(3.0)
+    return next(m.left, -1.0)
+
+
+def reversed_in_a_tuple(m: Any, x: torch.Tensor) -> Any:
+    pair = (reversed(m.items), 1)
+    m.items[0] += 1
+    return sum(pair[0])
+
+
+def reversed_dictionary(m: Any, x: torch.Tensor) -> Any:
+    pair = (reversed(m.table.values()), 1)
+    m.table["a"] += 1
+    return sum(pair[0])
+
+
 def kept_map(m: Any, x: torch.Tensor) -> Any:
     items = [1.0, 2.0]
     pair = (map(float, items), 1.0)
@@ -219,6 +246,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], Any]] =
     "a kept iterator": (kept_iterator, dict, None),
     "a kept reversed": (kept_reversed, dict, None),
     "a kept view": (kept_view, dict, None),
+    "an iterator in a tuple": (kept_in_a_tuple, dict, None),
+    "an iterator as an attribute": (
+        kept_as_an_attribute,
+        lambda: {"left": None, "items": [1.0, 2.0]},
+        None,
+    ),
+    "a reversed in a tuple": (reversed_in_a_tuple, lambda: {"items": [1.0, 2.0]}, None),
+    "a reversed dictionary": (reversed_dictionary, TABLE, None),
     "a kept map": (kept_map, dict, None),
 }
 
@@ -271,3 +306,21 @@ def test_modules_that_hold_dictionaries_stay_in_pieces() -> None:
     for _ in range(3):
         wrapped(torch.ones(1, 4))
     assert "in 2 pieces" in str(wrapped.report())
+
+
+OF_A_PACKAGE = """
+class Doubled(dict):
+    def __getitem__(self, key):
+        return 2 * dict.__getitem__(self, key)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_dictionaries_of_packages_look_up_by_their_own_methods(
+    imported_package: Callable[..., Any],
+) -> None:
+    package = imported_package("doubling", {"": OF_A_PACKAGE})
+    module = Branching(lambda m, x: m.table["a"], table=package.Doubled(a=1.0))
+    wrapped = ORTModule(module)
+    for _ in range(3):
+        torch.testing.assert_close(wrapped(torch.ones(1, 4)), torch.full((1, 4), 2.0))
