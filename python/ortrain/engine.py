@@ -15,6 +15,7 @@ from torch import nn
 
 from ortrain import _core, devices, logs, progress
 from ortrain.attempts import Attempts
+from ortrain.capture.branches import BranchError, OtherBranchError
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.compared_state import variables_of
@@ -59,6 +60,7 @@ from ortrain.fallback import (
 from ortrain.forward_again import ForwardAgain
 from ortrain.input_errors import input_error, is_raised_by_code, unsupported_device
 from ortrain.kept_graphs import KeptGraphs, Key
+from ortrain.known_branches import KnownBranches
 from ortrain.memory_budget import MemoryBudget
 from ortrain.module_states import ModuleStates, Tensors
 from ortrain.program import Program
@@ -123,6 +125,7 @@ class Engine(RenewedInChildren):
         self._states = ModuleStates(module)
         self._graphs = KeptGraphs(name, max_graphs, self._states)
         self._attempts = Attempts(name)
+        self._branches = KnownBranches()
         self._told_of_ever_new_calls = False
         self._told_escapes: set[str] = set()
         self._numbers, self._attributes = LiveNumbers(), LiveAttributes()
@@ -215,6 +218,8 @@ class Engine(RenewedInChildren):
         else:
             return entry.results(call, tensors, outputs)
         del inputs, targets, again
+        if isinstance(failed.cause, OtherBranchError):
+            return self._run_other_way(entry, call, failed.cause, args, kwargs)
         return self._run_instead(entry, call, failed.cause, args, kwargs)
 
     def _run_for_once(
@@ -354,6 +359,24 @@ class Engine(RenewedInChildren):
         self._pytorch.tell_failed_run(error, "shapes that no kernel takes")
         return result
 
+    def _run_other_way(
+        self,
+        entry: Entry,
+        call: FlatCall,
+        error: OtherBranchError,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Run a call in PyTorch whose values branch another way than those that its graph was made for."""
+        with self._lock:
+            if not self._branches.are_worth_it(entry):
+                self._branches.give_up(call)
+                self._graphs.drop(entry)
+                _log.info("%s, as often before: such calls have no graph any more", error)
+        result = self._pytorch.whole(args, kwargs)
+        _log.info("one call runs in PyTorch: %s", error)
+        return result
+
     def tell_failed_run(self, error: Exception, reason: str) -> None:
         """Record, and tell, that PyTorch has run what a graph has not; once for each cause."""
         self._pytorch.tell_failed_run(error, reason)
@@ -374,8 +397,11 @@ class Engine(RenewedInChildren):
                 may_pause = not is_strict() and self.budget is None
                 self._attempts.refused(run, self._kind(args, kwargs), may_pause=may_pause)
             return run(args, kwargs)
+        looks = isinstance(refused.error, BranchError)
+        seen = self._branches.recorded(call) if looks else contextlib.nullcontext()
         try:
-            with tracing_alone():  # a trace takes in what other threads run in PyTorch
+            # A trace takes in what other threads run in PyTorch.
+            with tracing_alone() as alone, seen if alone else contextlib.nullcontext():
                 result = run(args, kwargs)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             if type(error) not in ERRORS_OF_OPERATORS or is_raised_by_code(error):
@@ -492,6 +518,8 @@ class Engine(RenewedInChildren):
                 raise
             if failing is not None and self.budget is None:
                 return self._graphs.refuse_sizes(key, sizes, error)
+            if self.budget is None and self._branches.may_help(call, error):
+                error = BranchError(error.reason, module=error.module, source=error.source)
             if not isinstance(error, FirstCallError):
                 self._pytorch.refuse(error)
             if isinstance(error, ChangingAttributeError):
@@ -551,7 +579,8 @@ class Engine(RenewedInChildren):
         refuse_encoder_fast_path(self.module)
         stages: dict[str, float] = {}
         varies = dynamic and not any(empty_extents(call))
-        kept = varies and not call.numbers and not self._any_gradients
+        branches = self._branches.of(call)
+        kept = varies and not (call.numbers or self._any_gradients or branches)
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)
         with read.making():
@@ -561,6 +590,7 @@ class Engine(RenewedInChildren):
                     dynamic=varies,
                     standalone=False,
                     any_gradients=self._any_gradients,
+                    branches=branches,
                 )
                 if slot is not None:
                     slot.save(prepared)

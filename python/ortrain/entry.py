@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ortrain import _core
+from ortrain.capture.branches import refuse_other_branches
 from ortrain.capture.captured import AutocastState
 from ortrain.capture.errors import CaptureError
 from ortrain.capture.guards import sizes_of
@@ -67,6 +68,8 @@ class Entry:
       empty: Which extents of the arguments are 0.
       orders: Of outputs that lie in memory in another order for the caller.
       groups: Inputs by the outputs that reach them; None where all reach the same.
+      runs: How often it has run, where it branches on values.
+      lost_runs: How often that was for nothing, as a branch went another way.
     """
 
     captured: PreparedGraph
@@ -96,6 +99,8 @@ class Entry:
     empty: tuple[tuple[int, ...], ...] = ()
     orders: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     groups: Groups | None = None
+    runs: int = 0
+    lost_runs: int = 0
 
     @staticmethod
     def of(
@@ -196,6 +201,7 @@ class Entry:
                 escapes=tuple(prepared.escapes),
                 fixed=prepared.fixed,
                 read_once=prepared.read_once,
+                branches=tuple(map(str, prepared.branches)),
             ),
             device=device,
             rows=RowSelection.of(graph, device),
@@ -270,6 +276,14 @@ class Entry:
         for i, order in self.orders.items():
             laid_out[i] = in_order_of(laid_out[i], order)
         return laid_out
+
+    def refuse_other_branches(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise OtherBranchError where values branch another way in a run than in the graph."""
+        branches = self.captured.branches
+        if branches:
+            self.runs += 1
+            last = self.num_user_outputs
+            refuse_other_branches(branches, outputs[last - len(branches) : last])
 
     def results(
         self,

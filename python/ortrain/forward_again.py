@@ -145,16 +145,18 @@ class ForwardAgain:
         return self._as_the_graph_gives(results)
 
     def _as_the_graph_gives(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        views, count = self._entry.captured.views, self._entry.num_user_outputs
-        if views is None:
-            return list(results)
-        outputs: list[torch.Tensor | None] = [None] * count
-        for result, view in zip(results, views.views, strict=True):
+        entry = self._entry
+        conditions: list[torch.Tensor | None] = [None] * len(entry.captured.branches)
+        if entry.captured.views is None:
+            return [*results, *conditions]
+        outputs: list[torch.Tensor | None] = [None] * entry.num_user_outputs
+        views = entry.captured.views.views[: len(results)]
+        for result, view in zip(results, views, strict=True):
             kind, index = view.source
-            lies_otherwise = len(view.steps) == 1 and index in self._entry.orders
+            lies_otherwise = len(view.steps) == 1 and index in entry.orders
             if kind == "output" and (not view.steps or lies_otherwise):
                 outputs[index] = result
-        for result, view in zip(results, views.views, strict=True):
+        for result, view in zip(results, views, strict=True):
             kind, index = view.source
             if kind == "output" and outputs[index] is None:
                 outputs[index] = result._base

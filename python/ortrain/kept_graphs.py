@@ -65,6 +65,13 @@ class KeptGraphs:
         self.forget_states()
         return has_dropped
 
+    def drop(self, entry: Entry) -> None:
+        """Keep a graph no longer."""
+        for key, held in list(self._entries.items()):
+            held[:] = [each for each in held if each is not entry]
+            if not held:
+                del self._entries[key]
+
     def forget_states(self) -> None:
         """Forget the states of the module that nothing is kept for."""
         self._states.keep(state for _, state, _ in self._entries)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortrain import report_page
@@ -36,6 +36,7 @@ class CaptureRecord:
       first_call: Whether PyTorch ran one call alone, which makes what later calls find.
       read_once: What installed packages hold that the graph has as it was at the capture, whatever becomes of it:
         contents of tables that hold tables or objects, of deques and arrays, generators.
+      branches: Where the forward branches on values: the graph counts while each goes as it did before the capture.
     """
 
     reason: str
@@ -52,6 +53,7 @@ class CaptureRecord:
     first_call: bool = False
     fixed: str = ""
     read_once: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,15 +116,22 @@ class ModuleReport:
             lines.append(f"  {kind}: {what}; {record.reason}" + (f"; {times}" if times else ""))
             lines += [f"    in PyTorch: {escape}" for escape in record.escapes]
             lines += [f"    cut: {cause}" for cause in record.breaks]
+            if record.branches:
+                shown = _some(tuple(dict.fromkeys(record.branches)))
+                lines.append(f"    while branches on values go as before: {shown}")
             if record.read_once:
-                shown = ", ".join(record.read_once[:_MOST_SHOWN])
-                more = len(record.read_once) - _MOST_SHOWN
-                lines.append(f"    read once: {shown}" + (f" and {more} more" if more > 0 else ""))
+                lines.append(f"    read once: {_some(record.read_once)}")
         if self.memory is not None:
             lines.append(f"  memory: {_describe(self.memory)}")
         if self.verified:
             lines.append(f"  verified steps: {self.verified}")
         return "\n".join(lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names."""
+    more = len(names) - _MOST_SHOWN
+    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _describe(plan: MemoryPlan) -> str:

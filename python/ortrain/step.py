@@ -61,6 +61,7 @@ def execute(
             # PyTorch's draws are those of a module without the engine's, which count behind them.
             inputs[seed_at] = before.seed() if draws else draw_seed(entry.device)
         done = _run_forward(entry, inputs, again, before if draws else None)
+        entry.refuse_other_branches(done.outputs)
     except Exception as error:
         if before is not None:
             before.restore()

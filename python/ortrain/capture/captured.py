@@ -18,6 +18,7 @@ import torch
 from ortrain import devices
 from ortrain.capture import recurrent_internals
 from ortrain.capture import torch_internals as internals
+from ortrain.capture.branches import Branch
 from ortrain.capture.function_calls import FunctionCalls
 from ortrain.capture.guards import Guards
 from ortrain.capture.result_views import ResultViews
@@ -166,6 +167,7 @@ class CapturedModule:
       reached: Of each result, in the order of the output tree, the parameters and arguments to which PyTorch's autograd
         leads from it; None where it wants no gradient.
       views: How results are made of the outputs, where these are not the results.
+      branches: How it was told that branches on values go; their conditions are the last of its user outputs.
       ones: Symbols of axes that the guards hold at 1, as the sample had them.
       functions: The autograd functions that stand in the graph as operators.
       autocast_regions: Whether the module turns autocast on or off inside of its forward.
@@ -192,6 +194,7 @@ class CapturedModule:
     needs_numbers: str = ""
     reached: Sequence[frozenset[str] | None] = ()
     views: ResultViews | None = None
+    branches: tuple[Branch, ...] = ()
     ones: frozenset[sympy.Symbol] = frozenset()
     functions: FunctionCalls = dataclasses.field(default_factory=FunctionCalls)
     autocast_regions: bool = False

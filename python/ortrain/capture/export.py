@@ -28,6 +28,7 @@ from ortrain.capture.autocast_regions import (
     recurrent_layers_in_one_dtype,
     switches_gradients_in_region,
 )
+from ortrain.capture.branches import Answers, Branch
 from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.causal_hints import causal_hints_left_out
@@ -142,6 +143,7 @@ class _FlatModule(nn.Module):
         functions: FunctionCalls,
         at_each_tensor: Callable[[], None] | None,
         follows_logs: bool,
+        branches: Sequence[Branch],
     ) -> None:
         super().__init__()
         self.m = module
@@ -160,6 +162,7 @@ class _FlatModule(nn.Module):
                     torch._check(tensors[index].shape[axis] == tensors[first].shape[first_axis])
             args, kwargs = signature.unflatten(call.tree, tensors)
             before = self.reached = functions.around = ReachableState(module, (args, kwargs))
+            answers = self.answers = Answers(branches)
             try:
                 refuse_iterators(before.consumed, name)
                 refuse_opaque_objects(before.opaque, name)
@@ -191,6 +194,7 @@ class _FlatModule(nn.Module):
                             read.fakes.recording(at_each_tensor),
                             numbers_answer() as unanswered,
                             announcements_held_back(logs=follows_logs) as said,
+                            answers.heard(),
                             path or contextlib.nullcontext(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
@@ -241,7 +245,7 @@ class _FlatModule(nn.Module):
                         "where PyTorch does not",
                         module=name,
                     )
-                if made and not functions.calls:
+                if made and not functions.calls and not answers.given:
                     with (
                         disable_proxy_modes_tracing(),
                         announcements_held_back(logs=follows_logs) as said_again,
@@ -258,7 +262,8 @@ class _FlatModule(nn.Module):
                 raise
             except Exception as error:
                 raise internals.QuietError from error
-            trees.append(tree)
+            flat += answers.conditions
+            trees.append(tree.with_more(f"branch{i}" for i in range(len(answers.conditions))))
             reached[:] = leaves_reached(flat, leaves)
             return tuple(flat)
 
@@ -348,6 +353,7 @@ def capture(
     read: NamesRead | None = None,
     standalone: bool = True,
     call: FlatCall | None = None,
+    branches: Sequence[Branch] = (),
 ) -> CapturedModule:
     """Capture ``module`` as it runs for the given arguments.
 
@@ -363,6 +369,7 @@ def capture(
       read: Takes what the forward reads.
       standalone: Whether the graph gives all results by itself, copies of those that share memory.
       call: The arguments, flat, where numbers among them stand as tensors.
+      branches: How branches on values went in PyTorch; the graph gives the conditions of those that the trace meets.
 
     Raises:
       CaptureError: The module cannot be captured; names the module, the reason and the line.
@@ -374,7 +381,7 @@ def capture(
     read = NamesRead() if read is None else read
     least = freedom_of(module) if dynamic and call.tensors else Freedom.NONE
     try:
-        return _freest(module, name, signature, call, known, read, least, standalone)
+        return _freest(module, name, signature, call, known, read, branches, least, standalone)
     except CaptureError as error:
         if error.module and error.source:
             raise
@@ -395,6 +402,7 @@ def _freest(
     call: FlatCall,
     known: Callable[[Any], bool] | None,
     read: NamesRead,
+    branches: Sequence[Branch],
     least: Freedom,
     standalone: bool,
 ) -> CapturedModule:
@@ -405,7 +413,7 @@ def _freest(
         try:
             with budget.counting():
                 captured = _capture_unless_drawing(
-                    *(module, name, signature, call, known, read),
+                    *(module, name, signature, call, known, read, branches),
                     freedom=freedom,
                     standalone=standalone,
                 )
@@ -428,7 +436,11 @@ def _freest(
             if not budget.is_exceeded:
                 cause = reason_of(internals.unwrapped(error))
         restrict_further(module, cause)
-    return _capture(module, name, signature, call, known, read, Freedom.NONE, standalone=standalone)
+    return _capture(
+        *(module, name, signature, call, known, read, branches),
+        Freedom.NONE,
+        standalone=standalone,
+    )
 
 
 def _functional(
@@ -490,6 +502,7 @@ def _capture(
     call: FlatCall,
     known: Callable[[Any], bool] | None,
     read: NamesRead,
+    branches: Sequence[Branch],
     freedom: Freedom,
     *,
     standalone: bool,
@@ -511,7 +524,7 @@ def _capture(
     made: list[MadePlain] = []
     flat = _FlatModule(
         *(module, signature, call, equal, trees, reached),
-        *(read, made, functions, at_each_tensor, not standalone),
+        *(read, made, functions, at_each_tensor, not standalone, branches),
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
     with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
@@ -538,6 +551,12 @@ def _capture(
         refuse_conditions_on_values(program, name)
         refuse_writes_through_windows(program, name)
         detach_anew(program)
+        if flat.answers.given and functions.calls:
+            raise CaptureError(
+                "it branches on values, and calls functions of its own that would run twice where "
+                "a branch goes another way",
+                module=name,
+            )
         functions.refuse_lost_effects(program)
         functions.refuse_writes_to_shared_memory(program)
         if torch.is_grad_enabled():
@@ -594,6 +613,7 @@ def _capture(
         fixed=freedom.fixed if freedom_of(module) is not Freedom.ALL else "",
         seconds=seconds,
         num_made=len(made),
+        branches=tuple(flat.answers.given),
         needs_numbers=needs_numbers,
         views=result_views,
         reads_any_attribute=flat.reached.reads_any_attribute,

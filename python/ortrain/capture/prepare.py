@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ortrain import _core, progress
+from ortrain.capture.branches import Branch
 from ortrain.capture.captured import CapturedModule, OutputRole, Role
 from ortrain.capture.convert import Converted, Outside, convert
 from ortrain.capture.convert.registry import conversion
@@ -56,6 +57,7 @@ def prepare(
     standalone: bool = True,
     outside: Outside | None = None,
     any_gradients: bool = False,
+    branches: Sequence[Branch] = (),
 ) -> PreparedGraph:
     """Capture the module and convert it.
 
@@ -72,6 +74,7 @@ def prepare(
       outside: What becomes of tensors outside of the module; by default they are kept where the graph is to stand by
         itself, and held where not.
       any_gradients: Whether results may want other gradients than PyTorch's.
+      branches: How branches on values went in PyTorch, which who runs the graph has to compare.
 
     Raises:
       CaptureError: The module cannot be captured or converted.
@@ -81,7 +84,8 @@ def prepare(
     if outside is None:
         outside = Outside.KEPT if standalone else Outside.HELD
     preparation = _Preparation(
-        module, call, args, kwargs, stages, read, dropout, standalone, outside, any_gradients
+        *(module, call, args, kwargs, stages, read, dropout),
+        *(standalone, outside, any_gradients, branches),
     )
     kept: list[str] = []
     with read.making():
@@ -117,6 +121,7 @@ class _Preparation:
     standalone: bool
     outside: Outside
     any_gradients: bool
+    branches: Sequence[Branch]
 
     def run(self, dynamic: bool) -> tuple[PreparedGraph, CapturedModule]:
         """Return the graph, and what it was made of."""
@@ -153,6 +158,7 @@ class _Preparation:
             cloned=converted.cloned,
             views=captured.views,
             fixed=captured.fixed,
+            branches=captured.branches,
         )
         return prepared, captured
 
@@ -186,6 +192,7 @@ class _Preparation:
             read=self.read,
             standalone=self.standalone,
             call=self.call,
+            branches=self.branches,
         )
 
     def _converted(self, captured: CapturedModule) -> Converted:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ortrain import _core
+from ortrain.capture.branches import Branch
 from ortrain.capture.dtypes import ONNX_CODE
 from ortrain.capture.escapes import Escape, EscapedCall
 from ortrain.capture.guards import Guards, compile_guards
@@ -73,6 +74,7 @@ class PreparedGraph:
       views: How results are made of the user outputs, where these are not the results.
       cloned: Names of the inputs of which the module uses copies alone.
       fixed: The sizes that are those of the sample, though the caller did not ask for it, in words.
+      branches: How branches on values go in it; their conditions are the last user outputs, behind the results.
       outside: By the name of an input of the graph, a tensor in no table of a layer.
       others: Functions of the user's that have run and to which the module does not lead.
       asks_of_memory: What the user's own code may ask of how its arguments lie in memory.
@@ -100,6 +102,7 @@ class PreparedGraph:
     asks_of_memory: MemoryQuestions = MemoryQuestions()
     views: ResultViews | None = None
     fixed: str = ""
+    branches: tuple[Branch, ...] = ()
     read_once: tuple[str, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ import enum
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -552,6 +552,10 @@ class OutputTree:
 
     tree: Tree
     paths: tuple[str, ...]
+
+    def with_more(self, paths: Iterable[str]) -> OutputTree:
+        """Return the structure of the same result, behind whose tensors others stand."""
+        return OutputTree(self.tree, (*self.paths, *paths))
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the module's result with ``tensors`` in it."""

@@ -36,7 +36,7 @@ def without_cache(module: nn.Module) -> Iterator[None]:
     try:
         for config, _ in changed.values():
             _set(config, _OFF)
-        with _masks_as_with_cache(changed):
+        with _masks_as_in_pytorch(), _masks_as_with_cache(changed):
             yield
     finally:
         for config, value in changed.values():
@@ -49,6 +49,23 @@ def _set(config: Any, value: Any) -> None:
         held["use_cache"] = value  # past checks of its type
     else:
         config.use_cache = bool(value)
+
+
+@contextlib.contextmanager
+def _masks_as_in_pytorch() -> Iterator[None]:
+    """Let transformers make masks where PyTorch's forward does: an export has one everywhere, which some layers refuse."""
+    masking = sys.modules.get("transformers.masking_utils")
+    original = getattr(masking, "is_torchdynamo_exporting", None)
+    if masking is None or original is None:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def is_exporting() -> bool:
+        return threading.get_ident() != thread and original()
+
+    with mock.patch.object(masking, "is_torchdynamo_exporting", is_exporting):
+        yield
 
 
 @contextlib.contextmanager
