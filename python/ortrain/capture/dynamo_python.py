@@ -8,14 +8,18 @@ As in ``torch_internals``, a release of PyTorch that moves one of these names is
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from ortrain.capture.source_files import TORCH_ROOT
 
+# Whether the trace of this thread has come to a cut.
+_trace = threading.local()
 _Cut = Callable[[Any, str, Callable[..., bool], str], None]
 
 
@@ -36,14 +40,67 @@ def cut_where_python_is_replaced(applies: Callable[[], bool]) -> None:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if applies() and is_replaced(*args):
+                _trace.was_cut = True
                 raise exc.Unsupported(what)
             return original(*args, **kwargs)
 
         setattr(home, name, call)
 
+    _skip_where_cuts_are_lost(applies)
     _cut_numbers(cut)
     _cut_containers(cut)
     _cut_objects(cut)
+
+
+def _skip_where_cuts_are_lost(applies: Callable[[], bool]) -> None:
+    """Let Python run a function of which a trace has gone on past a cut, since it could fold constants, say.
+
+    A cut begins another trace, which stops in front of it. So it does with generators that have more to do when they are
+    dropped, of which a trace does nothing.
+    """
+    from torch._dynamo import exc, output_graph
+    from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+
+    graph = output_graph.OutputGraph
+    begin, compile_subgraph = graph.__init__, graph.compile_subgraph
+
+    @functools.wraps(begin)
+    def begun(*args: Any, **kwargs: Any) -> None:
+        _trace.was_cut, _trace.generators = False, []
+        begin(*args, **kwargs)
+
+    @functools.wraps(compile_subgraph)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        if applies() and getattr(_trace, "was_cut", False):
+            raise exc.SkipFrame("a cut that a trace has gone past")
+        if applies() and any(map(_has_an_end_to_come, getattr(_trace, "generators", ()))):
+            raise exc.SkipFrame("a generator that is dropped")
+        return compile_subgraph(*args, **kwargs)
+
+    make = LocalGeneratorObjectVariable.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if applies():
+            _trace.generators.append(self)
+
+    graph.__init__ = begun
+    graph.compile_subgraph = compiled
+    LocalGeneratorObjectVariable.__init__ = made
+
+
+def _has_an_end_to_come(generator: Any) -> bool:
+    """Tell whether a generator is suspended, and would do something when it is dropped."""
+    is_suspended = not generator._is_generator_just_started() and not _is_exhausted(generator)
+    handlers = ("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH")
+    return is_suspended and any(
+        step.opname in handlers for step in dis.get_instructions(generator.get_code())
+    )
+
+
+def _is_exhausted(generator: Any) -> bool:
+    return bool(generator._is_generator_exhausted())
 
 
 def _is_tensor(value: Any) -> bool:
@@ -102,7 +159,14 @@ def _cut_containers(cut: _Cut) -> None:
     an int; keys are equal if they are one object, or if all fields of their frozen dataclasses are; queues lose
     their limit; iterators and views of dictionaries become those of copies where a piece ends.
     """
-    from torch._dynamo.variables import builder, dicts, hashable, lists, user_defined
+    from torch._dynamo.variables import (
+        builder,
+        dicts,
+        functions,
+        hashable,
+        lists,
+        user_defined,
+    )
     from torch._dynamo.variables import iter as iterators
 
     def has_own_equality(value: Any) -> bool:
@@ -149,15 +213,20 @@ def _cut_containers(cut: _Cut) -> None:
     for kind in kept:
         cut(kind, "reconstruct", lambda *_: True, "an iterator or a view that is kept")
     cut(lists.ListIteratorVariable, "reconstruct", _has_more, "an iterator that is kept")
+    cut(
+        functions.LocalGeneratorObjectVariable,
+        "reconstruct",
+        lambda generator, *_: not _is_exhausted(generator),
+        "a generator that is kept",
+    )
     _cut_what_changes_behind_reversed(cut)
 
 
 def _has_more(iterator: Any, *_: Any) -> bool:
-    """Tell whether an iterator, not one of a tuple, has not come to its end."""
+    """Tell whether an iterator, not one of a tuple, may give more items: one that stands behind the last gives those to come."""
     from torch._dynamo.variables.lists import TupleIteratorVariable
 
-    more = not iterator.is_exhausted and iterator.index < len(iterator.items)
-    return more and not isinstance(iterator, TupleIteratorVariable)
+    return not iterator.is_exhausted and not isinstance(iterator, TupleIteratorVariable)
 
 
 def _cut_what_changes_behind_reversed(cut: _Cut) -> None:
