@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: Ortrain contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on numbers that vary, where algebra gives another formula than Python computes: such numbers are held.
+"""Arithmetic on numbers that vary: floats are computed in the order that is written, ints beyond 64 bits are held.
 
-``v + 1e16 - 1e16`` is no ``v`` in floats, ``(v - 1.0000001) * 1e16`` no ``1e16 * v - 1.0000001e16``; and ints of Python
-do not end at 64 bits. There a trace takes the values that its numbers have, and a condition that they have them.
+``v + 1e16 - 1e16`` is no ``v`` in floats, and ``1 - (1 - v)`` none for a small ``v``: to algebra such sums and products are
+functions that it does not know. Ints of Python do not end at 64 bits: there a trace takes the values that its numbers
+have, and a condition that they have them.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
+import math
 import operator
 import threading
 from collections.abc import Callable, Iterator
@@ -17,19 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import sympy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy import interp
 
 _Binary = Callable[[SymNode, SymNode], SymNode]
 
 # Ints beyond it may pass 64 bits when the numbers that they are made of grow.
 _MOST = 2**40
 _MOST_OF_SUMS = 2**63 - 1
-# Algebra with constants between these and their inverses is wrong by less than float32 shows.
-_LARGE = 1e7
-# So is a sum that is no smaller than this part of what it is made of.
-_LEAST_PART = 2.0**-20
-# Numbers that no formula has for its zeros.
-_SAMPLES = (0.6180339887, 1.4142135623, -2.7182818284)
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "_add": operator.add,
     "_sub": operator.sub,
@@ -38,14 +35,12 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "_lshift": operator.lshift,
     "_pow_by_natural": operator.pow,
 }
-# Of an operation the sum or product that it is.
-_KINDS = {"_add": "is_Add", "_sub": "is_Add", "_mul": "is_Mul"}
 _traces = threading.local()
 
 
 @contextmanager
 def numbers_as_in_python() -> Iterator[None]:
-    """Hold numbers, in traces of this thread, to what their arithmetic gives in Python."""
+    """Let numbers, in traces of this thread, have what their arithmetic gives in Python."""
     before, _traces.here = getattr(_traces, "here", False), True
     try:
         yield
@@ -53,30 +48,93 @@ def numbers_as_in_python() -> Iterator[None]:
         _traces.here = before
 
 
+class _OfFloats(sympy.Function):
+    """An operation on two floats, each a formula, that is computed as it stands."""
+
+    nargs = 2
+    is_real = True
+    sign = ""
+    compute: Callable[[float, float], float]
+
+    @classmethod
+    def eval(cls, left: Any, right: Any) -> Any:
+        """Return the value for two numbers."""
+        if not (left.is_number and right.is_number):
+            return None
+        value = cls.compute(float(left), float(right))
+        return sympy.Float(value) if math.isfinite(value) and value != 0 else None
+
+    def _sympystr(self, printer: Any) -> str:
+        left, right = map(printer._print, self.args)
+        return f"(({left}) {self.sign} ({right}))"
+
+    _torch_sympystr = _sympystr
+
+
+class FloatSum(_OfFloats):
+    """``left + right``."""
+
+    sign = "+"
+    compute = staticmethod(operator.add)
+
+
+class FloatProduct(_OfFloats):
+    """``left * right``."""
+
+    sign = "*"
+    compute = staticmethod(operator.mul)
+
+
 def _watch() -> None:
+    handlers = interp.handlers()
+    handlers[FloatSum], handlers[FloatProduct] = "add", "mul"
     for name, operation in _OPERATIONS.items():
         if hasattr(SymNode, name):
             setattr(SymNode, name, _watched(name, getattr(SymNode, name), operation))
+    SymNode._neg = _watched_negation(SymNode._neg)
 
 
 def _watched(name: str, compute: _Binary, operation: Callable[[Any, Any], Any]) -> _Binary:
     @functools.wraps(compute)
     def computed(left: SymNode, right: SymNode) -> SymNode:
         result = compute(left, right)
-        if not getattr(_traces, "here", False):
+        # A graph knows the node of a result, which came by here without it.
+        if not getattr(_traces, "here", False) or get_proxy_mode() is not None:
             return result
-        if result.pytype is int:
-            is_other = _may_pass(name, result, left, right)
-        elif result.pytype is not float:
-            is_other = False
-        elif name not in _KINDS:
-            is_other = left._expr.is_zero  # whose sign algebra does not know
-        else:
-            is_other = _is_rewritten(name, result._expr, left._expr, right._expr)
-            is_other = is_other or (name != "_mul" and _cancels(result, left, right))
-        return _held(operation, result.pytype, left, right) if is_other else result
+        if result.pytype is int and _may_pass(name, result, left, right):
+            return left.wrap_int(int(operation(left.guard_int("", 0), right.guard_int("", 0))))
+        if result.pytype is not float:
+            return result
+        if _shows_signs_of_zero(name, left, right):
+            return left.wrap_float(float(operation(_held(left), _held(right))))
+        if name == "_float_truediv" or _stands_as_written(name, result, left, right):
+            return result
+        kind = FloatProduct if name == "_mul" else FloatSum
+        other = _negated(right._expr) if name == "_sub" else right._expr
+        return _with_formula(result, kind(left._expr, other))
 
     return computed
+
+
+def _watched_negation(compute: Callable[[SymNode], SymNode]) -> Callable[[SymNode], SymNode]:
+    @functools.wraps(compute)
+    def computed(node: SymNode) -> SymNode:
+        result = compute(node)
+        is_watched = getattr(_traces, "here", False) and get_proxy_mode() is None
+        if result.pytype is not float or not is_watched:
+            return result
+        return _with_formula(result, _negated(node._expr))
+
+    return computed
+
+
+def _negated(expr: Any) -> Any:
+    """Return what is negative where a formula is positive; of a sum not the sum of the others, for zero has two signs."""
+    return FloatProduct(sympy.Float(-1.0), expr) if expr.is_Add else -expr
+
+
+def _with_formula(node: SymNode, expr: Any) -> SymNode:
+    return SymNode(expr, node.shape_env, float, node._hint, fx_node=node.fx_node)
 
 
 def _may_pass(name: str, result: SymNode, left: SymNode, right: SymNode) -> bool:
@@ -87,68 +145,45 @@ def _may_pass(name: str, result: SymNode, left: SymNode, right: SymNode) -> bool
     return any(abs(int(number)) > 2**31 for number in numbers)
 
 
-def _is_rewritten(name: str, result: Any, one: Any, other: Any) -> bool:
-    """Tell whether a formula of floats is not just its two parts, summed or multiplied, and may differ for it."""
-    kind = _KINDS[name]
+def _shows_signs_of_zero(name: str, left: SymNode, right: SymNode) -> bool:
+    """Tell whether an operation gives a zero of a sign that algebra does not know, or nothing that varies."""
+    one, other = left._expr, right._expr
+    if name == "_float_truediv":
+        return bool(one.is_zero)
+    if name == "_mul":
+        return bool(one.is_zero or other.is_zero)
+    hints = (node._hint for node in (left, right) if not node._expr.free_symbols)
+    if any(hint == 0 and math.copysign(1.0, hint) < 0 for hint in hints if type(hint) is float):
+        return True
+    return bool(one.free_symbols) and one == (other if name == "_sub" else -other)
+
+
+def _stands_as_written(name: str, result: SymNode, left: SymNode, right: SymNode) -> bool:
+    """Tell whether a formula is nothing but its two parts, each a symbol or a number, summed or multiplied."""
+    one, other = left._expr, right._expr
+    if not one.free_symbols and not other.free_symbols:
+        return True
+    if not all(
+        e.is_Atom or (type(e).__name__ == "ToFloat" and e.args[0].is_Atom) for e in (one, other)
+    ):
+        return False
     if name == "_sub":
         other = -other
-    if one == other:
-        return False  # doubled or squared, which is exact
-
-    def parts(expr: Any) -> collections.Counter[Any]:
-        return collections.Counter(expr.args if getattr(expr, kind) else (expr,))
-
-    if parts(result) == parts(one) + parts(other):
-        return False
-    if result.free_symbols != one.free_symbols | other.free_symbols:
-        return True
-    numbers = (abs(float(n)) for e in (result, one, other) for n in e.atoms(sympy.Number))
-    return any(n > _LARGE or 0 < n < 1 / _LARGE for n in numbers)
+    elif one == other:
+        return True  # doubled or squared, which is exact
+    expr = result._expr
+    is_kind = expr.is_Mul if name == "_mul" else expr.is_Add
+    return bool(is_kind) and set(expr.args) == {one, other}
 
 
-def _cancels(result: SymNode, left: SymNode, right: SymNode) -> bool:
-    """Tell whether a sum of computed numbers is so small, beside them, that it shows in which order they were computed.
-
-    Asked of the numbers that are there, and of others, for which a sum is small that is nothing but its rounding.
-    """
-    nodes = result, left, right
-    if not any(node._expr.is_Add or node._expr.is_Mul for node in (left, right)):
-        return False
-    hints = [node._hint for node in nodes]
-    if all(type(hint) is float for hint in hints) and _is_small(*hints):
-        return True
-    symbols = sorted(result._expr.free_symbols, key=str)
-    for start in _SAMPLES:
-        values = {s: sympy.Float(start + 0.73 * i) for i, s in enumerate(symbols)}
-        try:
-            if not _is_small(*(float(node._expr.xreplace(values)) for node in nodes)):
-                return False
-        except (TypeError, ValueError, OverflowError):  # no number for such values
-            return False
-    return True
-
-
-def _is_small(total: float, *operands: float) -> bool:
-    return abs(total) <= _LEAST_PART * max(map(abs, operands)) != 0
-
-
-def _held(
-    operation: Callable[[Any, Any], Any], kind: type, left: SymNode, right: SymNode
-) -> SymNode:
-    """Return what Python computes of the values of two nodes, which conditions hold them to."""
-    if kind is int:
-        number = operation(left.guard_int("", 0), right.guard_int("", 0))
-        return left.wrap_int(int(number))
-
-    def value(node: SymNode) -> Any:
-        # Not the formula's value, for which both signs of zero and all orders of terms are one.
-        for symbol in node.expr.free_symbols:
-            node.shape_env.evaluate_expr(symbol)
-        if type(node._hint) in (int, float):
-            return node._hint
-        return node.guard_float("", 0) if node.pytype is float else node.guard_int("", 0)
-
-    return left.wrap_float(float(operation(value(left), value(right))))
+def _held(node: SymNode) -> Any:
+    """Return the value of a node, to which a condition holds it."""
+    # Not the formula's value, for which both signs of zero are one.
+    for symbol in node.expr.free_symbols:
+        node.shape_env.evaluate_expr(symbol)
+    if type(node._hint) in (int, float):
+        return node._hint
+    return node.guard_float("", 0) if node.pytype is float else node.guard_int("", 0)
 
 
 # Before anything else changes these methods for the time of a trace.

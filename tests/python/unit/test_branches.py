@@ -66,7 +66,7 @@ def changed_afterwards(m: Any, y: torch.Tensor) -> Any:
 
 def of_a_count(m: Any, y: torch.Tensor) -> Any:
     positive = (y > 0).sum()
-    return y * 2 if positive and not positive == 3 else y.cos()
+    return y * 2 if positive and positive != 3 else y.cos()
 
 
 def by_larger(m: Any, y: torch.Tensor) -> Any:

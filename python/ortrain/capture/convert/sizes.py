@@ -173,6 +173,9 @@ class SizeValues:
             return self._real(args[0])
         if name in ("IntTrueDiv", "FloatTrueDiv"):
             return e.node("Div", self._real(args[0]), self._real(args[1]))
+        if name in ("FloatSum", "FloatProduct"):
+            op = "Add" if name == "FloatSum" else "Mul"
+            return e.node(op, self._real(args[0]), self._real(args[1]))
         if name == "FloatPow":
             return e.node("Pow", self._real(args[0]), self._real(args[1]))
         if name == "TruncToInt":
