@@ -18,10 +18,11 @@ namespace {
 // A device's, which is the host's under the simulator; poisoned, so that nothing is taken for 0.
 class Workspace {
  public:
-  explicit Workspace(ByteCount bytes) : words_(bytes.value() / 8 + 3, 0x7f7f7f7f7f7f7f7f) {}
-  void* data() { return words_.data() + 1; }
+  // A word at each end is nobody's; what lies between begins at a multiple of 16 bytes, as arenas do.
+  explicit Workspace(ByteCount bytes) : words_(bytes.value() / 8 + 4, 0x7f7f7f7f7f7f7f7f) {}
+  void* data() { return words_.data() + 2; }
   ~Workspace() {
-    EXPECT_EQ(words_.front(), 0x7f7f7f7f7f7f7f7f);
+    EXPECT_EQ(words_[1], 0x7f7f7f7f7f7f7f7f);
     EXPECT_EQ(words_.back(), 0x7f7f7f7f7f7f7f7f);
   }
 
