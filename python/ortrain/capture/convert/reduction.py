@@ -147,12 +147,12 @@ def _truth(e: Emitter, op: str, x: Tensor, dim: Dims, keepdim: bool) -> Value:
     return e.cast(truth, torch.uint8) if x.dtype is torch.uint8 else truth
 
 
-@converts("aten.any.default", "aten.any.dim", "aten.any.dims")
+@converts("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
 def any_true(e: Emitter, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Value:
     return _truth(e, "ReduceMax", x, dim, keepdim)
 
 
-@converts("aten.all.default", "aten.all.dim", "aten.all.dims")
+@converts("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
 def all_true(e: Emitter, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Value:
     return _truth(e, "ReduceMin", x, dim, keepdim)
 
