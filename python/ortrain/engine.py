@@ -15,7 +15,7 @@ from torch import nn
 
 from ortrain import _core, devices, logs, progress
 from ortrain.attempts import Attempts
-from ortrain.capture.branches import BranchError, OtherBranchError
+from ortrain.capture.branches import BranchError
 from ortrain.capture.cache import CacheSlot
 from ortrain.capture.captured import environment_key
 from ortrain.capture.compared_state import variables_of
@@ -214,13 +214,14 @@ class Engine(RenewedInChildren):
         try:
             outputs = execute(entry, inputs, targets, self._remember_plan, again)
         except ForwardError as error:
-            failed = error
+            failure = error.cause
         else:
             return entry.results(call, tensors, outputs)
         del inputs, targets, again
-        if isinstance(failed.cause, OtherBranchError):
-            return self._run_other_way(entry, call, failed.cause, args, kwargs)
-        return self._run_instead(entry, call, failed.cause, args, kwargs)
+        # The way that values do not go may also raise.
+        if entry.captured.branches and is_refusal(failure):
+            return self._run_other_way(entry, call, failure, args, kwargs)
+        return self._run_instead(entry, call, failure, args, kwargs)
 
     def _run_for_once(
         self, reason: str, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -363,14 +364,15 @@ class Engine(RenewedInChildren):
         self,
         entry: Entry,
         call: FlatCall,
-        error: OtherBranchError,
+        error: Exception,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run a call in PyTorch whose values branch another way than those that its graph was made for."""
+        error.__traceback__ = None  # it holds what the run has made
         with self._lock:
             if not self._branches.are_worth_it(entry):
-                self._branches.give_up(call)
+                self._branches.forget(self._branch_key(call))
                 self._graphs.drop(entry)
                 _log.info("%s, as often before: such calls have no graph any more", error)
         result = self._pytorch.whole(args, kwargs)
@@ -398,7 +400,9 @@ class Engine(RenewedInChildren):
                 self._attempts.refused(run, self._kind(args, kwargs), may_pause=may_pause)
             return run(args, kwargs)
         looks = isinstance(refused.error, BranchError)
-        seen = self._branches.recorded(call) if looks else contextlib.nullcontext()
+        seen = (
+            self._branches.recorded(self._branch_key(call)) if looks else contextlib.nullcontext()
+        )
         try:
             # A trace takes in what other threads run in PyTorch.
             with tracing_alone() as alone, seen if alone else contextlib.nullcontext():
@@ -418,6 +422,11 @@ class Engine(RenewedInChildren):
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """Return what tells calls apart at a glance."""
         return (self.module.training, torch.is_grad_enabled(), len(args), *kwargs)
+
+    def _branch_key(self, call: FlatCall) -> Hashable:
+        """Return what tells calls apart whose branches may be others."""
+        flags = tuple(layer.training for layer in self.module.modules())
+        return (call.key, flags, torch.is_grad_enabled())
 
     # --- looking up and capturing
 
@@ -518,7 +527,8 @@ class Engine(RenewedInChildren):
                 raise
             if failing is not None and self.budget is None:
                 return self._graphs.refuse_sizes(key, sizes, error)
-            if self.budget is None and self._branches.may_help(call, error):
+            key_of_branches = self._branch_key(call)
+            if self.budget is None and self._branches.may_help(key_of_branches, call, error):
                 error = BranchError(error.reason, module=error.module, source=error.source)
             if not isinstance(error, FirstCallError):
                 self._pytorch.refuse(error)
@@ -579,7 +589,7 @@ class Engine(RenewedInChildren):
         refuse_encoder_fast_path(self.module)
         stages: dict[str, float] = {}
         varies = dynamic and not any(empty_extents(call))
-        branches = self._branches.of(call)
+        branches = self._branches.of(self._branch_key(call))
         kept = varies and not (call.numbers or self._any_gradients or branches)
         slot = CacheSlot(self.module, call, self.dropout) if kept else None
         prepared = None if slot is None else slot.load(stages)

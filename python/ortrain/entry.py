@@ -222,6 +222,7 @@ class Entry:
             seed_at=next((i for i, source in enumerate(sources) if source[0] == "seed"), None),
             groups=groups_of(graph, differentiable) if training else None,
         )
+        entry._refuse_branches_on_masks()
         program = entry.program(entry.preferred)
         entry.record = dataclasses.replace(
             entry.record, native_nodes=program.num_native, escaped_nodes=program.num_escaped
@@ -276,6 +277,16 @@ class Entry:
         for i, order in self.orders.items():
             laid_out[i] = in_order_of(laid_out[i], order)
         return laid_out
+
+    def _refuse_branches_on_masks(self) -> None:
+        """Raise CaptureError where a condition depends on dropout that the engine draws.
+
+        PyTorch would draw another mask where the branch goes another way, which then happens too seldom.
+        """
+        count, first = self.num_user_outputs, self.num_user_outputs - len(self.captured.branches)
+        conditions = tuple(range(first, count))
+        if conditions and self.seed_at in self.inputs_of(conditions, len(self.tensors)):
+            raise CaptureError("it branches on values that depend on dropout")
 
     def refuse_other_branches(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise OtherBranchError where values branch another way in a run than in the graph."""

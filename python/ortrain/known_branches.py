@@ -27,40 +27,46 @@ class KnownBranches:
         self._known: collections.OrderedDict[Hashable, tuple[Branch, ...] | None] = (
             collections.OrderedDict()
         )
+        self._forgotten: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
 
-    def of(self, call: FlatCall) -> Sequence[Branch]:
-        """Return how the branches of calls like this one went, as far as that is known and of use."""
-        return self._known.get(call.key) or ()
+    def of(self, kind: Hashable) -> Sequence[Branch]:
+        """Return how the branches of a kind of call went, as far as that is known and of use."""
+        return self._known.get(kind) or ()
 
-    def may_help(self, call: FlatCall, error: BaseException) -> bool:
+    def may_help(self, kind: Hashable, call: FlatCall, error: BaseException) -> bool:
         """Take note of a capture that has failed; tell whether it is worth to see how branches go."""
-        known = self._known.get(call.key, ())
+        known = self._known.get(kind, ())
         if known:
-            self.give_up(call)
+            self._remember(kind, None)
         # What a device finds in values on the way that PyTorch does not go comes late.
         on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors)
-        return (
-            known == () and on_cpu and asks_for_values(error) and Choice.current() is not Choice.ALL
-        )
+        is_left = Choice.current() is Choice.ALL
+        return known == () and on_cpu and asks_for_values(error) and not is_left
 
-    def give_up(self, call: FlatCall) -> None:
-        """Let calls like this one have no such graph."""
-        self._remember(call, None)
+    def forget(self, kind: Hashable) -> None:
+        """Look again how branches go, for the first calls may initialize something; the second time, give up."""
+        if kind in self._forgotten:
+            self._remember(kind, None)
+            return
+        self._known.pop(kind, None)
+        self._forgotten[kind] = None
+        if len(self._forgotten) > _MOST_KINDS:
+            self._forgotten.popitem(last=False)
 
     @contextlib.contextmanager
-    def recorded(self, call: FlatCall) -> Iterator[None]:
+    def recorded(self, kind: Hashable) -> Iterator[None]:
         """Remember how branches go in PyTorch's run of a call."""
         with branches_recorded() as branches:
             yield
-        self._remember(call, tuple(branches) or None)
+        self._remember(kind, tuple(branches) or None)
 
     def are_worth_it(self, entry: Entry) -> bool:
         """Take note of a run of a graph that counts for nothing; tell whether the graph is worth to be kept."""
         entry.lost_runs += 1
         return entry.lost_runs <= max(_MOST_LOST, entry.runs // _PART_LOST)
 
-    def _remember(self, call: FlatCall, branches: tuple[Branch, ...] | None) -> None:
-        self._known[call.key] = branches
-        self._known.move_to_end(call.key)
+    def _remember(self, kind: Hashable, branches: tuple[Branch, ...] | None) -> None:
+        self._known[kind] = branches
+        self._known.move_to_end(kind)
         if len(self._known) > _MOST_KINDS:
             self._known.popitem(last=False)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -200,13 +201,13 @@ def test_what_goes_another_way_too_often_is_left() -> None:
     wrapped = ORTModule(module)
     x = torch.ones(2, 4)
     sign = 1.0
-    for _ in range(16):
+    for _ in range(24):
         sign = -sign
         with torch.no_grad():
             module.linear.bias.fill_(100 * sign)
         torch.testing.assert_close(wrapped(x), module(x))
     graphs = [r for r in wrapped.report().captures if r.branches]
-    assert len(graphs) == 1
+    assert len(graphs) == 2  # the first calls are no reason to give up
     assert wrapped.report().captures[-1].fallback
 
 
@@ -292,3 +293,96 @@ def test_numbers_taken_out_of_tensors_are_no_branches() -> None:
     for step in range(4):
         x = torch.randn(3, 4) + step
         torch.testing.assert_close(wrapped(x), plain(x))
+
+
+def after_dropout(m: Any, y: torch.Tensor) -> Any:
+    keep = nn.functional.dropout(torch.ones(1), 0.1, m.training).sum()
+    return y if keep == 0 else y * keep
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_branches_on_masks_are_as_likely_as_in_pytorch() -> None:
+    wrapped = ORTModule(Net(after_dropout))
+    for _ in range(4):
+        wrapped(torch.ones(2, 4))
+    assert not any(r.branches for r in wrapped.report().captures)
+
+
+def test_runs_that_count_for_nothing_leave_nothing() -> None:
+    module = Net(at_end)
+    wrapped = ORTModule(module)
+    x = torch.ones(2, 4)
+
+    def call(sign: float) -> None:
+        with torch.no_grad():
+            module.linear.bias.fill_(100 * sign)
+        wrapped(x).sum().backward()
+
+    for _ in range(40):
+        call(1.0)
+    gc.collect()
+    gc.disable()
+    try:
+        call(-1.0)
+        left = [o for o in gc.get_objects() if type(o).__name__ in ("ForwardError", "Pass")]
+        assert not left
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_ways_that_raise_if_they_are_not_taken() -> None:
+    def looked_up(m: Any, y: torch.Tensor) -> Any:
+        index = (y.detach().abs().sum(-1) * 0 + m.place).long()
+        if (index >= 4).any():
+            index = index.clamp(max=3)
+        return m.linear.weight[index] * y
+
+    module = Net(looked_up)
+    module.register_buffer("place", torch.zeros(()))
+    plain = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for step in range(40):
+        for each in (module, plain):
+            each.place.fill_(9.0 if step in (10, 30) else step % 4)
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(wrapped(x), plain(x))
+    graphs = [r for r in wrapped.report().captures if r.branches]
+    assert len(graphs) == 1
+    assert not wrapped.report().captures[-1].fallback
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_training_and_evaluation_branch_by_themselves() -> None:
+    def by_mode(m: Any, y: torch.Tensor) -> Any:
+        if m.training:
+            return y if torch.isfinite(y).all() else y * 0
+        return y * 2 if y.abs().max() < 1e9 else y
+
+    wrapped = ORTModule(Net(by_mode))
+    for mode in (True, False, True, False, True):
+        wrapped.train(mode)
+        for _ in range(3):
+            wrapped(torch.randn(2, 4))
+    captures = wrapped.report().captures
+    assert sum(bool(r.branches) for r in captures) == 2
+    assert all(r.first_call or r.branches for r in captures)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_what_initializes_itself_is_looked_at_again() -> None:
+    def initialized(m: Any, y: torch.Tensor) -> Any:
+        if not m.is_set:
+            m.is_set.fill_(True)
+            m.scale.copy_(y.detach().std() + 1)
+        return y / m.scale
+
+    module = Net(initialized)
+    module.register_buffer("is_set", torch.tensor(False))
+    module.register_buffer("scale", torch.ones(()))
+    plain = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for _ in range(12):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(wrapped(x), plain(x))
+    assert wrapped.report().captures[-1].branches
