@@ -128,8 +128,8 @@ class BackwardTask {
       if (plan_.chunks == 1) {
         store_row(row, a_.storage, s_.head_dim, g_.dq, offset(g_.dq_strides, b, h, i0 + r));
       } else {
-        std::memcpy(partial_row(b, h, i0 + r), row,
-                    static_cast<size_t>(s_.head_dim) * sizeof(float));
+        // Heads of no width have no workspace either.
+        std::copy_n(row, s_.head_dim, partial_row(b, h, i0 + r));
       }
     }
   }

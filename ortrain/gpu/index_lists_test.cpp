@@ -18,7 +18,8 @@ namespace {
 // A device's, which is the host's under the simulator; poisoned, so that nothing is taken for 0.
 class Workspace {
  public:
-  // A word at each end is nobody's; what lies between begins at a multiple of 16 bytes, as arenas do.
+  // A word at each end is nobody's; what lies between begins at a multiple of 16 bytes, as arenas
+  // do.
   explicit Workspace(ByteCount bytes) : words_(bytes.value() / 8 + 4, 0x7f7f7f7f7f7f7f7f) {}
   void* data() { return words_.data() + 2; }
   ~Workspace() {
