@@ -196,3 +196,22 @@ def imported_package(
     yield imported
     for module in [module for module in sys.modules if module.partition(".")[0] in made]:
         sys.modules.pop(module)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what tests cost that run at each draw, since nobody has kept their times."""
+    if not config.getoption("draw"):
+        return
+    times: dict[str, float] = collections.defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                times[report.nodeid] += report.duration
+    tests, seconds = Costs.load().untimed(times)
+    if tests:
+        terminalreporter.write_line(
+            f"{tests} costly tests of {seconds:.0f} s in all take no turns yet: "
+            "python -m tests.python.drawn_tests build/pytest.xml"
+        )

@@ -15,7 +15,7 @@ import hashlib
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 FILE = Path(__file__).with_name("test_costs.json")
@@ -54,6 +54,20 @@ class Costs:
                 times[f"{file}.py::{name}"].append(float(case.get("time", 0)))
         means = {test: round(sum(each) / len(each), 2) for test, each in times.items()}
         return Costs({test: s for test, s in (self.seconds | means).items() if share_of(s) < 1})
+
+    def untimed(self, times: Mapping[str, float]) -> tuple[int, float]:
+        """Return how many tests would be drawn if they were kept here, and how long their cases take.
+
+        Args:
+            times: Seconds of cases by the names that pytest gives them.
+        """
+        tests = collections.defaultdict(list)
+        for case, seconds in times.items():
+            test = case.partition("[")[0].partition("@")[0]  # xdist's group follows an @
+            if test not in self.seconds:
+                tests[test].append(seconds)
+        costly = [each for each in tests.values() if share_of(sum(each) / len(each)) < 1]
+        return len(costly), sum(map(sum, costly))
 
     def save(self, file: Path = FILE) -> None:
         """Write a line for each file of tests."""

@@ -36,6 +36,17 @@ def test_each_case_has_its_turn():
     assert set().union(*(COSTS.drawn(cases, draw) for draw in DRAWS[:100])) == cases
 
 
+def test_tests_that_nobody_has_timed_are_counted():
+    times = {
+        "a.py::dear[0]": 3.0,
+        "b.py::cheap": 0.1,
+        "b.py::costly[0]": 2.0,
+        "b.py::costly[1]": 4.0,
+    }
+    assert COSTS.untimed(times) == (1, 6.0)
+    assert COSTS.untimed({"b.py::cheap": 0.1}) == (0, 0)
+
+
 def test_what_is_kept_of_a_report(tmp_path):
     report = tmp_path / "pytest.xml"
     report.write_text(
