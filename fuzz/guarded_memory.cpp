@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "fuzz/plan_rules.h"
 #include "ortrain/base/error.h"
+#include "ortrain/runtime/plan_verifier.h"
 
 namespace ortrain::fuzz {
 namespace {
@@ -114,7 +114,7 @@ std::shared_ptr<const ExecutionPlan> make_guarded_plan(const Graph& graph,
                                                        const PlanOptions& options) {
   auto plan =
       std::make_shared<ExecutionPlan>(*make_execution_plan(graph, input_dims, kernels, options));
-  std::vector<StepBytes> steps = check_plan(graph, input_dims, *plan);
+  std::vector<StepBytes> steps = verify_plan(graph, input_dims, *plan);
   for (size_t s = 0; s < steps.size(); ++s) {
     plan->steps[s].run = guarded(std::move(plan->steps[s].run), std::move(steps[s]));
   }

@@ -11,13 +11,13 @@
 
 #include "fuzz/answers.h"
 #include "fuzz/byte_source.h"
-#include "fuzz/plan_rules.h"
 #include "fuzz/targets.h"
 #include "ortrain/base/byte_count.h"
 #include "ortrain/ir/infer_context.h"
 #include "ortrain/ir/shape_inference.h"
 #include "ortrain/ir/text.h"
 #include "ortrain/plan/memory_planner.h"
+#include "ortrain/runtime/plan_verifier.h"
 #include "ortrain/runtime/session.h"
 
 namespace ortrain::fuzz {
@@ -260,7 +260,7 @@ void check_plans(ByteSource& source) {
                                {.sizes_only = true, .memory_limit = limit});
   });
   if (!planned) return;
-  check_plan(graph, dims, *plan);
+  verify_plan(graph, dims, *plan);
   Wide outputs = 0;
   for (const TensorSpec& spec : plan->outputs) {
     outputs += product(Extents(spec.dims).elements, size_of(spec.dtype));

@@ -22,7 +22,8 @@ constexpr std::array kFlags{
          "Show preparing and training on the terminal: auto (where stderr is one, in the main "
          "process, and rich is installed) or off."},
     Flag{"ORTRAIN_DISABLE_PASSES", "", "Comma-separated names of graph passes to skip."},
-    Flag{"ORTRAIN_VERIFY", "0", "Verify the graph after every pass."},
+    Flag{"ORTRAIN_VERIFY", "0",
+         "Verify the graph after every pass, and each plan when it is made."},
     Flag{"ORTRAIN_BLAS", "auto",
          "Matrix products: auto, onednn, none (our own kernels), or the absolute path of the "
          "plugin."},
@@ -54,7 +55,8 @@ constexpr std::array kFlags{
          "What NVIDIA's GPUs do by cuDNN, where it has an algorithm: auto (convolutions, and "
          "attention where it is known to be faster), conv (convolutions alone), all, or off."},
     Flag{"ORTRAIN_VERIFY_STEPS", "",
-         "Steps of each ORTModule that run in PyTorch too and must agree: first, sampled (1, 2, 4, 8, "
+         "Steps of each ORTModule that run in PyTorch too and must agree: first, sampled (1, 2, 4, "
+         "8, "
          "...) or a number of first steps."},
     Flag{"ORTRAIN_PIECES", "worthwhile",
          "Which pieces of a module that no graph holds whole run on the engine: worthwhile (those "

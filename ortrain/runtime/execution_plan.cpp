@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 
+#include "ortrain/base/flags.h"
 #include "ortrain/base/log.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/roles.h"
@@ -17,6 +18,7 @@
 #include "ortrain/plan/resolve_shapes.h"
 #include "ortrain/runtime/node_cost.h"
 #include "ortrain/runtime/node_limits.h"
+#include "ortrain/runtime/plan_verifier.h"
 #include "ortrain/runtime/planned_constants.h"
 
 namespace ortrain {
@@ -356,7 +358,7 @@ class PlanMaker {
     for (const Work& work : work_) {
       const Node& node = graph_.node(work.node);
       if (work.view_offsets) {
-        plan_.views.push_back(work.node);
+        plan_.views.push_back({work.node, *work.view_offsets});
         for (ValueId id : node.outputs) {
           if (id != kNoValue) root_[index_of(id)] = root_[index_of(node.inputs[0])];
         }
@@ -405,6 +407,10 @@ class PlanMaker {
     }
   }
 
+  static std::vector<std::pair<int, int>> inplace_pairs(const Work& work) {
+    return work.kernel->inplace_of ? work.kernel->inplace_of(*work.spec) : work.kernel->inplace;
+  }
+
   // The graph input into whose memory output `i` of a node can go at once, or -1.
   int input_to_overwrite(const Work& work, size_t i) const {
     const Node& node = graph_.node(work.node);
@@ -417,8 +423,7 @@ class PlanMaker {
     const int last = last_read_[index_of(target)];
     if (last < work.step) return input;
     if (last > work.step) return -1;
-    const std::vector<std::pair<int, int>> pairs =
-        work.kernel->inplace_of ? work.kernel->inplace_of(*work.spec) : work.kernel->inplace;
+    const std::vector<std::pair<int, int>> pairs = inplace_pairs(work);
     for (size_t j = 0; j < node.inputs.size(); ++j) {
       if (node.inputs[j] == kNoValue || root_[index_of(node.inputs[j])] != target) continue;
       const std::pair<int, int> pair{static_cast<int>(j), static_cast<int>(i)};
@@ -481,9 +486,7 @@ class PlanMaker {
   int inplace_buffer(const Work& work, size_t i) {
     const Node& node = graph_.node(work.node);
     const ValueId output = node.outputs[i];
-    const Kernel& kernel = *work.kernel;
-    for (const std::pair<int, int>& pair :
-         kernel.inplace_of ? kernel.inplace_of(*work.spec) : kernel.inplace) {
+    for (const std::pair<int, int>& pair : inplace_pairs(work)) {
       const int from = pair.first, to = pair.second;
       if (static_cast<size_t>(to) != i || static_cast<size_t>(from) >= node.inputs.size()) continue;
       const ValueId input = node.inputs[static_cast<size_t>(from)];
@@ -629,6 +632,7 @@ class PlanMaker {
                     .first_arg = static_cast<uint32_t>(plan_.args.size()),
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
                     .num_outputs = static_cast<uint32_t>(node.outputs.size()),
+                    .inplace = inplace_pairs(work),
                     .workspace_bytes = work.spec->workspace_bytes().value()};
       for (size_t k = 0; k < node.outputs.size(); ++k) {
         step.outputs.push_back(work.spec->has_output(k) ? work.spec->output(k) : TensorSpec{});
@@ -770,7 +774,9 @@ std::shared_ptr<const ExecutionPlan> make_execution_plan(const Graph& graph,
                                                          const std::vector<Dims>& input_dims,
                                                          const KernelRegistry& kernels,
                                                          const PlanOptions& options) {
-  return PlanMaker(graph, input_dims, kernels, options).make();
+  std::shared_ptr<const ExecutionPlan> plan = PlanMaker(graph, input_dims, kernels, options).make();
+  if (flag_is_on("ORTRAIN_VERIFY")) verify_plan(graph, input_dims, *plan);
+  return plan;
 }
 
 }  // namespace ortrain

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortrain/base/dim.h"
@@ -32,10 +33,17 @@ struct PlanStep {
   uint32_t first_arg = 0;  // into ExecutionPlan::args: inputs, then outputs, then workspace
   uint32_t num_inputs = 0;
   uint32_t num_outputs = 0;
-  std::vector<TensorSpec> outputs;  // undefined where absent; none for copies
+  std::vector<TensorSpec> outputs;           // undefined where absent; none for copies
+  std::vector<std::pair<int, int>> inplace;  // (input, output) that its kernel takes in one place
   size_t workspace_bytes = 0;
   double bytes = 0;  // read and written; see NodeCost
   double flops = 0;
+};
+
+// A node that only shows bytes of its first input.
+struct PlanView {
+  NodeId node = kNoNode;
+  std::vector<int64_t> offsets;  // per output, in bytes
 };
 
 // Steps from `begin` to before `end`.
@@ -77,7 +85,7 @@ struct ExecutionPlan {
   std::vector<TensorData> constants;
   PlacedConstants placed;                     // the same where the kernels read them
   std::shared_ptr<StepNumbers> step_numbers;  // null on the host
-  std::vector<NodeId> views;                  // nodes that only show the bytes of another value
+  std::vector<PlanView> views;                // in the order of the graph
   // The graph that it was made of, where that is a rewritten form of the session's: the same inputs
   // and outputs, other nodes and values.
   std::shared_ptr<const Graph> rewritten;

@@ -195,6 +195,113 @@ std::vector<TensorData> make_inputs(const OpCase& op_case, DType type, uint64_t 
   return result;
 }
 
+namespace {
+
+// Calls of one kernel, with memory of its device.
+class KernelRun {
+ public:
+  KernelRun(const Kernel& kernel, NodeSpec& spec, Device& device)
+      : device_(device),
+        run_(kernel.make(spec)),
+        scope_(device.enter()),
+        workspace_(place(spec.workspace_bytes().value())),
+        number_({spec.context()}) {}
+
+  void* place(size_t bytes) {
+    blocks_.push_back(device_.tensor(std::max<size_t>(bytes, 1), nullptr));
+    return blocks_.back()->data();
+  }
+  // A copy of host memory; that itself where kernels read it.
+  const void* placed(const void* data, size_t bytes) {
+    if (device_.is_host()) return data;
+    void* const copy = place(bytes);
+    device_.upload(copy, data, bytes, nullptr);
+    return copy;
+  }
+  void* copied(const void* data, size_t bytes) {
+    void* const copy = place(bytes);
+    device_.copy(copy, data, bytes, nullptr);
+    return copy;
+  }
+
+  // Fills `results`; those that have an address in `made` are written there first.
+  void call(const std::vector<const void*>& in, std::vector<TensorData>& results,
+            std::vector<void*> made = {}) {
+    made.resize(results.size(), nullptr);
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (made[i] == nullptr) made[i] = place(results[i].bytes());
+    }
+    run_({.in = in.data(),
+          .out = made.data(),
+          .workspace = workspace_,
+          .fault = device_.fault_slot(),
+          .step = number_.first()});
+    for (size_t i = 0; i < made.size(); ++i) {
+      void* data = nullptr;
+      TensorData read = TensorData::allocate(results[i].dtype(), results[i].dims(), &data);
+      if (device_.is_host()) {
+        if (read.bytes() > 0) std::memcpy(data, made[i], read.bytes());
+      } else {
+        device_.download(data, made[i], read.bytes(), nullptr);
+      }
+      results[i] = std::move(read);
+    }
+    if (device_.is_host()) return;
+    device_.synchronize(nullptr);
+    device_.raise_faults();
+  }
+
+ private:
+  Device& device_;
+  const KernelFn run_;
+  const std::shared_ptr<void> scope_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  void* const workspace_;
+  const StepNumbers number_;
+};
+
+using Pairs = std::vector<std::pair<size_t, size_t>>;  // operands and results
+
+// Pairs that plans may put in one place: each by itself, and as many at once as can be.
+std::vector<Pairs> pairs_to_try(const Kernel& kernel, const NodeSpec& spec) {
+  std::vector<Pairs> tried;
+  Pairs together;
+  for (const auto& [from, to] : kernel.inplace_of ? kernel.inplace_of(spec) : kernel.inplace) {
+    const auto i = static_cast<size_t>(from), j = static_cast<size_t>(to);
+    if (i >= spec.num_inputs() || j >= spec.num_outputs()) continue;
+    if (!spec.has_input(i) || !spec.has_output(j)) continue;
+    if (spec.input(i).bytes() == 0 || spec.input(i).bytes() != spec.output(j).bytes()) continue;
+    tried.push_back({{i, j}});
+    const bool taken = std::ranges::any_of(
+        together, [&](const auto& pair) { return pair.first == i || pair.second == j; });
+    if (!taken) together.emplace_back(i, j);
+  }
+  if (together.size() > 1) tried.push_back(std::move(together));
+  return tried;
+}
+
+// The kernel gives the same bits where results take the memory of operands, as it says they may.
+void check_in_place(KernelRun& run, const Kernel& kernel, const NodeSpec& spec,
+                    const std::vector<const void*>& in, const std::vector<TensorData>& expected) {
+  for (const Pairs& pairs : pairs_to_try(kernel, spec)) {
+    std::vector<const void*> operands = in;
+    std::vector<void*> made(expected.size(), nullptr);
+    for (const auto& [i, j] : pairs) {
+      operands[i] = made[j] = run.copied(in[i], spec.input(i).bytes());
+    }
+    std::vector<TensorData> actual = expected;
+    run.call(operands, actual, made);
+    for (size_t j = 0; j < expected.size(); ++j) {
+      if (actual[j].equals(expected[j])) continue;
+      throw InternalError(str(spec.context(), "kernel '", kernel.name, "': result ", j,
+                              " is another one where ", pairs.size(), " of its results take the ",
+                              "memory of operands, operand ", pairs[0].first, " first"));
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<TensorData>& inputs,
                                    const std::string& kernel_name, const KernelRegistry& kernels) {
   const OpDef& def = def_of(op_case);
@@ -247,38 +354,12 @@ std::vector<TensorData> run_kernel(const OpCase& op_case, const std::vector<Tens
     }
     return results;
   }
-  const KernelFn run = kernel->make(spec);
-  Device& device = kernels.device();
-  const std::shared_ptr<void> scope = device.enter();
-  std::vector<std::shared_ptr<Block>> blocks;
-  const auto place = [&](size_t bytes) {
-    blocks.push_back(device.tensor(std::max<size_t>(bytes, 1), nullptr));
-    return blocks.back()->data();
-  };
-  std::vector<void*> results_on_device = out;
-  if (!device.is_host()) {
-    for (size_t i = 0; i < in.size(); ++i) {
-      if (in[i] == nullptr) continue;
-      void* const placed = place(inputs[i].bytes());
-      device.upload(placed, in[i], inputs[i].bytes(), nullptr);
-      in[i] = placed;
-    }
-    for (size_t i = 0; i < out.size(); ++i) results_on_device[i] = place(results[i].bytes());
+  KernelRun run(*kernel, spec, kernels.device());
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (in[i] != nullptr) in[i] = run.placed(in[i], inputs[i].bytes());
   }
-  void* const workspace = place(spec.workspace_bytes().value());
-  const StepNumbers number({spec.context()});
-  run({.in = in.data(),
-       .out = results_on_device.data(),
-       .workspace = workspace,
-       .fault = device.fault_slot(),
-       .step = number.first()});
-  if (!device.is_host()) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      device.download(out[i], results_on_device[i], results[i].bytes(), nullptr);
-    }
-    device.synchronize(nullptr);
-    device.raise_faults();
-  }
+  run.call(in, results);
+  check_in_place(run, *kernel, spec, in, results);
   return results;
 }
 

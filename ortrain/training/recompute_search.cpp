@@ -49,8 +49,8 @@ RecomputeCosts costs_of(const Graph& graph, const ExecutionPlan& plan,
     }
   }
   // Views of inputs and constants are there as those are.
-  for (NodeId id : plan.views) {
-    const Node& node = graph.node(id);
+  for (const PlanView& view : plan.views) {
+    const Node& node = graph.node(view.node);
     if (costs.bytes[index_of(node.inputs[0])] == 0) continue;
     for (ValueId output : node.outputs) {
       if (output != kNoValue) costs.bytes[index_of(output)] = bytes_of(output);
@@ -58,7 +58,7 @@ RecomputeCosts costs_of(const Graph& graph, const ExecutionPlan& plan,
   }
   // So are results, and what they are views of.
   std::vector<bool> is_view(graph.num_node_slots(), false);
-  for (NodeId id : plan.views) is_view[index_of(id)] = true;
+  for (const PlanView& view : plan.views) is_view[index_of(view.node)] = true;
   for (const GraphOutput& output : graph.outputs()) {
     ValueId id = output.value;
     const double bytes = bytes_of(id);

@@ -93,7 +93,12 @@ def is_refusal(error: Exception) -> bool:
 
 def is_strict() -> bool:
     """Tell whether the user wants an error rather than PyTorch (ORTRAIN_STRICT)."""
-    return os.environ.get("ORTRAIN_STRICT", "0").lower() in ("1", "true", "on", "yes")
+    return is_switched_on("ORTRAIN_STRICT")
+
+
+def is_switched_on(flag: str) -> bool:
+    """Tell whether an environment variable is on, as the engine reads its own."""
+    return os.environ.get(flag, "0").lower() in ("1", "true", "on", "yes")
 
 
 def without_numbers(text: str) -> str:

@@ -42,12 +42,16 @@ def unsupported_device(call: FlatCall, module: nn.Module) -> str:
 
 
 def is_raised_by_code(error: BaseException) -> bool:
-    """Tell whether a ``raise`` in code that is not PyTorch's has raised an error: it says what it has to say."""
+    """Tell whether code that is not PyTorch's has raised an error, which says what it has to say.
+
+    By ``raise``, or by what Python itself refuses: operators of PyTorch raise no plain ValueError.
+    """
     origin = origin_of(error)
     if origin is None:
         return False
     code, is_raise = origin
-    return is_raise and not real_path(code.co_filename).startswith(TORCH_ROOT)
+    is_python = is_raise or type(error) is ValueError
+    return is_python and not real_path(code.co_filename).startswith(TORCH_ROOT)
 
 
 def input_error(

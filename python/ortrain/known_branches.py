@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from ortrain.capture.branches import Branch, asks_for_values, branches_recorded
 from ortrain.capture.signature import FlatCall
 from ortrain.entry import Entry
+from ortrain.fallback import is_switched_on
 from ortrain.piece_costs import Choice
 
 # Kinds of calls that are remembered.
@@ -41,6 +42,8 @@ class KnownBranches:
         # What a device finds in values on the way that PyTorch does not go comes late.
         on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors)
         is_left = Choice.current() is Choice.ALL
+        # So does a NaN there, where the user wants an error for it.
+        is_left |= is_switched_on("ORTRAIN_CHECK_NAN")
         return known == () and on_cpu and asks_for_values(error) and not is_left
 
     def forget(self, kind: Hashable) -> None:

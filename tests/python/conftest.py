@@ -36,6 +36,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (PACKAGES, os.environ.get("PYTHONPATH")) if part
 )
 os.environ["ORTRAIN_CACHE_DIR"] = "off"
+# Each graph after each pass, and each plan.
+os.environ.setdefault("ORTRAIN_VERIFY", "1")
 # Pieces of small models would not be worth it.
 os.environ["ORTRAIN_PIECES"] = "all"
 # pytest listens to loggers that do not propagate. This one then prints every graph of every export: a third of

@@ -74,6 +74,7 @@ from ortrain.capture.number_questions import numbers_answer
 from ortrain.capture.outside_reads import FOLLOWED_IN_PIECES
 from ortrain.capture.random_internals import dead_draws_kept
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.registered_kernels import calls_operators_of_others
 from ortrain.capture.replaced_functions import replacements_watched
 from ortrain.capture.result_views import ResultViews, in_order_of
 from ortrain.capture.shallow_copies import MadePlain
@@ -551,10 +552,10 @@ def _capture(
         refuse_conditions_on_values(program, name)
         refuse_writes_through_windows(program, name)
         detach_anew(program)
-        if flat.answers.given and functions.calls:
+        if flat.answers.given and (functions.calls or calls_operators_of_others(program)):
             raise CaptureError(
-                "it branches on values, and calls functions of its own that would run twice where "
-                "a branch goes another way",
+                "it branches on values, and calls functions or operators of its own that would run "
+                "twice where a branch goes another way",
                 module=name,
             )
         functions.refuse_lost_effects(program)

@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.trace_internals import nodes_of
+
+# Operators of these give results, draw from PyTorch's generators, and do nothing else.
+_WITHOUT_EFFECTS = frozenset(["aten", "prims", "torchvision"])
 # By which keys a call on the CPU comes to a kernel. On GPUs PyTorch itself registers some in Python, for the same values.
 _OF_CALLS = frozenset(
     [
@@ -37,6 +41,15 @@ def replaced_operator() -> str:
         replaced = [name for name in found if name.rpartition("/")[2] in _OF_CALLS]
         _seen = len(kernels), min(replaced, default="")
     return _seen[1]
+
+
+def calls_operators_of_others(program: torch.export.ExportedProgram) -> bool:
+    """Tell whether a program calls operators of which only their authors know what they do beside their results."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace not in _WITHOUT_EFFECTS
+        for node in nodes_of(program)
+    )
 
 
 def is_made_of_others(op: Any) -> bool:

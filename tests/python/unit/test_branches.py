@@ -283,6 +283,56 @@ def test_functions_of_the_users_own_do_not_run_twice() -> None:
     assert not any(r.branches for r in wrapped.report().captures)
 
 
+def test_operators_of_the_users_own_do_not_run_twice() -> None:
+    calls = []
+    library = torch.library.Library("ortrain_test_branches", "DEF")
+    library.define("noted(Tensor x) -> Tensor")
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.clone()
+
+    library.impl("noted", noted, "CPU")
+    torch.library.register_fake("ortrain_test_branches::noted", torch.empty_like, lib=library)
+
+    def compute(m: Any, y: torch.Tensor) -> torch.Tensor:
+        z = torch.ops.ortrain_test_branches.noted(y.detach())
+        return y if (y > 0).all() else y * 2 + z
+
+    ours = ORTModule(Net(compute))
+    for i in range(8):
+        ours(torch.full((2, 4), 1.0 if i != 5 else -1.0))
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_overflows_in_16_bits_is_seen(dtype: torch.dtype) -> None:
+    class Clamped(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            h = x * y
+            if torch.isinf(h).any():
+                h = torch.clamp(h, -6e4, 6e4)
+            return torch.where(h == x, h - 1, h + 1)
+
+    module = Clamped()
+    ours = ORTModule(module)
+    large = 300.0 if dtype is torch.float16 else 1e20
+    for value in [2.0, 2.0, 2.0, large, 2.0, large]:
+        x = torch.full((3, 8), value, dtype=dtype)
+        torch.testing.assert_close(ours(x, x), module(x, x), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in .*:RuntimeWarning")
+def test_a_nan_on_the_way_that_is_not_taken_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_CHECK_NAN", "1")
+    module = Net(lambda m, y: y / y if (y != 0).all() else y + 1)
+    nn.init.zeros_(module.linear.bias)
+    ours = ORTModule(module)
+    for value in (1.0, 1.0, 1.0, 0.0, 1.0):
+        x = torch.full((2, 4), value)
+        torch.testing.assert_close(ours(x), module(x))
+
+
 def test_numbers_taken_out_of_tensors_are_no_branches() -> None:
     def rolled(m: Any, y: torch.Tensor) -> Any:
         return y.roll(int(y.argmax()), 0) if y.sum() > 0 else y

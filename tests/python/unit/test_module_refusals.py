@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -172,6 +173,18 @@ def test_ever_new_numbers_among_the_arguments_are_not_captured_forever() -> None
     for scale in (99.0, 99.0, 99.0, 100.0):
         torch.testing.assert_close(ours(x, scale), (x * scale).exp())
     assert len([c for c in ours.report().captures if not c.fallback]) == 10
+
+
+def test_what_python_refuses_is_its_own_error() -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor, value: float) -> torch.Tensor:
+            return x * math.floor(value * 10)
+
+    module = ORTModule(Rounds())
+    for value in (0.5, 0.7):
+        module(torch.ones(2), value)
+    with pytest.raises(ValueError, match="cannot convert float NaN to integer"):
+        module(torch.ones(2), math.nan)
 
 
 def test_strict_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
