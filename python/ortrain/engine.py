@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -475,7 +475,7 @@ class Engine(RenewedInChildren):
 
     def _make_live_entry(
         self, call: FlatCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Entry | None:
+    ) -> Entry | Refused | None:
         """Capture a call with its numbers as inputs; give up those that a graph does not take so."""
         if self._attempts.is_waiting:
             return None
@@ -486,6 +486,11 @@ class Engine(RenewedInChildren):
         except Exception as error:
             if isinstance(error, OUT_OF_MEMORY):
                 raise
+            if self._looks_for_branches(call, error):
+                if read.has_begun:
+                    self._note_reads(read.names())
+                self._attempts.missed(self._key(call)[1], self._states.present)
+                return Refused(_seen_in_pytorch(error), reason)
             _log.info("numbers stay fixed: %s", error)
             self._give_up(call.numbers)
             return None
@@ -527,9 +532,8 @@ class Engine(RenewedInChildren):
                 raise
             if failing is not None and self.budget is None:
                 return self._graphs.refuse_sizes(key, sizes, error)
-            key_of_branches = self._branch_key(call)
-            if self.budget is None and self._branches.may_help(key_of_branches, call, error):
-                error = BranchError(error.reason, module=error.module, source=error.source)
+            if self._looks_for_branches(call, error):
+                error = _seen_in_pytorch(error)
             if not isinstance(error, FirstCallError):
                 self._pytorch.refuse(error)
             if isinstance(error, ChangingAttributeError):
@@ -544,6 +548,12 @@ class Engine(RenewedInChildren):
         self._attempts.missed(key[1], self._states.present)
         self._take(entry, self._key(call))
         return entry
+
+    def _looks_for_branches(self, call: FlatCall, error: Exception) -> TypeGuard[CaptureError]:
+        """Tell whether a capture has failed since nobody knows yet how branches on values go."""
+        if self.budget is not None or is_strict():
+            return False
+        return self._branches.may_help(self._branch_key(call), call, error)
 
     def _take(self, entry: Entry, key: Key) -> None:
         """Keep a graph, and tell of it."""
@@ -612,6 +622,10 @@ class Engine(RenewedInChildren):
             entry = Entry.of(prepared, call, self._states, reason, stages, self.budget)
         entry.fixed = not dynamic
         return entry
+
+
+def _seen_in_pytorch(error: CaptureError) -> BranchError:
+    return BranchError(error.reason, module=error.module, source=error.source)
 
 
 def _signature_of(forward: Callable[..., Any]) -> CallSignature:

@@ -333,6 +333,33 @@ def test_a_nan_on_the_way_that_is_not_taken_is_no_error(monkeypatch: pytest.Monk
         torch.testing.assert_close(ours(x), module(x))
 
 
+@pytest.mark.parametrize("kind", ["attribute", "argument"])
+def test_beside_a_number_that_varies_there_is_one_graph(kind: str) -> None:
+    class Annealed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.scale = 1.0
+
+        def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+            y = self.linear(x)
+            if not torch.isfinite(x).all():
+                return torch.nan_to_num(y)
+            return y * self.scale * factor
+
+    plain = Annealed()
+    wrapped = ORTModule(copy.deepcopy(plain))
+    for i in range(12):
+        value = 1.0 - 0.05 * i
+        x = torch.randn(3, 4) if i != 9 else torch.full((3, 4), torch.inf)
+        if kind == "attribute":
+            plain.scale = wrapped.scale = value
+        given = () if kind == "attribute" else (value,)
+        torch.testing.assert_close(wrapped(x, *given), plain(x, *given))
+    (graph,) = [c for c in wrapped.report().captures if not c.fallback]
+    assert graph.branches
+
+
 def test_numbers_taken_out_of_tensors_are_no_branches() -> None:
     def rolled(m: Any, y: torch.Tensor) -> Any:
         return y.roll(int(y.argmax()), 0) if y.sum() > 0 else y
