@@ -29,21 +29,6 @@ bool has_fused_types(const Graph& graph, const Node& node) {
   return std::all_of(node.inputs.begin(), node.inputs.end(), fits) && fits(node.outputs[0]);
 }
 
-// A program rounds at its end alone: what is asked of a value of 16 bits that might be made in the
-// same one is asked behind it.
-bool asks_of_rounded(const Graph& graph, const Node& node) {
-  if (is_float(graph.value(node.outputs[0]).dtype)) return false;
-  return std::ranges::any_of(node.inputs, [&](ValueId id) {
-    if (id == kNoValue || !is_float(graph.value(id).dtype)) return false;
-    const NodeId producer = graph.value(id).producer;
-    if (size_of(graph.value(id).dtype) != 2 || producer == kNoNode) return false;
-    const Node& maker = graph.node(producer);
-    if (maker.phase != node.phase) return false;
-    return op_registry().get(maker.domain, maker.op).expression != nullptr ||
-           row_reduction_of(maker).has_value();
-  });
-}
-
 bool is_shape_arithmetic(const Value& value) {
   return value.known.has_value() || (!is_float(value.dtype) && value.shape.size() <= 1);
 }
@@ -95,7 +80,6 @@ std::optional<ElementwiseGroup> group_of(const Graph& graph, const Node& node, s
   const Value& output = graph.value(node.outputs[0]);
   if (!has_fused_types(graph, node)) return refuse("has no fused form for these element types");
   if (is_shape_arithmetic(output)) return refuse("computes a shape");
-  if (asks_of_rounded(graph, node)) return refuse("asks what was rounded to 16 bits");
   if (def.expression) {
     return ElementwiseGroup{node.phase, output.shape, def.draws_random_numbers};
   }

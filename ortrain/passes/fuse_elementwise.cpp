@@ -57,6 +57,7 @@ class Fusion {
              bool inline_constants);
   ExprReg operand(const ElementwiseGroup& group, ValueId id, bool inline_constants);
   ExprReg emit(const ElementwiseGroup& group, const Node& node, bool inline_constants);
+  ExprReg rounded(ExprReg reg, ValueId id, FusionGroups::ClusterId cluster);
   bool leaves_group(ValueId id, FusionGroups::ClusterId cluster) const;
 
   Graph& graph_;
@@ -122,10 +123,24 @@ ExprReg Fusion::operand(const ElementwiseGroup& group, ValueId id, bool inline_c
   return reg;
 }
 
+// A program computes 16 bits in 32 and rounds what it stores. What overflows in float16 does so
+// there too for those who ask, or go on in more bits.
+ExprReg Fusion::rounded(ExprReg reg, ValueId id, FusionGroups::ClusterId cluster) {
+  const Value& value = graph_.value(id);
+  if (!is_float(value.dtype) || size_of(value.dtype) != 2 || value.producer == kNoNode) return reg;
+  if (groups_.of(value.producer) != cluster) return reg;
+  const Node& maker = graph_.node(value.producer);
+  return maker.domain.empty() && maker.op == "Cast" ? reg : builder_.convert(reg, value.dtype);
+}
+
 ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inline_constants) {
   if (const std::optional<ExprOp> reduction = row_reduction_of(node)) {
     return builder_.emit(*reduction, {operand(group, node.inputs[0], inline_constants)});
   }
+  const FusionGroups::ClusterId cluster = groups_.of(graph_.value(node.outputs[0]).producer);
+  const DType type = graph_.value(node.outputs[0]).dtype;
+  const bool sees_rounding =
+      !is_float(type) || (node.domain.empty() && node.op == "Cast" && size_of(type) > 2);
   std::vector<ExprEmitter::Operand> operands;
   for (ValueId id : node.inputs) {
     if (id == kNoValue) {
@@ -137,7 +152,9 @@ ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inlin
     if (value.kind == ValueKind::constant && value.constant.numel() == 1) {
       known = value.constant.to_double();
     }
-    operands.push_back({operand(group, id, inline_constants), value.dtype, known});
+    ExprReg reg = operand(group, id, inline_constants);
+    if (sees_rounding) reg = rounded(reg, id, cluster);
+    operands.push_back({reg, value.dtype, known});
   }
   const OpDef& def = op_registry().get(node.domain, node.op);
   ExprEmitter emitter(builder_, def, node, std::move(operands),

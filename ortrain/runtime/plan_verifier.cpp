@@ -98,10 +98,12 @@ class Follower {
     for (const PlanView& view : plan.views) {
       const Node& node = graph.node(view.node);
       require(view.offsets.size() == node.outputs.size(), "a view has too few offsets");
+      require(!node.inputs.empty() && node.inputs[0] != kNoValue, "a view shows nothing");
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         if (node.outputs[i] == kNoValue) continue;
         const size_t source = index_of(node.inputs[0]), shown = index_of(node.outputs[i]);
-        require(view.offsets[i] >= 0, "a view begins before what it shows");
+        require(view.offsets[i] >= 0 && view.offsets[i] <= kMostBytes,
+                "a view begins outside of what it shows");
         root_[shown] = root_[source];
         offset_[shown] = offset_[source] + static_cast<size_t>(view.offsets[i]);
         require(offset_[shown] + bytes_of_value(node.outputs[i]) <= bytes_of_value(root_[shown]),
@@ -269,7 +271,10 @@ class Follower {
     require(step.first_arg <= plan_.args.size() && num_args <= plan_.args.size() - step.first_arg,
             "a step has no addresses");
     const Location* const args = plan_.args.data() + step.first_arg;
-    if (step.node == kNoNode) return follow_copy(args);
+    if (step.node == kNoNode) {
+      require(step.num_inputs == 1 && step.num_outputs == 1, "a copy has other operands than one");
+      return follow_copy(args);
+    }
     const Node& node = graph_.node(step.node);
     const std::string where = Graph::context(node);
     require(step.num_inputs == node.inputs.size() && step.num_outputs == node.outputs.size(),
@@ -291,7 +296,7 @@ class Follower {
     }
     const Location& workspace = args[node.inputs.size() + node.outputs.size()];
     if (workspace.kind == Kind::absent) {
-      bytes.workspace = 0;
+      require(bytes.workspace == 0, where + "has no place for its workspace");
     } else {
       require(workspace.kind == Kind::arena, where + "has its workspace in a tensor");
       written.push_back(range_of(workspace, bytes.workspace, where, true));
@@ -393,9 +398,9 @@ class Follower {
       if (begin == ExecutionPlan::kNotStaged) continue;
       const size_t bytes = plan_.inputs.at(i).bytes();
       if (bytes == 0) continue;
-      require(
-          begin >= plan_.arena_bytes && begin + bytes <= plan_.arena_bytes + plan_.staging_bytes,
-          "the copy of an input lies elsewhere than behind the arena");
+      require(begin >= plan_.arena_bytes && bytes <= plan_.staging_bytes &&
+                  begin - plan_.arena_bytes <= plan_.staging_bytes - bytes,
+              "the copy of an input lies elsewhere than behind the arena");
       placed.emplace_back(begin, begin + bytes);
     }
     std::ranges::sort(placed);

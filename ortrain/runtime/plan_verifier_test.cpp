@@ -119,6 +119,13 @@ TEST(PlanVerifier, FindsPlantedErrors) {
          s.plan.args[step.first_arg + step.num_inputs + step.num_outputs] = s.operand("y", 0);
        },
        "writes over"},
+      {"a workspace without a place",
+       [](Sample& s) {
+         PlanStep& step = s.step("y");
+         step.workspace_bytes = 64;
+         s.plan.args[step.first_arg + step.num_inputs + step.num_outputs] = {};
+       },
+       "no place for its workspace"},
       {"an arena that is too small", [](Sample& s) { s.plan.arena_bytes = 64; }, "reach out of"},
       {"not aligned", [](Sample& s) { s.result("h").offset += 4; }, "not aligned"},
       {"a step is missing",

@@ -489,7 +489,8 @@ class Engine(RenewedInChildren):
             if self._looks_for_branches(call, error):
                 if read.has_begun:
                     self._note_reads(read.names())
-                self._attempts.missed(self._key(call)[1], self._states.present)
+                if not self._branches.looks_are_few:
+                    self._attempts.missed(self._key(call)[1], self._states.present)
                 return Refused(_seen_in_pytorch(error), reason)
             _log.info("numbers stay fixed: %s", error)
             self._give_up(call.numbers)
@@ -542,7 +543,8 @@ class Engine(RenewedInChildren):
                 self._attempts.leave_to(self._pytorch.whole)
             if read.has_begun:
                 self._note_reads(read.names())
-            self._attempts.missed(key[1], self._states.present)
+            if not isinstance(error, BranchError) or not self._branches.looks_are_few:
+                self._attempts.missed(key[1], self._states.present)
             told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
             return Refused(error, reason, shown=told)
         self._attempts.missed(key[1], self._states.present)

@@ -44,7 +44,7 @@ def unsupported_device(call: FlatCall, module: nn.Module) -> str:
 def is_raised_by_code(error: BaseException) -> bool:
     """Tell whether code that is not PyTorch's has raised an error, which says what it has to say.
 
-    By ``raise``, or by what Python itself refuses: operators of PyTorch raise no plain ValueError.
+    By ``raise``, or by what Python itself refuses. The few operators of PyTorch that raise a ValueError pass as that.
     """
     origin = origin_of(error)
     if origin is None:

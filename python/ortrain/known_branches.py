@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 
 from ortrain.capture.branches import Branch, asks_for_values, branches_recorded
+from ortrain.capture.errors import EverNewCallError, FirstCallError
 from ortrain.capture.signature import FlatCall
 from ortrain.entry import Entry
 from ortrain.fallback import is_switched_on
@@ -16,6 +17,8 @@ from ortrain.piece_costs import Choice
 
 # Kinds of calls that are remembered.
 _MOST_KINDS = 64
+# Looks at how branches go, after which each counts as a capture that was of no use.
+_FEW_LOOKS = 16
 # Runs of a graph that count for nothing, and which part of all of its runs they are, after which there is none.
 _MOST_LOST, _PART_LOST = 2, 8
 
@@ -28,6 +31,7 @@ class KnownBranches:
         self._known: collections.OrderedDict[Hashable, tuple[Branch, ...] | None] = (
             collections.OrderedDict()
         )
+        self._looks = 0
         self._forgotten: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
 
     def of(self, kind: Hashable) -> Sequence[Branch]:
@@ -37,6 +41,8 @@ class KnownBranches:
     def may_help(self, kind: Hashable, call: FlatCall, error: BaseException) -> bool:
         """Take note of a capture that has failed; tell whether it is worth to see how branches go."""
         known = self._known.get(kind, ())
+        if isinstance(error, (FirstCallError, EverNewCallError)):
+            return False
         if known:
             self._remember(kind, None)
         # What a device finds in values on the way that PyTorch does not go comes late.
@@ -44,7 +50,14 @@ class KnownBranches:
         is_left = Choice.current() is Choice.ALL
         # So does a NaN there, where the user wants an error for it.
         is_left |= is_switched_on("ORTRAIN_CHECK_NAN")
-        return known == () and on_cpu and asks_for_values(error) and not is_left
+        helps = known == () and on_cpu and asks_for_values(error) and not is_left
+        self._looks += helps
+        return helps
+
+    @property
+    def looks_are_few(self) -> bool:
+        """Whether captures that ended to see how branches go need not count against the module."""
+        return self._looks <= _FEW_LOOKS
 
     def forget(self, kind: Hashable) -> None:
         """Look again how branches go, for the first calls may initialize something; the second time, give up."""

@@ -312,6 +312,8 @@ def test_what_overflows_in_16_bits_is_seen(dtype: torch.dtype) -> None:
             h = x * y
             if torch.isinf(h).any():
                 h = torch.clamp(h, -6e4, 6e4)
+            if not torch.isfinite((x * y).float()).all():
+                h = h - 2
             return torch.where(h == x, h - 1, h + 1)
 
     module = Clamped()
@@ -358,6 +360,21 @@ def test_beside_a_number_that_varies_there_is_one_graph(kind: str) -> None:
         torch.testing.assert_close(wrapped(x, *given), plain(x, *given))
     (graph,) = [c for c in wrapped.report().captures if not c.fallback]
     assert graph.branches
+
+
+def test_many_kinds_of_calls_beside_a_number_that_varies() -> None:
+    class Kinds(nn.Module):
+        def forward(self, x: torch.Tensor, kind: str, factor: float) -> torch.Tensor:
+            if not torch.isfinite(x).all():
+                return torch.nan_to_num(x)
+            return (x + len(kind)) * factor
+
+    wrapped = ORTModule(Kinds())
+    for i in range(60):
+        x, kind = torch.randn(3), "a" * (i % 6)
+        expected = (x + len(kind)) * (1 + i / 7)
+        torch.testing.assert_close(wrapped(x, kind, 1 + i / 7), expected)
+    assert len([c for c in wrapped.report().captures if c.branches]) == 6
 
 
 def test_numbers_taken_out_of_tensors_are_no_branches() -> None:
