@@ -124,7 +124,8 @@ ExprReg Fusion::operand(const ElementwiseGroup& group, ValueId id, bool inline_c
 }
 
 // A program computes 16 bits in 32 and rounds what it stores. What overflows in float16 does so
-// there too for those who ask, or go on in more bits.
+// there too for those who ask, or go on in more bits; bfloat16 has the range of float32, and goes
+// on unrounded.
 ExprReg Fusion::rounded(ExprReg reg, ValueId id, FusionGroups::ClusterId cluster) {
   const Value& value = graph_.value(id);
   if (!is_float(value.dtype) || size_of(value.dtype) != 2 || value.producer == kNoNode) return reg;
@@ -139,8 +140,7 @@ ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inlin
   }
   const FusionGroups::ClusterId cluster = groups_.of(graph_.value(node.outputs[0]).producer);
   const DType type = graph_.value(node.outputs[0]).dtype;
-  const bool sees_rounding =
-      !is_float(type) || (node.domain.empty() && node.op == "Cast" && size_of(type) > 2);
+  const bool widens = node.domain.empty() && node.op == "Cast" && size_of(type) > 2;
   std::vector<ExprEmitter::Operand> operands;
   for (ValueId id : node.inputs) {
     if (id == kNoValue) {
@@ -153,12 +153,11 @@ ExprReg Fusion::emit(const ElementwiseGroup& group, const Node& node, bool inlin
       known = value.constant.to_double();
     }
     ExprReg reg = operand(group, id, inline_constants);
-    if (sees_rounding) reg = rounded(reg, id, cluster);
+    if (!is_float(type) || (widens && value.dtype == DType::f16)) reg = rounded(reg, id, cluster);
     operands.push_back({reg, value.dtype, known});
   }
   const OpDef& def = op_registry().get(node.domain, node.op);
-  ExprEmitter emitter(builder_, def, node, std::move(operands),
-                      graph_.value(node.outputs[0]).dtype);
+  ExprEmitter emitter(builder_, def, node, std::move(operands), type);
   return def.expression(emitter);
 }
 
