@@ -93,7 +93,9 @@ class Follower {
         offset_(graph.num_values(), 0),
         made_by_step_(graph.num_values(), false),
         inputs_(graph.inputs().size()),
-        blocks_(graph.outputs().size()) {
+        blocks_(graph.outputs().size()),
+        copied_(graph.outputs().size(), false),
+        updated_by_(graph.inputs().size()) {
     for (size_t id = 0; id < graph.num_values(); ++id) root_.push_back(static_cast<ValueId>(id));
     for (const PlanView& view : plan.views) {
       const Node& node = graph.node(view.node);
@@ -129,7 +131,7 @@ class Follower {
       require(plan.outputs[k].bytes() == bytes_of_value(graph.outputs()[k].value),
               str("output ", k, " has other bytes than its value"));
     }
-    check_updates();
+    find_updates();
   }
 
   std::vector<StepBytes> follow() {
@@ -157,17 +159,16 @@ class Follower {
   }
 
   // What becomes of an input is the output that names it.
-  void check_updates() const {
+  void find_updates() {
     require(plan_.updated_input.size() == blocks_.size(), "not all outputs are told of");
-    std::vector<bool> is_updated(inputs_.size(), false);
     for (size_t k = 0; k < blocks_.size(); ++k) {
       if (plan_.updated_input[k] < 0) continue;
       const auto input = static_cast<size_t>(plan_.updated_input[k]);
-      require(input < inputs_.size() && !is_updated[input] &&
+      require(input < inputs_.size() && !updated_by_[input] &&
                   graph_.inputs()[input].target == graph_.outputs()[k].target &&
                   plan_.inputs[input] == plan_.outputs[k],
               str("output '", graph_.outputs()[k].name, "' updates what it does not name"));
-      is_updated[input] = true;
+      updated_by_[input] = k;
     }
   }
 
@@ -248,22 +249,14 @@ class Follower {
       require(plan_.updated_input[range.index] < 0, where + "writes beside what it updates");
     }
     if (range.kind == Kind::input) {
-      const ValueId becomes = becomes_of(range.index);
-      require(value >= 0 && becomes != kNoValue && root_[index_of(becomes)] == value &&
+      const std::optional<size_t> output = updated_by_[range.index];
+      require(value >= 0 && output && root_[index_of(graph_.outputs()[*output].value)] == value &&
                   range.end - range.begin == plan_.inputs[range.index].bytes(),
               where + "writes to an input that it does not update");
     }
     if (range.kind != Kind::absent) {
       owners_of(range).write(range.begin, range.end, {value, range.begin});
     }
-  }
-
-  // The value that an input takes on, or kNoValue.
-  ValueId becomes_of(size_t input) const {
-    for (size_t k = 0; k < plan_.updated_input.size(); ++k) {
-      if (plan_.updated_input[k] == static_cast<int>(input)) return graph_.outputs()[k].value;
-    }
-    return kNoValue;
   }
 
   StepBytes follow_step(const PlanStep& step) {
@@ -323,9 +316,7 @@ class Follower {
     const Location& to = args[1];
     std::optional<size_t> output;
     if (to.kind == Kind::output) output = to.index;
-    for (size_t k = 0; k < plan_.updated_input.size() && to.kind == Kind::input; ++k) {
-      if (plan_.updated_input[k] == static_cast<int>(to.index)) output = k;
-    }
+    if (to.kind == Kind::input) output = updated_by_.at(to.index);
     require(output && *output < blocks_.size(), "a copy goes elsewhere than into an output");
     const size_t bytes = plan_.outputs[*output].bytes();
     const ValueId value = graph_.outputs()[*output].value;
@@ -337,7 +328,6 @@ class Follower {
       require(is_gradient(*output) == in_backward(), "a copy goes to the other phase's block");
     }
     // The output shows a part of its root perhaps: what lies here is the output's own value.
-    copied_.resize(blocks_.size(), false);
     copied_[*output] = true;
     owners_of(range).write(range.begin, range.end, {value, 0});
     return {{bytes}, {bytes}, 0};
@@ -345,7 +335,6 @@ class Follower {
 
   // At the end of a phase its outputs hold their values, and nothing else.
   void check_outputs(bool of_backward) {
-    copied_.resize(blocks_.size(), false);
     for (size_t k = 0; k < blocks_.size(); ++k) {
       if (is_gradient(k) != of_backward) continue;
       const ValueId value = graph_.outputs()[k].value;
@@ -418,7 +407,8 @@ class Follower {
   Owners arena_;
   std::vector<Owners> inputs_;
   std::vector<Owners> blocks_;
-  std::vector<bool> copied_;  // by output
+  std::vector<bool> copied_;                       // by output
+  std::vector<std::optional<size_t>> updated_by_;  // by input: the output that it becomes
   std::map<ValueId, uint32_t> constant_of_;
   std::map<uint32_t, ValueId> value_of_;
   size_t step_ = 0;

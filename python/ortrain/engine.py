@@ -487,11 +487,7 @@ class Engine(RenewedInChildren):
             if isinstance(error, OUT_OF_MEMORY):
                 raise
             if self._looks_for_branches(call, error):
-                if read.has_begun:
-                    self._note_reads(read.names())
-                if not self._branches.looks_are_few:
-                    self._attempts.missed(self._key(call)[1], self._states.present)
-                return Refused(_seen_in_pytorch(error), reason)
+                return self._refused(_seen_in_pytorch(error), reason, read, self._key(call))
             _log.info("numbers stay fixed: %s", error)
             self._give_up(call.numbers)
             return None
@@ -541,15 +537,19 @@ class Engine(RenewedInChildren):
                 self._attempts.found_changes(self._pytorch.in_pieces)
             elif isinstance(error, UnseenStateError):
                 self._attempts.leave_to(self._pytorch.whole)
-            if read.has_begun:
-                self._note_reads(read.names())
-            if not isinstance(error, BranchError) or not self._branches.looks_are_few:
-                self._attempts.missed(key[1], self._states.present)
-            told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
-            return Refused(error, reason, shown=told)
+            return self._refused(error, reason, read, key)
         self._attempts.missed(key[1], self._states.present)
         self._take(entry, self._key(call))
         return entry
+
+    def _refused(self, error: Exception, reason: str, read: NamesRead, key: Key) -> Refused:
+        """Take note of a call without a graph, and of what its trace has read."""
+        if read.has_begun:
+            self._note_reads(read.names())
+        if not isinstance(error, BranchError) or not self._branches.looks_are_few:
+            self._attempts.missed(key[1], self._states.present)
+        told = isinstance(error, EverNewCallError) and self._told_of_ever_new_calls
+        return Refused(error, reason, shown=told)
 
     def _looks_for_branches(self, call: FlatCall, error: Exception) -> TypeGuard[CaptureError]:
         """Tell whether a capture has failed since nobody knows yet how branches on values go."""

@@ -47,9 +47,8 @@ class KnownBranches:
             self._remember(kind, None)
         # What a device finds in values on the way that PyTorch does not go comes late.
         on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors)
-        is_left = Choice.current() is Choice.ALL
-        # So does a NaN there, where the user wants an error for it.
-        is_left |= is_switched_on("ORTRAIN_CHECK_NAN")
+        # So does a NaN there, for which the user wants an error.
+        is_left = Choice.current() is Choice.ALL or is_switched_on("ORTRAIN_CHECK_NAN")
         helps = known == () and on_cpu and asks_for_values(error) and not is_left
         self._looks += helps
         return helps
