@@ -24,14 +24,43 @@ int64_t version_of(PyObject* tensor) {
   return PyLong_AsLongLong(version.ptr());
 }
 
-bool is_deque(PyObject* value) {
+// An object and the class that it says it is of, which is asked for once: of some it is code that
+// answers.
+class Asked {
+ public:
+  explicit Asked(PyObject* object) : object_(object) {}
+
+  // As is_instance.
+  bool is(PyObject* type) {
+    PyTypeObject* const wanted = reinterpret_cast<PyTypeObject*>(type);
+    if (PyType_IsSubtype(Py_TYPE(object_), wanted) != 0) return true;
+    if (!said_.is_valid()) {
+      static PyObject* const name = PyUnicode_InternFromString("__class__");
+      said_ = attribute(object_, name);
+      if (!said_.is_valid()) said_ = nb::none();
+    }
+    return PyType_Check(said_.ptr()) &&
+           PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(said_.ptr()), wanted) != 0;
+  }
+
+ private:
+  PyObject* object_;
+  nb::object said_;  // once it has been asked
+};
+
+bool is_deque(Asked& value) {
   static PyObject* const deque = imported("collections", "deque");
-  return is_instance(value, deque);
+  return value.is(deque);
 }
 
-bool is_context_variable(PyObject* value) {
+bool is_deque(PyObject* value) {
+  Asked asked(value);
+  return is_deque(asked);
+}
+
+bool is_context_variable(Asked& value) {
   static PyObject* const variable = imported("contextvars", "ContextVar");
-  return is_instance(value, variable);
+  return value.is(variable);
 }
 
 // Arrays, and whatever else lies in memory that others may write to.
@@ -39,15 +68,15 @@ bool is_buffer(PyObject* value) {
   return PyObject_CheckBuffer(value) != 0 && !PyBytes_CheckExact(value);
 }
 
-bool is_weak_reference(PyObject* value) {
+bool is_weak_reference(Asked& value) {
   static PyObject* const reference = imported("weakref", "ReferenceType");
-  return is_instance(value, reference);
+  return value.is(reference);
 }
 
 // Of a mapping that is no dictionary but shows one: a proxy, a view.
-bool shows_items(PyObject* value) {
+bool shows_items(PyObject* value, Asked& asked) {
   static PyObject* const proxy = imported("types", "MappingProxyType");
-  return is_instance(value, proxy) || PyDictViewSet_Check(value) || PyDictValues_Check(value);
+  return asked.is(proxy) || PyDictViewSet_Check(value) || PyDictValues_Check(value);
 }
 
 bool is_method(PyObject* value) {
@@ -142,10 +171,10 @@ void append_attributes(PyObject* object, std::initializer_list<const char*> name
 }
 
 // What containers written in C do besides holding items.
-void append_settings(PyObject* object, std::vector<nb::object>& contents) {
+void append_settings(PyObject* object, Asked& asked, std::vector<nb::object>& contents) {
   static PyObject* const factory = PyUnicode_InternFromString("default_factory");
   static PyObject* const limit = PyUnicode_InternFromString("maxlen");
-  PyObject* const name = PyDict_Check(object) ? factory : is_deque(object) ? limit : nullptr;
+  PyObject* const name = PyDict_Check(object) ? factory : is_deque(asked) ? limit : nullptr;
   nb::object setting = name == nullptr ? nb::object() : attribute(object, name);
   if (setting.is_valid()) contents.push_back(std::move(setting));
 }
@@ -211,19 +240,20 @@ Contents Contents::of(PyObject* object) {
   static PyObject* const get = PyUnicode_InternFromString("get");
   static PyObject* const items = PyUnicode_InternFromString("items");
   Contents found;
+  Asked asked(object);
   std::vector<nb::object>& contents = found.parts;
   if (is_function(object)) {
     append_cells(object, contents);
     append_attributes(object, {"__code__", "__defaults__", "__kwdefaults__", "__dict__"}, contents);
     return found;
   }
-  if (is_weak_reference(object)) {
+  if (is_weak_reference(asked)) {
     nb::object referent = nb::steal(PyObject_CallFunctionObjArgs(object, nullptr));
     if (!referent.is_valid()) PyErr_Clear();
     contents.push_back(referent.is_valid() ? std::move(referent) : nb::none());
     return found;
   }
-  if (is_context_variable(object)) {
+  if (is_context_variable(asked)) {
     const nb::object method = attribute(object, get);
     // With an argument it would not give the default that the variable was made with.
     nb::object value = method.is_valid() ? nb::steal(PyObject_CallNoArgs(method.ptr())) : method;
@@ -231,7 +261,7 @@ Contents Contents::of(PyObject* object) {
     contents.push_back(value.is_valid() ? std::move(value) : nb::none());
     return found;
   }
-  if (shows_items(object)) {
+  if (shows_items(object, asked)) {
     const nb::object method = attribute(object, items);
     const nb::object shown = method.is_valid()
                                  ? nb::steal(PyObject_CallFunctionObjArgs(method.ptr(), nullptr))
@@ -246,7 +276,7 @@ Contents Contents::of(PyObject* object) {
     append_attributes(object, {"__self__", is_method(object) ? "__func__" : "__name__"}, contents);
     return found;
   }
-  if (is_instance(object, partial)) {
+  if (asked.is(partial)) {
     append_attributes(object, {"func", "args", "keywords"}, contents);
   }
   nb::object attributes = attribute(object, dict);
@@ -258,7 +288,7 @@ Contents Contents::of(PyObject* object) {
     found.made = contents.size();
     contents.push_back(result_of(list, object));
   }
-  append_settings(object, contents);
+  append_settings(object, asked, contents);
   append_slots(object, contents);
   // One that holds nothing is what it is, whatever becomes of its class.
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
