@@ -150,7 +150,7 @@ class _Draw:
         kind = self.rng.choice(["int64", "int32"])
         if (case, kind) not in self._sessions:
             graph = _graph(case.inputs.format(t=kind), case.node)
-            self._sessions[case, kind] = graph, _core.Session(graph, max_plans=4)
+            self._sessions[case, kind] = graph, _core.Session(graph, max_plan_bytes=1 << 20)
         graph, session = self._sessions[case, kind]
         extents = {s: self.rng.choice([0, 1, 2, 3, 5]) for s in "abcdgn"}
         tensors = []
@@ -241,7 +241,7 @@ def run(count: int, seed: int = 0) -> collections.Counter[str]:
                     for v in graph.inputs
                     if v["role"] != "gradient"
                 ]
-                _run(_core.Session(graph, max_plans=1), graph, tensors)
+                _run(_core.Session(graph, max_plan_bytes=1), graph, tensors)
             ends["accepted"] += 1
         except _core.InternalError:
             raise

@@ -136,10 +136,11 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
   size_t size = wanted;
   {
     std::lock_guard lock(mutex_);
+    if (is_arena) note_arena(wanted);
     size_t best = free_list.size();
     for (size_t i = 0; i < free_list.size(); ++i) {
       if (free_list[i].bytes < wanted || free_list[i].bytes > most) continue;
-      if (best == free_list.size() || free_list[i].bytes < free_list[best].bytes) best = i;
+      if (best == free_list.size() || free_list[i].bytes <= free_list[best].bytes) best = i;
     }
     if (best < free_list.size()) {
       data = free_list[best].data;
@@ -150,7 +151,7 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
       if (is_arena) data = grow_arena(wanted);
       // Free arenas are all too small now: a larger one serves their purpose as well.
       // Tensors stay: the gradients of the last step are wanted again once backward runs.
-      const size_t room = most_in_use_ + kCacheSlack;
+      const size_t room = most_in_use_.value() + kCacheSlack;
       const size_t taken = stats_.bytes_in_use + wanted;
       shrink(free_list, is_arena || taken > room ? 0 : room - taken);
       if (data == nullptr) data = allocate(is_arena, wanted);
@@ -165,7 +166,7 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
       ++stats_.system_allocations;
     }
     stats_.bytes_in_use += size;
-    most_in_use_ = std::max(most_in_use_, stats_.bytes_in_use);
+    most_in_use_.note(stats_.bytes_in_use);
   }
   auto* block = new Block(data, size);
   return std::shared_ptr<Block>(block, [pool = shared_from_this(), is_arena](Block* dropped) {
@@ -177,15 +178,51 @@ std::shared_ptr<Block> BlockPool::acquire(std::vector<Free>& free_list, bool is_
 void BlockPool::release(bool is_arena, void* data, size_t bytes) {
   std::lock_guard lock(mutex_);
   stats_.bytes_in_use -= bytes;
+  if (is_arena) bytes = cut_arena(data, bytes);
   stats_.bytes_cached += bytes;
-  (is_arena ? free_arenas_ : free_tensors_).push_back({data, bytes});
+  (is_arena ? free_arenas_ : free_tensors_).push_back({data, bytes, while_});
+}
+
+void BlockPool::note_arena(size_t bytes) {
+  longest_arena_.note(bytes);
+  if (++requests_ < kWhile) return;
+  give_back_unneeded();
+  requests_ = 0;
+  ++while_;
+  longest_arena_.pass_on(0);
+  most_in_use_.pass_on(stats_.bytes_in_use);
+}
+
+void BlockPool::give_back_unneeded() {
+  std::vector<Free> kept;
+  for (Free& block : free_arenas_) {
+    stats_.bytes_cached -= block.bytes;
+    if (block.used_in + 1 < while_) {
+      deallocate(true, block.data, block.bytes);
+      continue;
+    }
+    block.bytes = cut_arena(block.data, block.bytes);
+    stats_.bytes_cached += block.bytes;
+    kept.push_back(block);
+  }
+  free_arenas_ = std::move(kept);
+  const size_t room = most_in_use_.value() + kCacheSlack;
+  shrink(free_tensors_, room > stats_.bytes_in_use ? room - stats_.bytes_in_use : 0);
+}
+
+size_t BlockPool::cut_arena(void* data, size_t bytes) {
+  if (!has_own_pages(true, bytes)) return bytes;
+  const size_t needed = longest_arena_.value();
+  const size_t kept = std::max(rounded(needed + needed / 4), kHugePageThreshold);
+  if (kept >= bytes || munmap(static_cast<char*>(data) + kept, bytes - kept) != 0) return bytes;
+  return kept;
 }
 
 void BlockPool::trim() {
   std::lock_guard lock(mutex_);
   shrink(free_arenas_, 0);
   shrink(free_tensors_, 0);
-  most_in_use_ = stats_.bytes_in_use;
+  most_in_use_ = {stats_.bytes_in_use, 0};
 }
 
 BlockPool::Stats BlockPool::stats() const {

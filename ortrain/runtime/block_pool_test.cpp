@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -105,6 +106,70 @@ TEST(BlockPool, TrimGivesUnusedBlocksBack) {
   EXPECT_EQ(pool->stats().bytes_cached, 16 * kMiB);
   pool->trim();
   EXPECT_EQ(pool->stats().bytes_cached, 0u);
+}
+
+void request_arenas(BlockPool& pool, int count, size_t bytes) {
+  for (int i = 0; i < count; ++i) pool.arena(bytes).reset();
+}
+
+// Training goes on in the arena of an evaluation that was larger.
+TEST(BlockPool, PagesThatNobodyNeedsAnyMoreGoBack) {
+  for (const size_t small : {size_t{1000}, 3 * kMiB, 16 * kMiB}) {
+    const auto pool = BlockPool::create();
+    pool->arena(400 * kMiB).reset();
+    request_arenas(*pool, 2 * BlockPool::kWhile, small);
+    EXPECT_LE(pool->stats().bytes_cached, std::max(20 * kMiB, small)) << small;
+    const auto arena = pool->arena(small);
+    ASSERT_GE(arena->bytes(), small);
+    std::memset(arena->data(), 1, arena->bytes());
+    const auto grown = pool->arena(100 * kMiB);
+    std::memset(grown->data(), 2, grown->bytes());
+    EXPECT_EQ(static_cast<const char*>(arena->data())[small - 1], 1);
+  }
+}
+
+TEST(BlockPool, WhatIsNeededNowAndThenStays) {
+  const auto pool = BlockPool::create();
+  pool->arena(100 * kMiB).reset();
+  const int64_t before = pool->stats().system_allocations;
+  for (int i = 0; i < 10; ++i) {
+    request_arenas(*pool, BlockPool::kWhile - 1, 8 * kMiB);
+    pool->arena(100 * kMiB).reset();
+  }
+  EXPECT_EQ(pool->stats().system_allocations, before);
+  EXPECT_EQ(pool->stats().bytes_cached, 100 * kMiB);
+}
+
+// One that is in use meanwhile is cut when it comes back; nothing is taken from whoever holds it.
+TEST(BlockPool, AnArenaIsCutOnlyOnceItIsFree) {
+  const auto pool = BlockPool::create();
+  auto held = pool->arena(200 * kMiB);
+  request_arenas(*pool, 3 * BlockPool::kWhile, 8 * kMiB);
+  ASSERT_EQ(held->bytes(), 200 * kMiB);
+  std::memset(held->data(), 1, held->bytes());
+  held.reset();
+  EXPECT_LE(pool->stats().bytes_cached, 20 * kMiB);
+}
+
+TEST(BlockPool, ArenasThatWereInUseAtOnceGoWhenOneIsEnough) {
+  const auto pool = BlockPool::create();
+  std::vector<std::shared_ptr<Block>> several;
+  for (int i = 0; i < 5; ++i) several.push_back(pool->arena(10 * kMiB));
+  several.clear();
+  request_arenas(*pool, BlockPool::kWhile, 10 * kMiB);
+  EXPECT_EQ(pool->stats().bytes_cached, 50 * kMiB);
+  request_arenas(*pool, 2 * BlockPool::kWhile, 10 * kMiB);
+  EXPECT_EQ(pool->stats().bytes_cached, 10 * kMiB);
+}
+
+TEST(BlockPool, TensorsOfALargeEvaluationGoBack) {
+  const auto pool = BlockPool::create();
+  pool->tensor(500 * kMiB).reset();
+  for (int i = 0; i < 3 * BlockPool::kWhile; ++i) {
+    pool->arena(8 * kMiB).reset();
+    pool->tensor(10 * kMiB).reset();
+  }
+  EXPECT_LE(pool->stats().bytes_cached, (8 + 10 + 10 + 64) * kMiB);
 }
 
 TEST(BlockPool, TooMuchMemoryIsRefusedWithItsSize) {

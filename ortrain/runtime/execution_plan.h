@@ -103,6 +103,16 @@ struct ExecutionPlan {
   size_t total_bytes() const {
     return arena_bytes + staging_bytes + constant_bytes + forward_output_bytes + gradient_bytes;
   }
+  // What keeping it takes, by an estimate: constants that were made for it, steps and what their
+  // kernels keep, a graph of its own.
+  size_t held_bytes() const {
+    constexpr size_t kPerStep = 400, kPerNode = 1000;
+    size_t bytes = constant_bytes + args.size() * sizeof(Location) +
+                   steps.size() * (sizeof(PlanStep) + kPerStep) +
+                   (inputs.size() + outputs.size()) * 2 * sizeof(TensorSpec);
+    if (rewritten) bytes += rewritten->order().size() * kPerNode;
+    return bytes;
+  }
   // The graph whose nodes the steps name, given the session's.
   const Graph& graph_of(const Graph& session_graph) const {
     return rewritten ? *rewritten : session_graph;

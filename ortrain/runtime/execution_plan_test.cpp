@@ -178,6 +178,32 @@ TEST(ExecutionPlanFolding, KeepsWhatARunReads) {
   EXPECT_LT(held, 64U);
 }
 
+// Each plan holds a constant as long as its input.
+TEST(Session, KeepsPlansByWhatTheyHold) {
+  const Graph graph = parse_graph(
+      "graph g (float32[n] x) => (y) {\n"
+      "  s = Shape(x)\n  c = ConstantOfShape<value = float32[1] {0.5}>(s)\n"
+      "  e = Sin(c)\n  y = Add(x, e)\n}");
+  const auto plans_of = [&](size_t bytes) {
+    Session session(graph, cpu_kernels(), Session::Options{.max_plan_bytes = bytes});
+    for (int64_t n = 1; n <= 100; ++n) {
+      const auto plan = session.plan({{1000 + n}});
+      EXPECT_GE(plan->held_bytes(), plan->constant_bytes);
+      EXPECT_EQ(session.latest_plan(), plan);
+      EXPECT_TRUE(session.plan_bytes() <= bytes || session.num_plans() == 1);
+    }
+    bool was_planned = true;
+    session.plan({{1100}}, &was_planned);
+    EXPECT_FALSE(was_planned);
+    return session.num_plans();
+  };
+  EXPECT_EQ(plans_of(1), 1U);
+  EXPECT_EQ(plans_of(size_t{1} << 30), 100U);
+  const size_t some = plans_of(100'000);
+  EXPECT_GT(some, 5U);
+  EXPECT_LT(some, 24U);
+}
+
 // Many results that all are wanted: as many as fit stay, the rest is computed in the runs.
 TEST(ExecutionPlanFolding, IsBounded) {
   std::string text = "graph g (float32[1] x) => (";

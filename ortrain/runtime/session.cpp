@@ -34,10 +34,13 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
       options_.make_plan(graph_, input_dims, *kernels_, options_.plan);
   plans_.emplace_front(input_dims, made);
   by_dims_[input_dims] = plans_.begin();
+  plan_bytes_ += made->held_bytes();
   recordings_.admit(made->id);
-  if (plans_.size() > options_.max_plans) {
+  while (plans_.size() > 1 &&
+         (plans_.size() > options_.max_plans || plan_bytes_ > options_.max_plan_bytes)) {
     by_dims_.erase(plans_.back().first);
     recordings_.drop(plans_.back().second->id);
+    plan_bytes_ -= plans_.back().second->held_bytes();
     plans_.pop_back();
   }
   return made;
@@ -46,6 +49,11 @@ std::shared_ptr<const ExecutionPlan> Session::plan(const std::vector<Dims>& inpu
 size_t Session::num_plans() const {
   std::lock_guard lock(mutex_);
   return plans_.size();
+}
+
+size_t Session::plan_bytes() const {
+  std::lock_guard lock(mutex_);
+  return plan_bytes_;
 }
 
 std::shared_ptr<const ExecutionPlan> Session::latest_plan() const {

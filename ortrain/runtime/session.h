@@ -24,7 +24,7 @@
 namespace ortrain {
 
 // One finished graph and its execution plans, one per signature of input shapes, the least recently
-// used dropped beyond a bound. Thread-safe.
+// used dropped beyond a bound of what they hold; the latest stays. Thread-safe.
 class Session {
  public:
   // Makes a plan of the session's graph, or of a rewritten form of it. As make_execution_plan.
@@ -33,7 +33,8 @@ class Session {
       const PlanOptions& options)>;
 
   struct Options {
-    size_t max_plans = 64;
+    size_t max_plans = 4096;
+    size_t max_plan_bytes = size_t{256} << 20;  // by held_bytes()
     PlanOptions plan = {};
     PlanFunction make_plan = make_execution_plan;
   };
@@ -47,6 +48,8 @@ class Session {
   std::shared_ptr<const ExecutionPlan> plan(const std::vector<Dims>& input_dims,
                                             bool* was_planned = nullptr);
   size_t num_plans() const;
+  // What they hold together.
+  size_t plan_bytes() const;
   // The plan used last; null before the first.
   std::shared_ptr<const ExecutionPlan> latest_plan() const;
 
@@ -65,6 +68,7 @@ class Session {
   mutable std::mutex mutex_;
   using Entry = std::pair<std::vector<Dims>, std::shared_ptr<const ExecutionPlan>>;
   std::list<Entry> plans_;  // most recently used first
+  size_t plan_bytes_ = 0;
   std::map<std::vector<Dims>, std::list<Entry>::iterator> by_dims_;
   std::shared_ptr<SessionProfile> profile_;
   StepRecordings recordings_;

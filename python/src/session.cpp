@@ -344,10 +344,11 @@ void init_session(nb::module_& module) {
   nb::class_<DeviceSession>(module, "Session")
       .def(
           "__init__",
-          [](DeviceSession* self, const Graph& graph, size_t max_plans, const std::string& device,
-             const Graph* unfused, uint64_t max_bytes, double max_share) {
+          [](DeviceSession* self, const Graph& graph, size_t max_plan_bytes,
+             const std::string& device, const Graph* unfused, uint64_t max_bytes,
+             double max_share) {
             const NamedDevice found = find_device(device);
-            Session::Options options{.max_plans = max_plans};
+            Session::Options options{.max_plan_bytes = max_plan_bytes};
             const MemoryBudget budget{.bytes = max_bytes, .share = max_share};
             if (budget.is_set()) {
               options.make_plan = plan_within(unfused != nullptr ? *unfused : graph, budget);
@@ -355,9 +356,9 @@ void init_session(nb::module_& module) {
             auto session = std::make_shared<Session>(graph, *found.kernels, std::move(options));
             new (self) DeviceSession{std::move(session), found.name, found.place};
           },
-          nb::arg("graph"), nb::arg("max_plans") = 64, nb::arg("device") = "cpu",
-          nb::arg("unfused").none() = nb::none(), nb::arg("max_bytes") = 0,
-          nb::arg("max_share") = 0.0,
+          nb::arg("graph"), nb::arg("max_plan_bytes") = Session::Options().max_plan_bytes,
+          nb::arg("device") = "cpu", nb::arg("unfused").none() = nb::none(),
+          nb::arg("max_bytes") = 0, nb::arg("max_share") = 0.0,
           "With a budget, in bytes or as a share, `unfused` is the graph before stage \"fuse\".")
       .def_prop_ro("device", [](const DeviceSession& self) { return self.device; })
       // A thread that plans holds the session, and may wait for the interpreter's lock to log.
@@ -365,6 +366,11 @@ void init_session(nb::module_& module) {
                    [](const DeviceSession& self) {
                      nb::gil_scoped_release release;
                      return self.session->num_plans();
+                   })
+      .def_prop_ro("plan_bytes",
+                   [](const DeviceSession& self) {
+                     nb::gil_scoped_release release;
+                     return self.session->plan_bytes();
                    })
       // How many stretches of steps were launched from a recording, recorded, and run directly.
       .def_prop_ro("recordings",
