@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "python/src/init.h"
 #include "python/src/tensor_exchange.h"
 #include "python/src/tensor_order.h"
+#include "python/src/written_ranges.h"
 
 #if defined(ORTRAIN_HAVE_GPU)
 #include "ortrain/gpu/optimizer.h"
@@ -91,12 +93,17 @@ struct Item {
   void* step = nullptr;  // the step number, float or double
   bool wide_step = false;
   bool first = false;  // SGD: the buffer was made in this step
+  size_t first_copy = 0;
 };
 
-// An operand in another order than its parameter works on a copy; `original`, where there is one,
-// gets the result.
+// An operand in another order than its parameter works on a copy.
 struct Copy {
   nb::object original, copy;
+  bool is_written;  // the original gets the result
+
+  void write_back() const {
+    if (is_written) original.attr("detach")().attr("copy_")(copy);
+  }
 };
 
 // One multi-tensor step of a torch optimizer over its param_groups and state, whose layout is that
@@ -172,7 +179,11 @@ class MultiTensorStep {
       factor *= cpu::clip_factor(norm, most);
       result = nb::float_(norm);
     }
-    run(factor);
+    if (ranges_.are_shared()) {
+      run_one_by_one(factor);
+    } else {
+      run(factor, 0, items_.size(), blocks_);
+    }
     finish_copies();
     return result;
   }
@@ -205,15 +216,14 @@ class MultiTensorStep {
     tensors_.clear();
     copies_.clear();
     new_buffers_.clear();
+    ranges_.clear();
     groups_.clear();
     place_.reset();
     running_ = false;
   }
 
   void finish_copies() {
-    for (const Copy& copy : copies_) {
-      if (copy.original.is_valid()) copy.original.attr("detach")().attr("copy_")(copy.copy);
-    }
+    for (const Copy& copy : copies_) copy.write_back();
     if (nb::len(written_) > 0) mark_written_(written_);
   }
 
@@ -232,7 +242,7 @@ class MultiTensorStep {
       Group group;
       group.dict = nb::borrow(dict);
       group.params = dict["params"];
-      if (!PyList_Check(group.params.ptr())) throw nb::type_error("params of a group is no list");
+      if (!PyList_Check(group.params.ptr())) group.params = nb::list(group.params);
       group.rule.lr = number(dict, "lr");
       group.rule.weight_decay = number(dict, "weight_decay");
       group.sign = truth(dict, "maximize") ? -1 : 1;
@@ -342,6 +352,9 @@ class MultiTensorStep {
     tensor.param = {param.data, storage_of(param.dtype, member.param, "parameter")};
     const TensorView grad = look(item.grad, "gradient");
     tensor.grad = operand(param, tensor.param, item.grad, grad, "gradient");
+    item.first_copy = copies_.size();
+    ranges_.write(items_.size(), param);
+    ranges_.read(items_.size(), grad);
     bool flat = lies_flat(param) && lies_flat(grad);
     const bool has_state = kind_ != Kind::sgd || group.state_count > 0;
     std::array<PyObject*, 3> state_tensors{};
@@ -354,6 +367,7 @@ class MultiTensorStep {
         views[k] = look(state_tensors[k], keys_[k].text());
         tensor.states[k] =
             operand(param, tensor.param, state_tensors[k], views[k], keys_[k].text());
+        ranges_.write(items_.size(), views[k]);
         flat = flat && lies_flat(views[k]);
       }
     }
@@ -435,7 +449,7 @@ class MultiTensorStep {
     if (write_back) refuse_repeated_elements(view);
     nb::object copy = copy_in_order(tensor, param);
     target.data = view_anywhere(copy, "copy").data;
-    copies_.push_back({write_back ? nb::borrow(tensor) : nb::object(), std::move(copy)});
+    copies_.push_back({nb::borrow(tensor), std::move(copy), write_back});
   }
 
   PyObject* get(const Member& member, const Key& key) const {
@@ -450,8 +464,11 @@ class MultiTensorStep {
   // SGD makes a buffer where there is none yet, the others an empty entry's tensors.
   void find_state(nb::dict all_states, Member& member, const Group& group, Item& item) {
     if (!member.state.is_valid()) {
+      const Py_ssize_t before = PyDict_Size(all_states.ptr());
       member.state = nb::steal(PyObject_GetItem(all_states.ptr(), member.param.ptr()));
       if (!member.state.is_valid()) throw nb::python_error();
+      // A new one stands behind all others. It may be gone before the next step.
+      if (PyDict_Size(all_states.ptr()) > before) entries_.push_back(member);
     }
     if (!PyDict_Check(member.state.ptr())) {
       throw InvalidModelError("the optimizer state of the parameter is no dict");
@@ -492,15 +509,15 @@ class MultiTensorStep {
     return *static_cast<float*>(item.step) += 1;
   }
 
-  // Increments all step numbers. Calls make(group, step number) where one of them is not that of
-  // the parameter before.
+  // Increments the step numbers of some items. Calls make(group, step number) where one of them is
+  // not that of the parameter before.
   template <class Coefficients, class Make>
-  std::vector<Coefficients> coefficients(double factor, Make make) {
+  std::vector<Coefficients> coefficients(std::span<const Item> items, double factor, Make make) {
     std::vector<Coefficients> all;
-    all.reserve(items_.size());
+    all.reserve(items.size());
     size_t group = 0;
     double step = -1;
-    for (const Item& item : items_) {
+    for (const Item& item : items) {
       const double next = increment(item);
       if (all.empty() || item.group != group || next != step) {
         group = item.group;
@@ -514,33 +531,54 @@ class MultiTensorStep {
     return all;
   }
 
-  void run(double factor) {
+  // What one parameter's step writes another one reads: as PyTorch, which goes from one to the
+  // next.
+  void run_one_by_one(double factor) {
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const size_t end = i + 1 < items_.size() ? items_[i + 1].first_copy : copies_.size();
+      const std::span<const Copy> copies =
+          std::span<const Copy>(copies_).subspan(items_[i].first_copy, end - items_[i].first_copy);
+      for (const Copy& copy : copies) copy.copy.attr("copy_")(copy.original.attr("detach")());
+      cpu::TensorBlocks blocks;
+      blocks.assign(std::span(tensors_).subspan(i, 1));
+      run(factor, i, 1, blocks);
+      for (const Copy& copy : copies) copy.write_back();
+    }
+    copies_.clear();
+  }
+
+  // The step of some items.
+  void run(double factor, size_t begin, size_t count, const cpu::TensorBlocks& blocks) {
+    const auto items = std::span<const Item>(items_).subspan(begin, count);
+    const auto tensors = std::span<const OptimizerTensor>(tensors_).subspan(begin, count);
     switch (kind_) {
       case Kind::adamw:
       case Kind::adam: {
         const auto all = coefficients<cpu::AdamCoefficients>(
-            factor, [](const Group& g, double step) { return adam_coefficients(g.rule, step); });
+            items, factor,
+            [](const Group& g, double step) { return adam_coefficients(g.rule, step); });
         nb::gil_scoped_release release;
-        cpu::adam_step(tensors_, blocks_, all);
+        cpu::adam_step(tensors, blocks, all);
         return;
       }
       case Kind::lamb: {
         const auto all = coefficients<cpu::LambCoefficients>(
-            factor, [](const Group& g, double step) { return lamb_coefficients(g.rule, step); });
+            items, factor,
+            [](const Group& g, double step) { return lamb_coefficients(g.rule, step); });
         nb::gil_scoped_release release;
-        cpu::lamb_step(tensors_, blocks_, all);
+        cpu::lamb_step(tensors, blocks, all);
         return;
       }
       case Kind::sgd: {
         std::vector<cpu::SgdCoefficients> all;
-        all.reserve(items_.size());
-        for (const Item& item : items_) {
+        all.reserve(items.size());
+        for (const Item& item : items) {
           const Group& group = groups_[item.group];
           all.push_back(sgd_coefficients(group.rule, item.first));
           all.back().gradient_factor = factor * group.sign;
         }
         nb::gil_scoped_release release;
-        cpu::sgd_step(tensors_, blocks_, all);
+        cpu::sgd_step(tensors, blocks, all);
         return;
       }
     }
@@ -657,6 +695,7 @@ class MultiTensorStep {
   std::vector<OptimizerTensor> tensors_;
   std::vector<Copy> copies_;
   std::vector<nb::object> new_buffers_;
+  WrittenRanges ranges_;
 };
 
 int traverse(PyObject* self, visitproc visit, void* arg) {

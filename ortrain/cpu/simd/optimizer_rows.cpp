@@ -42,23 +42,28 @@ HWY_INLINE hn::Vec<D> Constant(D d, double value) {
   return hn::Set(d, static_cast<hn::TFromD<D>>(value));
 }
 
-// The moments of Adam and LAMB.
+// The moments of Adam and LAMB, the mean by the formula of torch.lerp: from the end that is nearer,
+// so that with beta1 = 0 it is the gradient, however small beside what was there.
 template <class D>
 struct Moments {
   using T = hn::TFromD<D>;
   using V = hn::Vec<D>;
   D d;
-  V gain1, keep2, gain2;
+  bool is_near_gradient;
+  V keep1, gain1, keep2, gain2;
 
   HWY_INLINE Moments(D tag, double beta1, double beta2)
       : d(tag),
+        is_near_gradient(1 - beta1 >= 0.5),
+        keep1(Constant(tag, beta1)),
         gain1(Constant(tag, 1 - beta1)),
         keep2(Constant(tag, beta2)),
         gain2(Constant(tag, 1 - beta2)) {}
 
   HWY_INLINE void Update(V g, T* mean, T* square, V& m, V& v) const {
     const V before = hn::LoadU(d, mean);
-    m = hn::MulAdd(gain1, hn::Sub(g, before), before);
+    const V apart = hn::Sub(g, before);
+    m = is_near_gradient ? hn::NegMulAdd(keep1, apart, g) : hn::MulAdd(gain1, apart, before);
     v = hn::MulAdd(hn::Mul(g, g), gain2, hn::Mul(keep2, hn::LoadU(d, square)));
     hn::StoreU(m, d, mean);
     hn::StoreU(v, d, square);

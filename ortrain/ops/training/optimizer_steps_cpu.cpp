@@ -36,7 +36,7 @@ struct AdamRule {
 
   static double reference(const AdamCoefficients& c, double g, double p, double* state, double) {
     g = g * c.gradient_factor + c.l2 * p;
-    state[0] += (1 - c.beta1) * (g - state[0]);
+    state[0] = c.beta1 * state[0] + (1 - c.beta1) * g;
     state[1] = c.beta2 * state[1] + (1 - c.beta2) * g * g;
     const double divisor = std::sqrt(state[1]) * c.root_scale + c.epsilon;
     return c.keep_after * (c.keep_before * p - c.step_size * state[0] / divisor);
@@ -88,7 +88,7 @@ struct LambRule {
   }
   static void moments(const LambCoefficients& c, double g, double* state) {
     g *= c.gradient_factor;
-    state[0] += (1 - c.beta1) * (g - state[0]);
+    state[0] = c.beta1 * state[0] + (1 - c.beta1) * g;
     state[1] = c.beta2 * state[1] + (1 - c.beta2) * g * g;
   }
 };

@@ -69,3 +69,6 @@ class FusedAdam(MultiTensorOptimizer):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, or fill them with zeros."""
         super().zero_grad(self._set_grad_none if set_to_none is None else set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_set_grad_none": self._set_grad_none}

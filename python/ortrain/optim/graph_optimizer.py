@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +27,14 @@ _COMPUTED_IN = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
 }
+
+
+# Attributes that every optimizer has.
+_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) | {"_sessions", "step"}
+# By these code reads attributes that it does not name.
+_READERS = frozenset({"getattr", "hasattr", "vars", "__dict__", "__getattribute__"})
+# Graphs of one kind, for what options and attributes have held.
+_MOST_SESSIONS = 32
 
 
 class Expression:
@@ -117,8 +127,10 @@ class GraphOptimizer(ClosureStep):
     """An optimizer whose update rule is a Python function, run as fused graphs.
 
     A subclass names its state in ``state_names`` and defines ``update``. The rule is turned into a
-    graph once per dtype, rank and set of options that are no floats; floats of a group (learning
-    rate, betas, also in tuples) are inputs of the graph, so that schedules cost nothing. State
+    graph once per group, dtype and rank; floats of a group (learning rate, betas, also in tuples)
+    are inputs of the graph, so that schedules cost nothing. Where other options, attributes of the
+    optimizer or of its classes, or what the rule closes over, hold something else than when the
+    graph was made, another one is made; globals that a rule reads count once. State
     starts as zeros, in the parameter's shape and dtype; ``step`` is counted beside it as
     torch.optim does, so ``state_dict`` has the usual layout.
 
@@ -131,7 +143,7 @@ class GraphOptimizer(ClosureStep):
 
     def __init__(self, params: Any, defaults: Group) -> None:
         super().__init__(params, defaults)
-        self._sessions: dict[Any, Any] = {}
+        self._sessions: dict[Any, list[tuple[Any, Any]]] = {}
 
     def update(
         self,
@@ -165,7 +177,12 @@ class GraphOptimizer(ClosureStep):
                 raise DeviceError(f"parameter {number} is on {param.device}")
             if param.grad.layout is not torch.strided:
                 raise UnsupportedError(f"the gradient of parameter {number} is sparse")
-        sessions = [self._session(group, param) for group, param in work]
+        found: dict[Any, Any] = {}
+        for group, param in work:
+            kind = id(group), param.dtype, param.dim()
+            if kind not in found:
+                found[kind] = self._session(group, param)
+        sessions = [found[id(g), p.dtype, p.dim()] for g, p in work]
         scalars: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         for (group, param), session in zip(work, sessions, strict=True):
             computed = _COMPUTED_IN[param.dtype]
@@ -196,11 +213,29 @@ class GraphOptimizer(ClosureStep):
 
     def _session(self, group: Group, param: torch.Tensor) -> Any:
         """Return what runs the rule for parameters of this dtype and rank in this group."""
-        fixed = tuple((n, _key_of(n, v)) for n, v in sorted(_fixed(group).items()))
-        key = (param.dtype, param.dim(), fixed, tuple(_floats(group)))
-        session = self._sessions.get(key)
-        if session is None:
-            session = self._sessions[key] = self._compile(group, param)
+        fixed = _fixed(group)
+        for name, value in fixed.items():
+            _refuse_tensors(name, value)
+        named = _names_read(type(self))
+        own = {n for n in vars(self).keys() - _OF_OPTIMIZERS if named is None or n in named}
+        key = param.dtype, param.dim(), frozenset(fixed), tuple(_floats(group)), frozenset(own)
+        kept = self._sessions.setdefault(key, [])
+        for guard, session in reversed(kept):
+            if guard.holds():
+                return session
+        # Before the rule runs, so that what it changes itself is not taken for what it read.
+        shared = {
+            name
+            for of in type(self).__mro__[:-1]
+            for name in vars(of)
+            if not name.startswith("__") and (named is None or name in named)
+        }
+        read: list[tuple[Any, str]] = [(type(self), name) for name in sorted({"update", *shared})]
+        read += [(group, name) for name in fixed] + [(vars(self), name) for name in own]
+        guard = _core.ModuleGuard([], None, read, [])
+        session = self._compile(group, param)
+        kept.append((guard, session))
+        del kept[:-_MOST_SESSIONS]
         return session
 
     def _compile(self, group: Group, param: torch.Tensor) -> Any:
@@ -280,15 +315,40 @@ def _fixed(group: Group) -> Group:
     return {n: v for n, v in group.items() if n != "params" and not _is_float(v)}
 
 
-def _key_of(name: str, value: Any) -> Any:
-    """Return what tells the values of an option apart."""
+def _names_read(kind: type) -> frozenset[str] | None:
+    """Return the names in the code of a class's rule, and of methods that it names; None where others may be read."""
+    names: set[str] = set()
+    left = ["update"]
+    while left:
+        function = getattr(kind, left.pop(), None)
+        if isinstance(function, property):
+            function = function.fget
+        for code in _codes(getattr(inspect.unwrap(function), "__code__", None)):
+            new = set(code.co_names) - names
+            names |= new
+            left += [name for name in new if hasattr(kind, name)]
+    return None if names & _READERS else frozenset(names)
+
+
+def _codes(code: types.CodeType | None) -> Iterator[types.CodeType]:
+    """Yield code and what is defined within."""
+    if code is not None:
+        yield code
+        for part in code.co_consts:
+            if isinstance(part, types.CodeType):
+                yield from _codes(part)
+
+
+def _refuse_tensors(name: str, value: Any) -> None:
+    """Raise UnsupportedError for tensors in an option, in its containers too: no graph would follow them."""
     if isinstance(value, torch.Tensor):
         raise UnsupportedError(f"option '{name}' is a tensor that is no single float")
-    try:
-        hash(value)
-    except TypeError:
-        return type(value), repr(value)
-    return type(value), value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for part in value:
+            _refuse_tensors(name, part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            _refuse_tensors(name, part)
 
 
 def _with_expressions(group: Group, numbers: Mapping[str, Expression]) -> Group:

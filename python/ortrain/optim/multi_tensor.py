@@ -65,7 +65,9 @@ class MultiTensorOptimizer(ClosureStep):
     A subclass also inherits its constructor and its state_dict from a class of torch.optim. With
     ``max_grad_norm`` the step clips: parameters and state become what they become after
     ``torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)``, over the parameters of all groups.
-    Gradients themselves stay as they are. torch.amp.GradScaler leaves unscaling to the step.
+    Gradients themselves stay as they are. The norm is a sum in float64, which holds where the squares of float32
+    overflow. torch.amp.GradScaler leaves unscaling to the step, behind which gradients are unscaled, as behind the fused
+    steps of torch.optim; on a GPU they stay scaled.
 
     Parameters are all on the CPU, or all on one GPU; there nothing waits for the device.
 
@@ -129,12 +131,13 @@ class MultiTensorOptimizer(ClosureStep):
             return
         if found_inf is not None and float(found_inf) != 0:
             return
-        self._norm = self._native.step(
-            self.param_groups,
-            self.state,
-            1.0 if grad_scale is None else 1.0 / float(grad_scale),
-            self.max_grad_norm,
-        )
+        factor = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        self._norm = self._native.step(self.param_groups, self.state, factor, self.max_grad_norm)
+        if factor != 1.0:  # only now: 16 bits may not hold what the step computes with
+            parameters = (p for group in self.param_groups for p in group["params"])
+            scaled = {id(p.grad): p.grad for p in parameters if p.grad is not None}
+            if scaled:
+                torch._foreach_mul_(list(scaled.values()), factor)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}

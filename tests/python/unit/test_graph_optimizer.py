@@ -5,6 +5,7 @@
 import copy
 import math
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -227,3 +228,100 @@ def test_whole_numbers_are_known_to_the_rule():
     ours.param_groups[0]["times"] = 1
     ours.step()
     torch.testing.assert_close(weight.detach(), torch.full((2,), -4.0))
+
+
+class Settings:
+    scale = 1.0
+
+
+def follower(read):
+    """Return an optimizer that subtracts the gradient times what `read` gives, and a call for what is closed over."""
+    held = [1.0]
+
+    class Follower(GraphOptimizer):
+        factor = 1.0
+        shared = 1.0
+
+        def __init__(self, params, **defaults):
+            super().__init__(params, defaults)
+            self.table = {"k": [1.0]}
+
+        def update(self, g, param, grad, state, options):
+            return param - self._scale(options) * grad, {}
+
+        def _scale(self, options):
+            return (
+                float({"closure": held[0], "made": getattr(self, "made", 1.0)}[read])
+                if read
+                in (
+                    "closure",
+                    "made",
+                )
+                else float(self._named(options))
+            )
+
+        def _named(self, options):
+            return {
+                "array": lambda: options["array"][500],
+                "object": lambda: options["object"].scale,
+                "tuple": lambda: options["tuple"][0]["a"],
+                "attribute": lambda: self.factor,
+                "class": lambda: self.shared,
+                "table": lambda: self.table["k"][0],
+            }[read]()
+
+    return Follower, held
+
+
+@pytest.mark.parametrize(
+    "read", ["array", "object", "tuple", "attribute", "class", "table", "closure", "made"]
+)
+def test_what_a_rule_has_read_is_followed(read):
+    kind, held = follower(read)
+    param = nn.Parameter(torch.zeros(1))
+    settings = Settings()
+    optimizer = kind([param], array=numpy.ones(2000), object=settings, tuple=({"a": 1.0},))
+    group = optimizer.param_groups[0]
+
+    def put(value):
+        {
+            "array": lambda: group["array"].__setitem__(500, value),
+            "object": lambda: setattr(settings, "scale", value),
+            "tuple": lambda: group["tuple"][0].__setitem__("a", value),
+            "attribute": lambda: setattr(optimizer, "factor", value),
+            "class": lambda: setattr(kind, "shared", value),
+            "table": lambda: optimizer.table["k"].__setitem__(0, value),
+            "closure": lambda: held.__setitem__(0, value),
+            "made": lambda: setattr(optimizer, "made", value),
+        }[read]()
+
+    for value in (None, 2.0, 1.0, 3.0, 2.0):
+        if value is not None:
+            put(value)
+        with torch.no_grad():
+            param.zero_()
+        param.grad = torch.ones(1)
+        optimizer.step()
+        assert param.item() == -(value or 1.0)
+
+
+def test_a_rule_is_compiled_once(monkeypatch):
+    compiled = []
+    compile_rule = GraphOptimizer._compile
+    monkeypatch.setattr(
+        GraphOptimizer, "_compile", lambda *args: compiled.append(1) or compile_rule(*args)
+    )
+    mine, _ = models()
+    ours = Momentum(mine.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(ours, 2)
+    train(mine, ours, scheduler=scheduler)
+    assert len(compiled) == len({p.dim() for p in mine.parameters()})
+
+
+def test_tensors_within_options_are_refused():
+    param = nn.Parameter(torch.zeros(1))
+    param.grad = torch.ones(1)
+    ours = Momentum([param])
+    ours.param_groups[0]["masks"] = ({"a": torch.ones(3)},)
+    with pytest.raises(UnsupportedError, match="option 'masks' is a tensor"):
+        ours.step()
