@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dis
 import enum
+import functools
 import re
 import sys
 import types
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from ortrain.capture.error_handlers import handles_errors
 from ortrain.capture.reachable_state import ReachableState, is_own
@@ -20,6 +22,7 @@ from ortrain.capture.torch_internals import TORCH_VERSION
 
 # Methods that write to their tensor.
 _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
+_WRITE_NOTHING = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "pin_memory_"})
 # Dynamo of 2.11 was seen to miss attributes of classes that a forward counts up, and hooks of layers
 # that are exchanged between calls: nothing that changes can be left to its guards.
 _MISSES_CHANGES = TORCH_VERSION < (2, 12)
@@ -103,9 +106,34 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
                 return f"a handler of errors in {function.__qualname__}"
     if stored & loaded:
         return f"the global {min(stored & loaded)}"
-    if "checkpoint" in names and any(map(_WRITES.fullmatch, names)):
+    if _may_write(module, names) and ("checkpoint" in names or _holds_checkpoint(module, reached)):
         return "a checkpoint, and writes to tensors"
     return ""
+
+
+def _may_write(module: nn.Module, names: set[str]) -> bool:
+    """Tell whether code names a method that writes to its tensor, or a layer keeps statistics."""
+    if any(_WRITES.fullmatch(name) and name not in _WRITE_NOTHING for name in names):
+        return True
+    # Their code is PyTorch's, whose names nobody has looked at.
+    return any(getattr(layer, "track_running_stats", False) for layer in module.modules())
+
+
+def _holds_checkpoint(module: nn.Module, reached: ReachableState) -> bool:
+    """Tell whether a layer or a function has torch.utils.checkpoint, or a function of it, by any name."""
+    held = [value for layer in module.modules() for value in vars(layer).values()]
+    for function in reached.functions:
+        held += map(_content, function.__closure__ or ())
+        codes = _codes(function.__code__)
+        held += [function.__globals__.get(name) for code in codes for name in code.co_names]
+    while held:
+        value = held.pop()
+        if isinstance(value, functools.partial):
+            held.append(value.func)
+        is_function = isinstance(value, types.FunctionType)
+        if value is checkpoint or (is_function and value.__module__ == checkpoint.__name__):
+            return True
+    return False
 
 
 def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bool:
