@@ -23,6 +23,7 @@ from ortrain.capture.torch_internals import TORCH_VERSION
 # Methods that write to their tensor.
 _WRITES = re.compile(r"[a-z]\w*[a-z0-9]_")
 _WRITE_NOTHING = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "pin_memory_"})
+_REGISTERS_HOOKS = re.compile(r"register_\w*hook")
 # Dynamo of 2.11 was seen to miss attributes of classes that a forward counts up, and hooks of layers
 # that are exchanged between calls: nothing that changes can be left to its guards.
 _MISSES_CHANGES = TORCH_VERSION < (2, 12)
@@ -54,8 +55,9 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     Dynamo calls the function behind a cache, forgets the backward of an autograd function inside of torch.func,
     does not compare which of two objects a name stands for, does not see in one way what was written to a class or a
     module in another, nor what is written to a function, raises errors of its own past a handler of PyTorch's,
-    half-way through, lets a checkpoint keep the parameters that PyTorch reads again, goes through a set in the order
-    in which items came, passes over methods of classes of numbers and dictionaries, and drops objects when it likes.
+    half-way through, lets a checkpoint keep the parameters that PyTorch reads again, reads in the forward what a hook
+    reads in the backward, goes through a set in the order in which items came, passes over methods of classes of
+    numbers and dictionaries, and drops objects when it likes.
 
     Args:
       module: The module.
@@ -104,6 +106,8 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
                 return f"which object is which in {function.__qualname__}"
             if handles_errors(code):
                 return f"a handler of errors in {function.__qualname__}"
+            if _has_hooks_that_read(code):
+                return f"what a hook reads in the backward in {function.__qualname__}"
     if stored & loaded:
         return f"the global {min(stored & loaded)}"
     if _may_write(module, names) and ("checkpoint" in names or _holds_checkpoint(module, reached)):
@@ -134,6 +138,21 @@ def _holds_checkpoint(module: nn.Module, reached: ReachableState) -> bool:
         if value is checkpoint or (is_function and value.__module__ == checkpoint.__name__):
             return True
     return False
+
+
+def _has_hooks_that_read(code: types.CodeType) -> bool:
+    """Tell whether a function may give a tensor a hook that reads more than its gradient.
+
+    Dynamo reads that when the forward runs, PyTorch in the backward.
+    """
+    if not any(map(_REGISTERS_HOOKS.fullmatch, code.co_names)):
+        return False
+    inner = _codes(code)[1:]
+    globals_ = ("LOAD_GLOBAL", "LOAD_NAME")
+    return not inner or any(
+        part.co_freevars or any(step.opname in globals_ for step in dis.get_instructions(part))
+        for part in inner
+    )
 
 
 def _writes_to_classes(code: types.CodeType, function: types.FunctionType) -> bool:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -171,3 +173,54 @@ def _counts_on_class(m: Any, x: torch.Tensor) -> torch.Tensor:
 def test_what_only_reads_classes_and_functions_is_not_misread(case: Any, is_misread: bool) -> None:
     module = Counting(case)
     assert bool(misread_by_dynamo(module, (torch.eye(4),))) == is_misread
+
+
+class Hooked(nn.Module):
+    """Has hooks on what is between its layers that read `scale` when the backward comes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.kind, self.scale, self.calls = kind, 1.0, 0
+
+    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        h = self.first(x).tanh()
+        held = [self]
+        if self.kind == "closure":
+            h.register_hook(lambda gradient: gradient * self.scale)
+        elif self.kind == "method":
+            h.register_hook(self.scaled)
+        elif self.kind == "default":
+            h.register_hook(lambda gradient, of=held: gradient * of[0].scale)
+        elif self.kind == "partial":
+            h.register_hook(functools.partial(Hooked.scaled, self))
+        elif self.kind == "global":
+            h.register_hook(lambda gradient: gradient * SCALES["now"])
+        else:
+            h.grad_fn.register_prehook(lambda gradients: (gradients[0] * self.scale,))
+        return self.last(h)
+
+
+SCALES = {"now": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["closure", "method", "default", "partial", "global", "node"])
+@pytest.mark.filterwarnings("ignore")
+def test_hooks_read_what_is_there_in_the_backward(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = Hooked(kind)
+    ours = ORTModule(copy.deepcopy(plain))
+    for step in range(3):
+        x = torch.randn(3, 4)
+        for module in (plain, ours):
+            module.scale = SCALES["now"] = 1.0 + step
+            module.zero_grad()
+            loss = module(x).sum()
+            module.scale = SCALES["now"] = -2.0 - step
+            loss.backward()
+        for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
