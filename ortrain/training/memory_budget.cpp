@@ -69,11 +69,13 @@ class BudgetedPlans {
       is_prepared_ = true;
     }
     const auto start = std::chrono::steady_clock::now();
-    RecomputeSearch search(prepared_, dims, kernels, tried, finish_);
+    const int made_before = graphs_.num_made();
+    RecomputeSearch search(prepared_, dims, kernels, tried, finish_, graphs_);
     const RecomputeSearch::Candidate* found = search.find(limit);
     log_line(
         "plan",
-        str("recomputation: ", search.num_candidates(), " plans tried in ",
+        str("recomputation: ", search.num_candidates(), " plans tried, ",
+            graphs_.num_made() - made_before, " graphs made, in ",
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() * 1e3,
             " ms"));
     if (found == nullptr) {
@@ -102,6 +104,7 @@ class BudgetedPlans {
 
   Graph prepared_;  // before its first use as it was given, then up to recompute_checkpoints
   bool is_prepared_ = false;
+  RewrittenGraphs graphs_;
   size_t largest_ = 0;  // of the plans that compute nothing again
   const MemoryBudget budget_;
   const std::function<void(Graph&)> finish_;

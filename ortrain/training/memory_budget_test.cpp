@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortrain/autodiff/build_backward.h"
@@ -134,6 +135,20 @@ TEST(MemoryBudget, ProductsRunAgainWhereItAsksForThat) {
   const auto session = session_of(with_backward(layers(64)), {.share = 0.2});
   const auto plan = session->plan(dims_of(session->graph(), 100));
   EXPECT_GT(plan->recomputation->nodes.at("MatMul"), 0);
+}
+
+TEST(MemoryBudget, NeighbouringShapesShareARewrittenGraph) {
+  const Graph unfused = with_backward(layers(8));
+  const auto session = session_of(unfused, {.share = 0.6});
+  const Results first = run(session, 100), second = run(session, 101), third = run(session, 160);
+  ASSERT_NE(first.plan->rewritten, nullptr);
+  EXPECT_EQ(second.plan->rewritten, first.plan->rewritten);
+  for (const auto& [within, rows] : {std::pair(first, 100), {second, 101}, {third, 160}}) {
+    EXPECT_EQ(within.values, run(session_of(unfused, {}), rows).values);
+    const auto alone = run(session_of(unfused, {.share = 0.6}), rows).plan;
+    EXPECT_EQ(within.plan->total_bytes(), alone->total_bytes());
+    EXPECT_EQ(within.plan->recomputation->nodes, alone->recomputation->nodes);
+  }
 }
 
 TEST(MemoryBudget, WhatFitsIsLeftAlone) {

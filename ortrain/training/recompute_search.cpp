@@ -81,14 +81,31 @@ double estimated_time(const ExecutionPlan& plan) {
   return sum;
 }
 
+const RewrittenGraphs::Rewritten& RewrittenGraphs::find_or_make(
+    const std::vector<bool>& kept, const std::function<Rewritten()>& make) {
+  auto found = entries_.find(kept);
+  if (found == entries_.end()) {
+    Rewritten made = make();
+    ++num_made_;
+    if (entries_.size() >= kMost) {
+      entries_.erase(std::ranges::min_element(
+          entries_, {}, [](const auto& entry) { return entry.second.last_use; }));
+    }
+    found = entries_.emplace(kept, Entry{std::move(made)}).first;
+  }
+  found->second.last_use = ++uses_;
+  return found->second.rewritten;
+}
+
 RecomputeSearch::RecomputeSearch(const Graph& prepared, const std::vector<Dims>& input_dims,
                                  const KernelRegistry& kernels, const PlanOptions& options,
-                                 const std::function<void(Graph&)>& finish)
+                                 const std::function<void(Graph&)>& finish, RewrittenGraphs& graphs)
     : prepared_(prepared),
       input_dims_(input_dims),
       kernels_(kernels),
       options_(options),
       finish_(finish),
+      graphs_(graphs),
       place_of_(prepared.num_values(), 0) {
   const std::shared_ptr<const ExecutionPlan> unfused =
       make_execution_plan(prepared, input_dims, kernels, options);
@@ -107,20 +124,27 @@ const RecomputeSearch::Candidate& RecomputeSearch::at_price(const std::vector<do
       candidates_.try_emplace(choose_kept_values(prepared_, costs_, price));
   Candidate& candidate = found->second;
   if (!is_added) return candidate;
-  auto graph = std::make_shared<Graph>(prepared_);
-  candidate.recomputed = recompute_in_backward(*graph, found->first);
-  graph->sort();
-  graph->remove_dead_nodes();
-  run_pipeline(*graph, "fuse", StagePart::behind_recompute,
-               kernels_.device().is_host() ? Processor::cpu : Processor::gpu);
-  if (finish_) finish_(*graph);
+  const auto& [graph, recomputed] =
+      graphs_.find_or_make(found->first, [&] { return rewritten(found->first); });
+  candidate.graph = graph;
+  candidate.recomputed = recomputed;
   candidate.plan = make_execution_plan(*graph, input_dims_, kernels_, options_);
-  candidate.graph = std::move(graph);
   candidate.time = estimated_time(*candidate.plan);
   const size_t bytes = candidate.plan->total_bytes();
   if (least_ == nullptr || bytes < least_->plan->total_bytes()) least_ = &candidate;
   if (bytes <= limit_ && (best_ == nullptr || candidate.time < best_->time)) best_ = &candidate;
   return candidate;
+}
+
+RewrittenGraphs::Rewritten RecomputeSearch::rewritten(const std::vector<bool>& kept) const {
+  auto graph = std::make_shared<Graph>(prepared_);
+  std::vector<NodeId> recomputed = recompute_in_backward(*graph, kept);
+  graph->sort();
+  graph->remove_dead_nodes();
+  run_pipeline(*graph, "fuse", StagePart::behind_recompute,
+               kernels_.device().is_host() ? Processor::cpu : Processor::gpu);
+  if (finish_) finish_(*graph);
+  return {std::move(graph), std::move(recomputed)};
 }
 
 std::vector<double> RecomputeSearch::prices(const std::vector<bool>& kept, double low, double high,

@@ -15,6 +15,30 @@
 
 namespace ortrain {
 
+// Graphs in which what is not kept is computed again, by the values that are kept. They hold for
+// any shapes, of which neighbours ask for the same ones; the least recently used goes.
+class RewrittenGraphs {
+ public:
+  struct Rewritten {
+    std::shared_ptr<const Graph> graph;
+    std::vector<NodeId> recomputed;  // nodes of the prepared graph
+  };
+
+  const Rewritten& find_or_make(const std::vector<bool>& kept,
+                                const std::function<Rewritten()>& make);
+  int num_made() const { return num_made_; }
+
+ private:
+  static constexpr size_t kMost = 24;
+  struct Entry {
+    Rewritten rewritten;
+    uint64_t last_use = 0;
+  };
+  std::map<std::vector<bool>, Entry> entries_;
+  uint64_t uses_ = 0;
+  int num_made_ = 0;
+};
+
 // Looks for the plan of one set of shapes that fits a number of bytes and computes least again.
 //
 // What a byte is worth, in time, is raised until the plan of the graph that the minimum cut asks
@@ -32,9 +56,10 @@ class RecomputeSearch {
   };
 
   // `prepared`: the graph up to recompute_checkpoints. `finish`: called behind stage "fuse".
+  // `graphs`: of other searches with the same graph, device and `finish`.
   RecomputeSearch(const Graph& prepared, const std::vector<Dims>& input_dims,
                   const KernelRegistry& kernels, const PlanOptions& options,
-                  const std::function<void(Graph&)>& finish);
+                  const std::function<void(Graph&)>& finish, RewrittenGraphs& graphs);
 
   // The fitting plan of the least estimated time; null when none fits. Valid as long as the search.
   const Candidate* find(uint64_t limit_bytes);
@@ -47,6 +72,7 @@ class RecomputeSearch {
 
  private:
   const Candidate& at_price(const std::vector<double>& price);
+  RewrittenGraphs::Rewritten rewritten(const std::vector<bool>& kept) const;
   // By ValueId: `high` for what is made before a place in the forward, else `low`; 0 for `kept`.
   std::vector<double> prices(const std::vector<bool>& kept, double low, double high,
                              size_t place) const;
@@ -61,6 +87,7 @@ class RecomputeSearch {
   const KernelRegistry& kernels_;
   const PlanOptions& options_;
   const std::function<void(Graph&)>& finish_;
+  RewrittenGraphs& graphs_;
   RecomputeCosts costs_;
   std::vector<size_t> place_of_;  // by ValueId: of its producer in the forward
   size_t num_places_ = 0;
