@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <set>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -242,6 +243,7 @@ class ModelLoader {
 
   bool becomes_parameter(const std::string& name, DType dtype, const Dims& dims) const {
     if (options_.initializers == LoadOptions::Initializers::weights) {
+      if (!trained_.empty()) return is_float(dtype) && trained_.contains(name);
       return is_float(dtype) && !dims.empty() && !settings_.contains(name);
     }
     if (options_.initializers != LoadOptions::Initializers::parameters) return false;
@@ -251,7 +253,11 @@ class ModelLoader {
   }
 
   void load_initializers() {
-    if (options_.initializers == LoadOptions::Initializers::weights) find_settings();
+    if (options_.initializers == LoadOptions::Initializers::weights) {
+      find_settings();
+      std::istringstream names(metadata_value(proto_.metadata_props(), metadata::kTrained));
+      for (std::string name; std::getline(names, name);) trained_.insert(name);
+    }
     for (int i = 0; i < proto_.initializer_size(); ++i) {
       const std::string name = proto_.initializer(i).name();
       if (loaded_.contains(name)) continue;
@@ -490,6 +496,7 @@ class ModelLoader {
   std::unordered_map<std::string, int> initializers_;
   std::unordered_set<std::string> loaded_;
   std::set<std::string> settings_;
+  std::set<std::string> trained_;  // what the file says of it, where it does
   std::map<std::string, const onnx::ValueInfoProto*> listed_initializers_;
   std::map<std::string, TensorData> values_;
 };

@@ -28,6 +28,8 @@ inline constexpr std::string_view kAlias = "ortrain.alias";
 inline constexpr std::string_view kFloat64 = "ortrain.float64.";
 // On graphs: ONNX demands a name, the graph has none.
 inline constexpr std::string_view kUnnamed = "ortrain.unnamed";
+// On graphs whose inputs do not list the initializers: those that are trained, a line each.
+inline constexpr std::string_view kTrained = "ortrain.trained";
 
 inline constexpr std::string_view kBackward = "backward";
 inline constexpr std::string_view kTrue = "true";

@@ -75,6 +75,9 @@ class ModelWriter {
     }
     for (const GraphInput& input : graph_.inputs()) write_input(input);
     check_values_used();
+    if (!trained_.empty()) {
+      add_metadata(*proto_.mutable_metadata_props(), metadata::kTrained, trained_);
+    }
     write_constants();
     for (NodeId id : graph_.order()) write_node(graph_.node(id));
     for (const GraphOutput& output : graph_.outputs()) write_output(output);
@@ -149,6 +152,9 @@ class ModelWriter {
                                   name_of(data.dtype()), dims_str(data.dims())));
     }
     used_values_.insert(input.target);
+    if (!options_.lists_initializers && input.role == InputRole::parameter && input.requires_grad) {
+      trained_ += (trained_.empty() ? "" : "\n") + value.name;
+    }
     write_initializer(value.name, data);
   }
 
@@ -263,6 +269,7 @@ class ModelWriter {
   std::unordered_set<std::string> names_;
   std::unordered_set<std::string> output_names_;  // values that are outputs under their own name
   std::unordered_set<std::string> used_values_;
+  std::string trained_;  // names of initializers, by lines
   std::vector<ExternalTensor> external_;
   uint64_t external_bytes_ = 0;
 };

@@ -80,10 +80,9 @@ void add_loss(Graph& graph, Loss loss, const std::string& output, const std::str
     const ValueId given = graph.add_input({}, target, value.dtype, value.shape);
     const ValueId x = predicted.value;
     if (loss == Loss::binary_logistic) {
-      // max(x, 0) - x t + log(1 + exp(-|x|)): no exponential overflows.
-      const ValueId linear = builder.sub(builder.unary("Relu", x), builder.mul(x, given));
-      const ValueId decay = builder.unary("Exp", builder.neg(builder.unary("Abs", x)));
-      made = mean_of(builder, builder.add(linear, builder.own("Log1p", {decay})));
+      // x (1 - t) + log(1 + exp(-x)), with the derivative of Softplus, which has no kink at 0.
+      const ValueId linear = builder.sub(x, builder.mul(x, given));
+      made = mean_of(builder, builder.add(linear, builder.unary("Softplus", builder.neg(x))));
     } else {
       const ValueId difference = builder.sub(x, given);
       made = mean_of(builder, loss == Loss::mean_squared ? builder.mul(difference, difference)

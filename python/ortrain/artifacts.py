@@ -12,6 +12,7 @@ from typing import Any
 from ortrain import _core, optim
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.memory_budget import MemoryBudget
+from ortrain.running_statistics import warn_of_kept_statistics
 
 
 class LossType(enum.IntEnum):
@@ -77,8 +78,9 @@ def generate_artifacts(
 
     Args:
       model: An onnx.ModelProto, or the path of a model.
-      requires_grad: Names of the initializers to train; None: floats that look trained, those in
-        ``frozen_params`` aside.
+      requires_grad: Names of the initializers to train; None: those that the file says want gradients
+        (`ortrain.onnx_export` writes so), else floats that look trained: of the model, not of the loss, and
+        those in ``frozen_params`` aside.
       frozen_params: Names of initializers that are parameters and stay as they are.
       loss: A LossType, which adds an input ``target``; or an onnx.ModelProto with one output, whose
         inputs are outputs of the model, by name or by ``loss_input_names``, and targets; or a block of
@@ -111,26 +113,25 @@ def generate_artifacts(
 
         load_library(custom_op_library)
     frozen = list(frozen_params or [])
+    if requires_grad is None:  # of the model alone: a loss has constants of its own
+        values = _core.load_onnx_model(_source(model), initializers="weights")[1]
+        requires_grad = [name for name in values if name not in frozen]
+        if not requires_grad:
+            raise InvalidModelError("the model has no initializer that looks trained")
     if callable(loss) and hasattr(loss, "build"):
         model, loss = _with_block(model, loss, list(loss_input_names or [])), None
     if hasattr(loss, "SerializeToString"):
         model, loss = _joined(model, loss, list(loss_input_names or [])), None
-    source = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
-    if requires_grad is None:
-        graph, values = _core.load_onnx_model(source, initializers="weights")
-        missing = [name for name in frozen if name not in values]
-        if missing:
-            raise InvalidModelError(f"'{missing[0]}' in frozen_params is no parameter of the model")
-    else:
-        both = sorted(set(requires_grad) & set(frozen))
-        if both:
-            raise InvalidModelError(f"'{both[0]}' stands in requires_grad and in frozen_params")
-        names = [*requires_grad, *frozen]
-        if not names:
-            raise InvalidModelError("requires_grad names no parameter")
-        graph, values = _core.load_onnx_model(
-            source, initializers="parameters", parameter_names=names
-        )
+    both = sorted(set(requires_grad) & set(frozen))
+    if both:
+        raise InvalidModelError(f"'{both[0]}' stands in requires_grad and in frozen_params")
+    names = [*requires_grad, *frozen]
+    if not names:
+        raise InvalidModelError("requires_grad names no parameter")
+    graph, values = _core.load_onnx_model(
+        _source(model), initializers="parameters", parameter_names=names
+    )
+    warn_of_kept_statistics(graph)
     graph.set_requires_grad(dict.fromkeys(frozen, False))
     name = _add_loss(graph, loss, list(loss_input_names or []))
     for value in additional_output_names or ():
@@ -145,6 +146,12 @@ def generate_artifacts(
     options |= MemoryBudget().session_options
     folder = Path(artifact_directory) if artifact_directory is not None else Path()
     _core.write_artifacts(folder, graph, values, options, config.lr, prefix)
+
+
+def _source(model: Any) -> Path | bytes:
+    serialized: Path | bytes
+    serialized = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
+    return serialized
 
 
 def _with_block(model: Any, block: Any, inputs: list[str]) -> Any:

@@ -44,7 +44,8 @@ def export_module(
 ) -> PreparedGraph:
     """Write a module, as it computes in eval mode, as an ONNX model with its weights.
 
-    Parameters and buffers are initializers under their names in the module. Sizes that the module
+    Parameters and buffers are initializers under their names in the module; the file says which want gradients
+    (``ortrain.trained`` among the graph's metadata). Sizes that the module
     leaves open are open in the model.
 
     Args:
@@ -76,7 +77,11 @@ def export_module(
         prepared = prepare(module, call, args, kwargs, {})
     named = (*module.named_parameters(), *module.named_buffers())
     tensors = {name: t.detach() for name, t in named}
-    save_model(prepared.graph, tensors, Path(path), opset=opset)
+    wanting = {name for name, p in module.named_parameters() if p.requires_grad}
+    graph = prepared.graph
+    parameters = {i["target"]: i["name"] for i in graph.inputs if i["role"] == "parameter"}
+    graph.set_requires_grad({n: target in wanting for target, n in parameters.items()})
+    save_model(graph, tensors, Path(path), opset=opset)
     return prepared
 
 

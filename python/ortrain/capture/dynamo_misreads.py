@@ -120,7 +120,10 @@ def _may_write(module: nn.Module, names: set[str]) -> bool:
     if any(_WRITES.fullmatch(name) and name not in _WRITE_NOTHING for name in names):
         return True
     # Their code is PyTorch's, whose names nobody has looked at.
-    return any(getattr(layer, "track_running_stats", False) for layer in module.modules())
+    return any(
+        layer.training and getattr(layer, "track_running_stats", False)
+        for layer in module.modules()
+    )
 
 
 def _holds_checkpoint(module: nn.Module, reached: ReachableState) -> bool:

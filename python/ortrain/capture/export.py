@@ -33,7 +33,7 @@ from ortrain.capture.call_path import CallPath, stores_attributes
 from ortrain.capture.captured import AutocastState, CapturedModule
 from ortrain.capture.causal_hints import causal_hints_left_out
 from ortrain.capture.changed_views import take_for_views
-from ortrain.capture.checkpoints import marked_checkpoints
+from ortrain.capture.checkpoints import MarkedCheckpoints
 from ortrain.capture.composite_aliases import restore_aliases
 from ortrain.capture.composite_operators import run_decompositions
 from ortrain.capture.decomposition import decompose_unknown
@@ -145,6 +145,7 @@ class _FlatModule(nn.Module):
         at_each_tensor: Callable[[], None] | None,
         follows_logs: bool,
         branches: Sequence[Branch],
+        checkpoints: MarkedCheckpoints,
     ) -> None:
         super().__init__()
         self.m = module
@@ -164,6 +165,7 @@ class _FlatModule(nn.Module):
             args, kwargs = signature.unflatten(call.tree, tensors)
             before = self.reached = functions.around = ReachableState(module, (args, kwargs))
             answers = self.answers = Answers(branches)
+            checkpoints.begin()
             try:
                 refuse_iterators(before.consumed, name)
                 refuse_opaque_objects(before.opaque, name)
@@ -199,6 +201,7 @@ class _FlatModule(nn.Module):
                             path or contextlib.nullcontext(),
                         ):
                             result = nn.Module.__call__(module, *args, **kwargs)
+                            checkpoints.end()
                         if unanswered:
                             raise unanswered[0]
                         refuse_writes_with_history(leaves, wanting)
@@ -233,6 +236,7 @@ class _FlatModule(nn.Module):
                     )
                 if kept.made:
                     raise first_call_error([kept.made.replace("'", "")], name)
+                checkpoints.refuse_changes(each.name for each in made)
                 what, where = read.outside_reads()
                 if what:
                     kind = CaptureError if what in FOLLOWED_IN_PIECES else UnseenStateError
@@ -523,12 +527,14 @@ def _capture(
     trees: list[OutputTree] = []  # outside the module: export resets a module's attributes
     reached: list[frozenset[str] | None] = []  # of each result
     made: list[MadePlain] = []
+    checkpoints = MarkedCheckpoints(module)
     flat = _FlatModule(
         *(module, signature, call, equal, trees, reached),
         *(read, made, functions, at_each_tensor, not standalone, branches),
+        checkpoints,
     )
     # Around the export: entered inside, it would become a region that knows no grad modes.
-    with _capturing(module, functions), marked_checkpoints(module), autocast.applied():
+    with _capturing(module, functions), checkpoints.marked(), autocast.applied():
         start = time.perf_counter()
         with (
             recurrent_internals.recurrent_layers_whole(as_called=True),

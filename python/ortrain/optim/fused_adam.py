@@ -37,6 +37,7 @@ class FusedAdam(MultiTensorOptimizer):
     """
 
     _kind = "adam"
+    _set_grad_none = True  # of optimizers that were pickled without it
     _init_state = staticmethod(init_moments)
 
     def __init__(

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -30,11 +29,16 @@ _COMPUTED_IN = {
 
 
 # Attributes that every optimizer has.
-_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) | {"_sessions", "step"}
+_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) | {
+    "_sessions",
+    "_names_of_rule",
+    "step",
+}
 # By these code reads attributes that it does not name.
 _READERS = frozenset({"getattr", "hasattr", "vars", "__dict__", "__getattribute__"})
 # Graphs of one kind, for what options and attributes have held.
-_MOST_SESSIONS = 32
+_MOST_SESSIONS = 8
+_EMPTY = types.CellType()
 
 
 class Expression:
@@ -127,7 +131,7 @@ class GraphOptimizer(ClosureStep):
     """An optimizer whose update rule is a Python function, run as fused graphs.
 
     A subclass names its state in ``state_names`` and defines ``update``. The rule is turned into a
-    graph once per group, dtype and rank; floats of a group (learning rate, betas, also in tuples)
+    graph once for each group, dtype and rank; floats of a group (learning rate, betas, also in tuples)
     are inputs of the graph, so that schedules cost nothing. Where other options, attributes of the
     optimizer or of its classes, or what the rule closes over, hold something else than when the
     graph was made, another one is made; globals that a rule reads count once. State
@@ -144,6 +148,9 @@ class GraphOptimizer(ClosureStep):
     def __init__(self, params: Any, defaults: Group) -> None:
         super().__init__(params, defaults)
         self._sessions: dict[Any, list[tuple[Any, Any]]] = {}
+        self._names_of_rule: frozenset[str] | None = (
+            frozenset()
+        )  # what the rule reads, as far as it is known
 
     def update(
         self,
@@ -216,14 +223,11 @@ class GraphOptimizer(ClosureStep):
         fixed = _fixed(group)
         for name, value in fixed.items():
             _refuse_tensors(name, value)
-        named = _names_read(type(self))
-        own = {n for n in vars(self).keys() - _OF_OPTIMIZERS if named is None or n in named}
-        key = param.dtype, param.dim(), frozenset(fixed), tuple(_floats(group)), frozenset(own)
-        kept = self._sessions.setdefault(key, [])
-        for guard, session in reversed(kept):
+        for guard, session in reversed(self._sessions.get(self._key(group, param), ())):
             if guard.holds():
                 return session
-        # Before the rule runs, so that what it changes itself is not taken for what it read.
+        named = self._names_of_rule = _names_read(self)
+        own = vars(self).keys() - _OF_OPTIMIZERS if named is None else named
         shared = {
             name
             for of in type(self).__mro__[:-1]
@@ -231,12 +235,27 @@ class GraphOptimizer(ClosureStep):
             if not name.startswith("__") and (named is None or name in named)
         }
         read: list[tuple[Any, str]] = [(type(self), name) for name in sorted({"update", *shared})]
-        read += [(group, name) for name in fixed] + [(vars(self), name) for name in own]
+        read += [(group, name) for name in fixed]
+        # Those that are not there too: they may come.
+        read += [(vars(self), name) for name in sorted({"update", *own})]
+        # Before the rule runs, so that what it changes itself is not taken for what it read.
         guard = _core.ModuleGuard([], None, read, [])
         session = self._compile(group, param)
+        present = {id(each) for each in self.param_groups}
+        for key in [key for key in self._sessions if key[0] not in present]:
+            del self._sessions[key]
+        kept = self._sessions.setdefault(self._key(group, param), [])
         kept.append((guard, session))
         del kept[:-_MOST_SESSIONS]
         return session
+
+    def _key(self, group: Group, param: torch.Tensor) -> tuple[Any, ...]:
+        # Guards keep the group, so that no other one gets its number.
+        own = frozenset(vars(self)) if self._names_of_rule is None else None
+        return (
+            *(id(group), param.dtype, param.dim()),
+            *(frozenset(_fixed(group)), tuple(_floats(group)), own),
+        )
 
     def _compile(self, group: Group, param: torch.Tensor) -> Any:
         stored, computed = onnx_code(param.dtype), onnx_code(_COMPUTED_IN[param.dtype])
@@ -285,7 +304,7 @@ class GraphOptimizer(ClosureStep):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._sessions = {}
+        self._sessions, self._names_of_rule = {}, frozenset()
 
 
 def _is_float(value: Any) -> bool:
@@ -315,28 +334,34 @@ def _fixed(group: Group) -> Group:
     return {n: v for n, v in group.items() if n != "params" and not _is_float(v)}
 
 
-def _names_read(kind: type) -> frozenset[str] | None:
-    """Return the names in the code of a class's rule, and of methods that it names; None where others may be read."""
-    names: set[str] = set()
-    left = ["update"]
+def _names_read(optimizer: GraphOptimizer) -> frozenset[str] | None:
+    """Return the names in the code of an optimizer's rule, and of what it calls; None where others may be read."""
+    classes = type(optimizer).__mro__[:-1]
+    names, seen = {"update"}, set()
+    left: list[Any] = [vars(optimizer).get("update"), *(vars(c).get("update") for c in classes)]
     while left:
-        function = getattr(kind, left.pop(), None)
-        if isinstance(function, property):
-            function = function.fget
-        for code in _codes(getattr(inspect.unwrap(function), "__code__", None)):
-            new = set(code.co_names) - names
-            names |= new
-            left += [name for name in new if hasattr(kind, name)]
+        function = left.pop()
+        function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        if (function.__module__ or "").startswith("torch."):
+            continue
+        left += [getattr(function, "__wrapped__", None)]
+        left += [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
+        for code in _codes(function.__code__):
+            for name in code.co_names:
+                names.add(name)
+                left += [function.__globals__.get(name), *(vars(c).get(name) for c in classes)]
     return None if names & _READERS else frozenset(names)
 
 
-def _codes(code: types.CodeType | None) -> Iterator[types.CodeType]:
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield code and what is defined within."""
-    if code is not None:
-        yield code
-        for part in code.co_consts:
-            if isinstance(part, types.CodeType):
-                yield from _codes(part)
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _codes(part)
 
 
 def _refuse_tensors(name: str, value: Any) -> None:

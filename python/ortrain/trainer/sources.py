@@ -41,6 +41,7 @@ from ortrain.capture.tracing import tracing_alone
 from ortrain.errors import InvalidModelError, UnsupportedError
 from ortrain.module_states import ModuleStates
 from ortrain.overlap import any_overlap, overlaps_itself
+from ortrain.running_statistics import warn_of_kept_statistics
 from ortrain.tensor_copies import named_copies
 from ortrain.trainer.joined_module import LOSS, JoinedModule, LossFunction, Tensors
 from ortrain.trainer.model_description import ModelDescription
@@ -438,6 +439,7 @@ class OnnxSource:
             model.SerializeToString(),
             initializers="weights",
         )
+        warn_of_kept_statistics(self._graph)
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._graph.draw_dropout_per_run()
         described = [entry.name for entry in description.inputs]

@@ -188,12 +188,12 @@ def test_an_error_inside_leaves_nothing_behind() -> None:
 
 
 def test_checkpoints_of_other_threads_are_pytorchs() -> None:
-    from ortrain.capture.checkpoints import marked_checkpoints
+    from ortrain.capture.checkpoints import MarkedCheckpoints
 
     model = Stack(True, depth=2)
     expected = gradients(model, torch.ones(3, 32))
     found: list[list[torch.Tensor]] = []
-    with marked_checkpoints(nn.Module()):
+    with MarkedCheckpoints(nn.Module()).marked():
         thread = threading.Thread(target=lambda: found.append(gradients(model, torch.ones(3, 32))))
         thread.start()
         thread.join()

@@ -305,6 +305,79 @@ def test_what_a_rule_has_read_is_followed(read):
         assert param.item() == -(value or 1.0)
 
 
+class Scaled(GraphOptimizer):
+    """Subtracts the gradient times `scale`, upwards where a group maximizes."""
+
+    def __init__(self, params, **defaults):
+        super().__init__(params, {"maximize": False, **defaults})
+        self.scale = 1.0
+
+    def update(self, g, param, grad, state, options):
+        return param + (1 if options["maximize"] else -1) * self.scale * grad, {}
+
+
+def step_of(optimizer, *params):
+    for param in params:
+        with torch.no_grad():
+            param.zero_()
+        param.grad = torch.ones(1)
+    optimizer.step()
+    return [param.item() for param in params]
+
+
+def test_groups_have_options_of_their_own():
+    params = [nn.Parameter(torch.zeros(1)) for _ in range(40)]
+    optimizer = Scaled([{"params": [p], "maximize": i % 3 == 0} for i, p in enumerate(params)])
+    expected = [1.0 if i % 3 == 0 else -1.0 for i in range(40)]
+    assert step_of(optimizer, *params) == expected
+    assert step_of(optimizer, *params) == expected
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.param_groups[3]["maximize"] = False
+    expected[3] = -1.0
+    assert step_of(optimizer, *params) == expected
+    assert len(optimizer._sessions) <= 40
+
+
+def scale_of(optimizer):
+    return optimizer.scale
+
+
+def decorated(rule):
+    def call(*args):
+        return rule(*args)
+
+    return call
+
+
+class Inherits(Scaled):
+    def update(self, g, param, grad, state, options):
+        return super().update(g, param, grad, state, options)
+
+
+class CallsFunction(Scaled):
+    def update(self, g, param, grad, state, options):
+        return param - scale_of(self) * grad, {}
+
+
+class Decorated(Scaled):
+    @decorated
+    def update(self, g, param, grad, state, options):
+        return param - self.scale * grad, {}
+
+
+@pytest.mark.parametrize("kind", [Scaled, Inherits, CallsFunction, Decorated])
+def test_attributes_that_other_code_reads_are_followed(kind):
+    param = nn.Parameter(torch.zeros(1))
+    optimizer = kind([param])
+    for scale in (1.0, 2.0, 0.5):
+        optimizer.scale = scale
+        assert step_of(optimizer, param) == [-scale]
+    optimizer.update = lambda g, param, grad, state, options: (param - 7.0 * grad, {})
+    assert step_of(optimizer, param) == [-7.0]
+    del optimizer.update
+    assert step_of(optimizer, param) == [-0.5]
+
+
 def test_a_rule_is_compiled_once(monkeypatch):
     compiled = []
     compile_rule = GraphOptimizer._compile
