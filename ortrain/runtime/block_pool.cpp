@@ -185,7 +185,10 @@ void BlockPool::release(bool is_arena, void* data, size_t bytes) {
 
 void BlockPool::note_arena(size_t bytes) {
   longest_arena_.note(bytes);
-  if (++requests_ < kWhile) return;
+  constexpr double kLeast = 1.0 / 1024;
+  const double share = static_cast<double>(bytes) / static_cast<double>(longest_arena_.value());
+  requests_ += std::max(share, kLeast);
+  if (requests_ < kWhile) return;
   give_back_unneeded();
   requests_ = 0;
   ++while_;

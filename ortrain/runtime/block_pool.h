@@ -42,8 +42,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   std::shared_ptr<Block> arena(size_t bytes);
   std::shared_ptr<Block> tensor(size_t bytes);
 
-  // Requests for arenas, about as many as there are forwards, after which what is kept is looked at
-  // again. Of what was needed since the look before the last, nothing goes.
+  // Requests for arenas as long as the longest one, after which what is kept is looked at again;
+  // shorter ones count as the share that they take, so that one training step beside many small
+  // forwards keeps its pages. Of what was needed since the look before the last, nothing goes.
   static constexpr int kWhile = 64;
 
   // Gives all unused blocks back to the system.
@@ -86,8 +87,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   std::vector<Free> free_arenas_;   // oldest first
   std::vector<Free> free_tensors_;  // oldest first
   uint64_t while_ = 0;
-  int requests_ = 0;    // in this while
-  Peak longest_arena_;  // that was wanted
+  double requests_ = 0;  // in this while
+  Peak longest_arena_;   // that was wanted
   Peak most_in_use_;
   Stats stats_;
 };

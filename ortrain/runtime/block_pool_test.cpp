@@ -117,7 +117,7 @@ TEST(BlockPool, PagesThatNobodyNeedsAnyMoreGoBack) {
   for (const size_t small : {size_t{1000}, 3 * kMiB, 16 * kMiB}) {
     const auto pool = BlockPool::create();
     pool->arena(400 * kMiB).reset();
-    request_arenas(*pool, 2 * BlockPool::kWhile, small);
+    request_arenas(*pool, 2 * BlockPool::kWhile * 1024, small);
     EXPECT_LE(pool->stats().bytes_cached, std::max(20 * kMiB, small)) << small;
     const auto arena = pool->arena(small);
     ASSERT_GE(arena->bytes(), small);
@@ -133,7 +133,8 @@ TEST(BlockPool, WhatIsNeededNowAndThenStays) {
   pool->arena(100 * kMiB).reset();
   const int64_t before = pool->stats().system_allocations;
   for (int i = 0; i < 10; ++i) {
-    request_arenas(*pool, BlockPool::kWhile - 1, 8 * kMiB);
+    request_arenas(*pool, 10 * BlockPool::kWhile, 8 * kMiB);
+    request_arenas(*pool, 100 * BlockPool::kWhile, 8 * 1024);
     pool->arena(100 * kMiB).reset();
   }
   EXPECT_EQ(pool->stats().system_allocations, before);
@@ -144,7 +145,7 @@ TEST(BlockPool, WhatIsNeededNowAndThenStays) {
 TEST(BlockPool, AnArenaIsCutOnlyOnceItIsFree) {
   const auto pool = BlockPool::create();
   auto held = pool->arena(200 * kMiB);
-  request_arenas(*pool, 3 * BlockPool::kWhile, 8 * kMiB);
+  request_arenas(*pool, 100 * BlockPool::kWhile, 8 * kMiB);
   ASSERT_EQ(held->bytes(), 200 * kMiB);
   std::memset(held->data(), 1, held->bytes());
   held.reset();

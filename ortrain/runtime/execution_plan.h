@@ -106,10 +106,14 @@ struct ExecutionPlan {
   // What keeping it takes, by an estimate: constants that were made for it, steps and what their
   // kernels keep, a graph of its own.
   size_t held_bytes() const {
-    constexpr size_t kPerStep = 400, kPerNode = 1000;
+    // Measured over small transformers; and what oneDNN keeps of a convolution.
+    constexpr size_t kPerStep = 1000, kPerConvolution = 20'000, kPerNode = 1000;
     size_t bytes = constant_bytes + args.size() * sizeof(Location) +
                    steps.size() * (sizeof(PlanStep) + kPerStep) +
                    (inputs.size() + outputs.size()) * 2 * sizeof(TensorSpec);
+    for (const PlanStep& step : steps) {
+      if (step.kernel.find("conv") != std::string::npos) bytes += kPerConvolution;
+    }
     if (rewritten) bytes += rewritten->order().size() * kPerNode;
     return bytes;
   }

@@ -33,7 +33,7 @@ class Session {
       const PlanOptions& options)>;
 
   struct Options {
-    size_t max_plans = 4096;
+    size_t max_plans = 512;
     size_t max_plan_bytes = size_t{256} << 20;  // by held_bytes()
     PlanOptions plan = {};
     PlanFunction make_plan = make_execution_plan;

@@ -115,6 +115,10 @@ def generate_artifacts(
     frozen = list(frozen_params or [])
     if requires_grad is None:  # of the model alone: a loss has constants of its own
         values = _core.load_onnx_model(_source(model), initializers="weights")[1]
+        floats = _core.load_onnx_model(_source(model), initializers="parameters")[1]
+        missing = [name for name in frozen if name not in floats]
+        if missing:
+            raise InvalidModelError(f"'{missing[0]}' in frozen_params is no parameter of the model")
         requires_grad = [name for name in values if name not in frozen]
         if not requires_grad:
             raise InvalidModelError("the model has no initializer that looks trained")
