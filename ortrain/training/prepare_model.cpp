@@ -55,9 +55,8 @@ void finish(Graph& graph) {
 
 // The running statistics, in place of those of the batch.
 void use_running_statistics(Graph& graph) {
-  for (NodeId id : nodes_named(graph, "", "BatchNormalization")) {
+  for (NodeId id : batch_normalizations_in_training(graph)) {
     Node& node = graph.node(id);
-    if (AttributeReader(op_registry().get("", node.op), node).int_("training_mode") == 0) continue;
     replace_output(graph, id, 1, node.inputs[3]);
     replace_output(graph, id, 2, node.inputs[4]);
     node.outputs.resize(1);
@@ -79,6 +78,15 @@ void use_running_statistics(Graph& graph) {
 }
 
 }  // namespace
+
+std::vector<NodeId> batch_normalizations_in_training(const Graph& graph) {
+  std::vector<NodeId> found = nodes_named(graph, "", "BatchNormalization");
+  std::erase_if(found, [&](NodeId id) {
+    const Node& node = graph.node(id);
+    return AttributeReader(op_registry().get("", node.op), node).int_("training_mode") == 0;
+  });
+  return found;
+}
 
 void drop_updates(Graph& graph) {
   std::erase_if(graph.outputs(),

@@ -27,6 +27,9 @@ void drop_unused_inputs(Graph& graph);
 // added where there is none, and a stream of its own.
 void draw_dropout_per_run(Graph& graph);
 
+// ONNX's BatchNormalization nodes that normalize by the batch.
+std::vector<NodeId> batch_normalizations_in_training(const Graph& graph);
+
 // Turns a graph for training into one for evaluation: Dropout lets everything through, attention
 // drops nothing, BatchNormalization uses its running statistics and updates them no more.
 void leave_out_training(Graph& graph);

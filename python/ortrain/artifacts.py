@@ -115,8 +115,11 @@ def generate_artifacts(
     frozen = list(frozen_params or [])
     if requires_grad is None:  # of the model alone: a loss has constants of its own
         values = _core.load_onnx_model(_source(model), initializers="weights")[1]
-        floats = _core.load_onnx_model(_source(model), initializers="parameters")[1]
-        missing = [name for name in frozen if name not in floats]
+        if missing := [
+            name for name in frozen if name not in values
+        ]:  # what is not trained anyway may be named
+            floats = _core.load_onnx_model(_source(model), initializers="parameters")[1]
+            missing = [name for name in missing if name not in floats]
         if missing:
             raise InvalidModelError(f"'{missing[0]}' in frozen_params is no parameter of the model")
         requires_grad = [name for name in values if name not in frozen]
@@ -153,8 +156,9 @@ def generate_artifacts(
 
 
 def _source(model: Any) -> Path | bytes:
-    serialized: Path | bytes
-    serialized = Path(model) if isinstance(model, (str, Path)) else model.SerializeToString()
+    if isinstance(model, (str, Path)):
+        return Path(model)
+    serialized: bytes = model.SerializeToString()
     return serialized
 
 

@@ -45,8 +45,7 @@ def export_module(
     """Write a module, as it computes in eval mode, as an ONNX model with its weights.
 
     Parameters and buffers are initializers under their names in the module; the file says which want gradients
-    (``ortrain.trained`` among the graph's metadata). Sizes that the module
-    leaves open are open in the model.
+    (``ortrain.trained`` among the graph's metadata). Sizes that the module leaves open are open in the model.
 
     Args:
       module: The module.

@@ -10,7 +10,7 @@ from typing import Any
 
 def warn_of_kept_statistics(graph: Any) -> None:
     """Warn where a graph of an ONNX model normalizes by batches: what stands in the file is what evaluation uses."""
-    layers = graph.nodes_with_batch_statistics()
+    layers = graph.batch_normalizations_in_training()
     if layers:
         others = f" and {len(layers) - 1} others" if len(layers) > 1 else ""
         warnings.warn(

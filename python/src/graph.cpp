@@ -15,7 +15,6 @@
 
 #include "ortrain/autodiff/build_backward.h"
 #include "ortrain/base/error.h"
-#include "ortrain/ir/attribute_reader.h"
 #include "ortrain/ir/graph_builder.h"
 #include "ortrain/ir/op_registry.h"
 #include "ortrain/ir/roles.h"
@@ -213,18 +212,6 @@ nb::dict describe_note(const PassNote& note) {
   return row;
 }
 
-// Names of ONNX's batch normalizations whose running statistics a training would move.
-nb::list nodes_with_batch_statistics(const Graph& graph) {
-  nb::list names;
-  for (NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    if (node.op != "BatchNormalization" || !node.domain.empty()) continue;
-    if (AttributeReader(op_registry().get("", node.op), node).int_("training_mode") == 0) continue;
-    names.append(node.name.empty() ? node.op : node.name);
-  }
-  return names;
-}
-
 // Of a device's name, as of `_core.Session`.
 Processor processor_of(const std::string& device) {
   return device == "cpu" ? Processor::cpu : Processor::gpu;
@@ -290,7 +277,6 @@ void init_graph(nb::module_& module) {
       .def_prop_ro("inputs", &describe_inputs)
       .def_prop_ro("outputs", &describe_outputs)
       .def("nodes", &describe_nodes)
-      .def("nodes_with_batch_statistics", &nodes_with_batch_statistics)
       .def_prop_ro("num_nodes", [](const Graph& g) { return g.order().size(); })
       .def("copy", [](const Graph& g) { return std::make_shared<Graph>(g); })
       .def("verify", [](const Graph& g) { verify(g); })

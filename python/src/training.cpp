@@ -259,7 +259,16 @@ void init_training(nb::module_& module) {
           nb::arg("name") = "loss")
       .def("prepare_for_others", &prepare_for_others, nb::arg("outputs"))
       .def("draw_dropout_per_run", &draw_dropout_per_run)
-      .def("leave_out_training", &leave_out_training);
+      .def("leave_out_training", &leave_out_training)
+      // Names of the layers.
+      .def("batch_normalizations_in_training", [](const Graph& graph) {
+        nb::list names;
+        for (NodeId id : batch_normalizations_in_training(graph)) {
+          const Node& node = graph.node(id);
+          names.append(node.name.empty() ? node.op : node.name);
+        }
+        return names;
+      });
 
   nb::class_<TrainingProgram>(module, "TrainingProgram")
       .def(

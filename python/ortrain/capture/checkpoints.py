@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.errors import UnseenStateError
+from ortrain.capture.kept_changes import cells_of
 from ortrain.capture.reachable_state import ReachableState
+from ortrain.capture.shallow_copies import is_same
 from ortrain.capture.torch_internals import replaced
 from ortrain.capture.trace_internals import CheckpointGenerator, checkpoints_by, has_own_contexts
 
 _KEY = "ortrain_checkpoint"
-# Of these two that are equal are the same to a function.
-_VALUES = (int, float, complex, bool, str, bytes, type(None))
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Of what a checkpoint holds: items of a container, and objects in all, that are compared.
 _MOST_ITEMS = 64
@@ -218,8 +218,7 @@ def _held_by(called: Any) -> list[Any]:
         value = left.pop()
         parts: Any = ()
         if isinstance(value, types.FunctionType):
-            cells = (cell for cell in value.__closure__ or ())
-            held = [cell.cell_contents for cell in cells if cell != types.CellType()]
+            held = [cell.cell_contents for cell in cells_of(value)]
             parts = *held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
         elif isinstance(value, functools.partial):
             parts = value.func, *value.args, *value.keywords.values()
@@ -250,15 +249,13 @@ def _is_plain_object(value: Any) -> bool:
 
 def _is_the_same(now: Any, before: Any) -> bool:
     """Tell whether two objects are the same to a function, whose parts are compared by themselves."""
-    if now is before:
+    if is_same(now, before):
         return True
     if isinstance(now, _SYMBOLIC) or isinstance(before, _SYMBOLIC):  # a size may be a number by now
         first, second = (v.node.expr if isinstance(v, _SYMBOLIC) else v for v in (now, before))
         return bool(first == second)
     if type(now) is not type(before):
         return False
-    if isinstance(now, (*_VALUES, types.MethodType)):
-        return bool(now == before)
     if isinstance(now, types.FunctionType):
         return now.__code__ is before.__code__
     if isinstance(now, torch.Size):

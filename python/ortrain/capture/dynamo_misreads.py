@@ -17,6 +17,8 @@ from torch import nn
 from torch.utils import checkpoint
 
 from ortrain.capture.error_handlers import handles_errors
+from ortrain.capture.kept_changes import cells_of
+from ortrain.capture.names_in_code import codes_in
 from ortrain.capture.reachable_state import ReachableState, is_own
 from ortrain.capture.torch_internals import TORCH_VERSION
 
@@ -85,7 +87,7 @@ def misread_by_dynamo(module: nn.Module, arguments: Any) -> str:
     stored: set[str] = set()
     loaded: set[str] = set()
     for function in reached.functions:
-        for code in _codes(function.__code__):
+        for code in codes_in(function.__code__):
             names.update(code.co_names)
             if not _OTHER_WAYS.isdisjoint(code.co_names):
                 return f"globals or defaults in {function.__qualname__}"
@@ -130,8 +132,8 @@ def _holds_checkpoint(module: nn.Module, reached: ReachableState) -> bool:
     """Tell whether a layer or a function has torch.utils.checkpoint, or a function of it, by any name."""
     held = [value for layer in module.modules() for value in vars(layer).values()]
     for function in reached.functions:
-        held += map(_content, function.__closure__ or ())
-        codes = _codes(function.__code__)
+        held += [cell.cell_contents for cell in cells_of(function)]
+        codes = codes_in(function.__code__)
         held += [function.__globals__.get(name) for code in codes for name in code.co_names]
     while held:
         value = held.pop()
@@ -150,10 +152,12 @@ def _has_hooks_that_read(code: types.CodeType) -> bool:
     """
     if not any(map(_REGISTERS_HOOKS.fullmatch, code.co_names)):
         return False
-    inner = _codes(code)[1:]
+    inner = list(codes_in(code))[1:]
     globals_ = ("LOAD_GLOBAL", "LOAD_NAME")
     return not inner or any(
-        part.co_freevars or any(step.opname in globals_ for step in dis.get_instructions(part))
+        part.co_freevars
+        or part.co_argcount + part.co_kwonlyargcount > 1  # those behind the gradient have defaults
+        or any(step.opname in globals_ for step in dis.get_instructions(part))
         for part in inner
     )
 
@@ -256,8 +260,3 @@ def _method_passed_over(cls: type, is_users: bool) -> str:
     own = (getattr(cls, name, None) for name in names)
     found = (m for m in own if isinstance(m, types.FunctionType))
     return next((m.__name__ for m in found if m.__qualname__.split(".")[0] not in _OUTPUTS), "")
-
-
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return [code, *(found for part in inner for found in _codes(part))]

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from ortrain import _core
 from ortrain.capture.dtypes import onnx_code
+from ortrain.capture.kept_changes import cells_of
+from ortrain.capture.names_in_code import codes_in
 from ortrain.capture.torch_internals import outside_compiled_code
 from ortrain.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from ortrain.optim.closure_step import ClosureStep
@@ -38,7 +40,6 @@ _OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) | {
 _READERS = frozenset({"getattr", "hasattr", "vars", "__dict__", "__getattribute__"})
 # Graphs of one kind, for what options and attributes have held.
 _MOST_SESSIONS = 8
-_EMPTY = types.CellType()
 
 
 class Expression:
@@ -148,9 +149,8 @@ class GraphOptimizer(ClosureStep):
     def __init__(self, params: Any, defaults: Group) -> None:
         super().__init__(params, defaults)
         self._sessions: dict[Any, list[tuple[Any, Any]]] = {}
-        self._names_of_rule: frozenset[str] | None = (
-            frozenset()
-        )  # what the rule reads, as far as it is known
+        # What the rule reads, as far as it is known; None for anything.
+        self._names_of_rule: frozenset[str] | None = frozenset()
 
     def update(
         self,
@@ -348,20 +348,12 @@ def _names_read(optimizer: GraphOptimizer) -> frozenset[str] | None:
         if (function.__module__ or "").startswith("torch."):
             continue
         left += [getattr(function, "__wrapped__", None)]
-        left += [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
-        for code in _codes(function.__code__):
+        left += [cell.cell_contents for cell in cells_of(function)]
+        for code in codes_in(function.__code__):
             for name in code.co_names:
                 names.add(name)
                 left += [function.__globals__.get(name), *(vars(c).get(name) for c in classes)]
     return None if names & _READERS else frozenset(names)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield code and what is defined within."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _codes(part)
 
 
 def _refuse_tensors(name: str, value: Any) -> None:

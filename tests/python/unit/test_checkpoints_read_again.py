@@ -245,7 +245,7 @@ class Apart(Net):
         return self.last(h)
 
 
-def test_large_and_deep_containers_cost_nothing():
+def test_large_and_deep_containers_are_no_obstacle():
     table, deep = dict.fromkeys(range(50_000), 1.0), []
     for _ in range(2000):
         deep = [deep]

@@ -250,27 +250,23 @@ def follower(read):
             return param - self._scale(options) * grad, {}
 
         def _scale(self, options):
-            return (
-                float({"closure": held[0], "made": getattr(self, "made", 1.0)}[read])
-                if read
-                in (
-                    "closure",
-                    "made",
-                )
-                else float(self._named(options))
+            return float(
+                {
+                    "array": lambda: options["array"][500],
+                    "object": lambda: options["object"].scale,
+                    "tuple": lambda: options["tuple"][0]["a"],
+                    "attribute": lambda: self.factor,
+                    "class": lambda: self.shared,
+                    "table": lambda: self.table["k"][0],
+                    "closure": lambda: held[0],
+                }[read]()
             )
 
-        def _named(self, options):
-            return {
-                "array": lambda: options["array"][500],
-                "object": lambda: options["object"].scale,
-                "tuple": lambda: options["tuple"][0]["a"],
-                "attribute": lambda: self.factor,
-                "class": lambda: self.shared,
-                "table": lambda: self.table["k"][0],
-            }[read]()
+    class ByName(Follower):  # by which anything may be read
+        def _scale(self, options):
+            return getattr(self, "made", 1.0)
 
-    return Follower, held
+    return ByName if read == "made" else Follower, held
 
 
 @pytest.mark.parametrize(

@@ -176,43 +176,64 @@ def test_what_only_reads_classes_and_functions_is_not_misread(case: Any, is_misr
 
 
 class Hooked(nn.Module):
-    """Has hooks on what is between its layers that read `scale` when the backward comes."""
+    """Has a hook on what is between its layers that reads `scale` when the backward comes."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.kind, self.scale, self.calls = kind, 1.0, 0
-
-    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * self.scale
+        self.scale, self.calls = 1.0, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         h = self.first(x).tanh()
-        held = [self]
-        if self.kind == "closure":
-            h.register_hook(lambda gradient: gradient * self.scale)
-        elif self.kind == "method":
-            h.register_hook(self.scaled)
-        elif self.kind == "default":
-            h.register_hook(lambda gradient, of=held: gradient * of[0].scale)
-        elif self.kind == "partial":
-            h.register_hook(functools.partial(Hooked.scaled, self))
-        elif self.kind == "global":
-            h.register_hook(lambda gradient: gradient * SCALES["now"])
-        else:
-            h.grad_fn.register_prehook(lambda gradients: (gradients[0] * self.scale,))
+        self.hook(h)
         return self.last(h)
+
+
+class HookCloses(Hooked):
+    def hook(self, h: torch.Tensor) -> None:
+        h.register_hook(lambda gradient: gradient * self.scale)
+
+
+class HookIsMethod(Hooked):
+    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self.scale
+
+    def hook(self, h: torch.Tensor) -> None:
+        h.register_hook(self.scaled)
+
+
+class HookHasDefault(Hooked):
+    def hook(self, h: torch.Tensor) -> None:
+        h.register_hook(lambda gradient, of=self: gradient * of.scale)
+
+
+class HookIsPartial(HookIsMethod):
+    def hook(self, h: torch.Tensor) -> None:
+        h.register_hook(functools.partial(HookIsMethod.scaled, self))
+
+
+class HookReadsGlobal(Hooked):
+    def hook(self, h: torch.Tensor) -> None:
+        h.register_hook(lambda gradient: gradient * SCALES["now"])
+
+
+class HookOfNode(Hooked):
+    def hook(self, h: torch.Tensor) -> None:
+        h.grad_fn.register_prehook(lambda gradients: (gradients[0] * self.scale,))
 
 
 SCALES = {"now": 1.0}
 
 
-@pytest.mark.parametrize("kind", ["closure", "method", "default", "partial", "global", "node"])
+@pytest.mark.parametrize(
+    "kind",
+    [HookCloses, HookIsMethod, HookHasDefault, HookIsPartial, HookReadsGlobal, HookOfNode],
+)
 @pytest.mark.filterwarnings("ignore")
-def test_hooks_read_what_is_there_in_the_backward(kind: str) -> None:
+def test_hooks_read_what_is_there_in_the_backward(kind: type[Hooked]) -> None:
     torch.manual_seed(0)
-    plain = Hooked(kind)
+    plain = kind()
     ours = ORTModule(copy.deepcopy(plain))
     for step in range(3):
         x = torch.randn(3, 4)
