@@ -64,6 +64,10 @@ class NodeSpec {
   // the plan's arena. Call it from `make`.
   void request_workspace(ByteCount bytes) { workspace_bytes_ = bytes; }
   ByteCount workspace_bytes() const { return workspace_bytes_; }
+  // What the kernel keeps for as long as the plan, by an estimate, where that is more than a
+  // closure of some hundred bytes. Call it from `make`.
+  void note_kept(size_t bytes) { kept_bytes_ = bytes; }
+  size_t kept_bytes() const { return kept_bytes_; }
 
  private:
   const OpDef* def_;
@@ -72,6 +76,7 @@ class NodeSpec {
   std::vector<TensorSpec> outputs_;
   std::vector<const void*> constants_;
   ByteCount workspace_bytes_;
+  size_t kept_bytes_ = 0;
 };
 
 }  // namespace ortrain

@@ -633,7 +633,8 @@ class PlanMaker {
                     .num_inputs = static_cast<uint32_t>(node.inputs.size()),
                     .num_outputs = static_cast<uint32_t>(node.outputs.size()),
                     .inplace = inplace_pairs(work),
-                    .workspace_bytes = work.spec->workspace_bytes().value()};
+                    .workspace_bytes = work.spec->workspace_bytes().value(),
+                    .kept_bytes = work.spec->kept_bytes()};
       for (size_t k = 0; k < node.outputs.size(); ++k) {
         step.outputs.push_back(work.spec->has_output(k) ? work.spec->output(k) : TensorSpec{});
       }

@@ -36,7 +36,8 @@ struct PlanStep {
   std::vector<TensorSpec> outputs;           // undefined where absent; none for copies
   std::vector<std::pair<int, int>> inplace;  // (input, output) that its kernel takes in one place
   size_t workspace_bytes = 0;
-  double bytes = 0;  // read and written; see NodeCost
+  size_t kept_bytes = 0;  // by its kernel; see NodeSpec::note_kept
+  double bytes = 0;       // read and written; see NodeCost
   double flops = 0;
 };
 
@@ -106,14 +107,11 @@ struct ExecutionPlan {
   // What keeping it takes, by an estimate: constants that were made for it, steps and what their
   // kernels keep, a graph of its own.
   size_t held_bytes() const {
-    // Measured over small transformers; and what oneDNN keeps of a convolution.
-    constexpr size_t kPerStep = 1000, kPerConvolution = 20'000, kPerNode = 1000;
+    constexpr size_t kPerStep = 1000, kPerNode = 1000;  // measured over small transformers
     size_t bytes = constant_bytes + args.size() * sizeof(Location) +
                    steps.size() * (sizeof(PlanStep) + kPerStep) +
                    (inputs.size() + outputs.size()) * 2 * sizeof(TensorSpec);
-    for (const PlanStep& step : steps) {
-      if (step.kernel.find("conv") != std::string::npos) bytes += kPerConvolution;
-    }
+    for (const PlanStep& step : steps) bytes += step.kept_bytes;
     if (rewritten) bytes += rewritten->order().size() * kPerNode;
     return bytes;
   }

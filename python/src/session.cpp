@@ -367,11 +367,6 @@ void init_session(nb::module_& module) {
                      nb::gil_scoped_release release;
                      return self.session->num_plans();
                    })
-      .def_prop_ro("plan_bytes",
-                   [](const DeviceSession& self) {
-                     nb::gil_scoped_release release;
-                     return self.session->plan_bytes();
-                   })
       // How many stretches of steps were launched from a recording, recorded, and run directly.
       .def_prop_ro("recordings",
                    [](const DeviceSession& self) {

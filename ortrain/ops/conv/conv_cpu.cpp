@@ -37,7 +37,7 @@ std::vector<Kernel> conv_kernels(MakeNode make_node) {
       {.name = "onednn",
        .types = {DType::f32},
        .why_not = [=](const NodeSpec& spec) { return conv_onednn_refuses(make_node(spec)); },
-       .make = [=](NodeSpec& spec) { return conv_onednn(make_node(spec)); }},
+       .make = [=](NodeSpec& spec) { return conv_onednn(spec, make_node(spec)); }},
       {.name = "depthwise",
        .why_not = [=](const NodeSpec& spec) { return conv_depthwise_refuses(make_node(spec)); },
        .make =

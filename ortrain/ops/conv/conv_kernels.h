@@ -34,6 +34,6 @@ KernelFn conv_depthwise(DType dtype, ConvNode node);
 
 // By oneDNN, float only.
 std::optional<std::string> conv_onednn_refuses(const ConvNode& node);
-KernelFn conv_onednn(ConvNode node);
+KernelFn conv_onednn(NodeSpec& spec, ConvNode node);
 
 }  // namespace ortrain::cpu

@@ -108,7 +108,10 @@ std::optional<std::string> conv_onednn_refuses(const ConvNode& node) {
   return std::nullopt;
 }
 
-KernelFn conv_onednn(ConvNode node) {
+KernelFn conv_onednn(NodeSpec& spec, ConvNode node) {
+  // Code and descriptions of the primitive and its reorders: measured by the memory of a process.
+  constexpr size_t kPrepared = 20'000;
+  spec.note_kept(kPrepared);
   std::string why;
   std::shared_ptr<OnednnConv> conv = OnednnConv::make(onednn_description(node), &why);
   if (!conv) throw UnsupportedError(str("oneDNN refuses the convolution: ", why));

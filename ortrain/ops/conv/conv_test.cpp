@@ -119,6 +119,16 @@ TEST(Conv, LibraryGetsNoImageOf2GiB) {
   EXPECT_EQ(refusal(64, 4, 3).find("2^31 bytes"), std::string::npos);
 }
 
+TEST(Conv, LibraryTellsWhatItKeeps) {
+  if (cpu::onednn() == nullptr) GTEST_SKIP() << cpu::onednn_missing_reason();
+  const ConvGraph g("Conv", {2, 4, 9, 9}, {8, 4, 3, 3}, {});
+  const auto plan = make_execution_plan(g.graph, {{2, 4, 9, 9}, {8, 4, 3, 3}}, cpu_kernels());
+  ASSERT_EQ(plan->steps.size(), 1U);
+  ASSERT_EQ(plan->steps[0].kernel, "onednn");
+  EXPECT_GT(plan->steps[0].kept_bytes, 10'000U);
+  EXPECT_GT(plan->held_bytes(), plan->steps[0].kept_bytes);
+}
+
 TEST(Conv, LibraryTakesOrdinaryShapes) {
   if (cpu::onednn() == nullptr) GTEST_SKIP() << cpu::onednn_missing_reason();
   const testing::OpCase op_case{.op = "Conv",
