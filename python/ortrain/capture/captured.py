@@ -213,11 +213,12 @@ def collects_layer_outputs() -> bool:
 
 def environment_key() -> Hashable:
     """Return what a captured graph depends on besides the call and the module."""
+    any_autocast = torch._C._is_any_autocast_enabled()
     return (
-        AutocastState.current(),
+        AutocastState.current() if any_autocast else _NO_AUTOCAST,
         # What a forward may ask, whether it is on or off.
-        torch._C._is_any_autocast_enabled(),
-        torch.is_autocast_enabled("cuda"),
+        any_autocast,
+        any_autocast and torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cpu"),
         torch.get_autocast_dtype("cuda"),
         torch.is_grad_enabled(),

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import functools
 import inspect
 import math
 import re
@@ -42,6 +43,7 @@ _CPU = torch.device("cpu")
 _LARGEST_LIVE = 1 << 31
 # Arguments of models of transformers.
 _OF_CACHES = frozenset({"use_cache", "past_key_values"})
+_MOST_FORMS = 256  # of calls whose names are kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Container:
 
 
 Tree = Slot | Number | LiveInt | LiveFloat | Constant | Container
+
+_SLOTS = tuple(map(Slot, range(64)))  # making one takes as long as reading four properties
 
 
 def restore(tree: Tree, tensors: Sequence[Any]) -> Any:
@@ -172,6 +176,8 @@ class CallSignature:
             p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
         self._names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        # Of the ways in which it is called.
+        self._forms: dict[tuple[int, tuple[str, ...]], tuple[str, ...]] = {}
         # Whether it has the arguments of a model of transformers with a key-value cache.
         self.takes_cache = _OF_CACHES.issubset(self._names)
         self._required = frozenset(
@@ -246,15 +252,30 @@ class CallSignature:
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments by name, in the order of the signature."""
-        if not self._is_plain or len(args) > len(self._positional):
+        names = self._bound_names(len(args), tuple(kwargs))
+        if not names:
             return self.signature.bind(*args, **kwargs).arguments
-        arguments = dict(zip(self._positional, args, strict=False))
-        rest = self._names[len(args) :]
-        arguments.update({name: kwargs[name] for name in rest if name in kwargs})
-        if not self._required <= arguments.keys() or len(arguments) != len(args) + len(kwargs):
-            # Too few, or names that are unknown, given twice or collected.
-            return self.signature.bind(*args, **kwargs).arguments
+        arguments = dict(zip(names, args, strict=False))
+        for name in names[len(args) :]:
+            arguments[name] = kwargs[name]
         return arguments
+
+    def _bound_names(self, count: int, named: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of so many arguments and these, in order; none where inspect has to bind them.
+
+        That is where some are missing, unknown, given twice or collected.
+        """
+        form = count, named
+        known = self._forms.get(form)
+        if known is None:
+            rest = [name for name in self._names[count:] if name in named]
+            known = (*self._positional[:count], *rest)
+            fits = self._is_plain and count <= len(self._positional) and len(rest) == len(named)
+            if not fits or not self._required.issubset(known):
+                known = ()
+            if len(self._forms) < _MOST_FORMS:
+                self._forms[form] = known
+        return known
 
     def unflatten(
         self, tree: Mapping[str, Tree], tensors: Sequence[Any]
@@ -479,13 +500,11 @@ class _Flattener:
             index = self._seen[id(value)] = len(self.tensors)
             self.tensors.append(value)
             self.paths.append(path)
-        device = value.device
-        return Slot(index), (
+        return _SLOTS[index] if index < len(_SLOTS) else Slot(index), (
             index,
             value.dtype,
             value.dim(),
-            device.type,
-            device.index,
+            *_parts_of_device(value.device),
             value.requires_grad,
             None if value.is_contiguous() else order_of(value),
             type(value) is nn.Parameter,
@@ -493,6 +512,12 @@ class _Flattener:
             if value.__dict__
             else None,  # attributes that somebody gave it
         )
+
+
+@functools.cache
+def _parts_of_device(device: torch.device) -> tuple[str, int | None]:
+    """Return the type and index of a device, whose type PyTorch makes a new text for."""
+    return device.type, device.index
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -47,6 +47,7 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+_get_global = vars(torch.nn.modules.module).get  # programs put other tables in their places
 
 
 def outside_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +60,7 @@ def outside_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_global_module_hooks() -> bool:
     """Tell whether hooks that run for every module are registered."""
-    return any(map(vars(torch.nn.modules.module).get, _GLOBAL_HOOKS))
+    return any(map(_get_global, _GLOBAL_HOOKS))
 
 
 def acts_by_itself(tensor: torch.Tensor) -> bool:
