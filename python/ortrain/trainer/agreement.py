@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,22 @@ def require_alike(processes: Processes, own: Mapping[str, Any]) -> None:
     Raises:
       InvalidModelError: Some have other values; names the first difference, with both values.
     """
-    for rank, other in enumerate(processes.from_all(dict(own))):
+    refuse_differences(processes.from_all(dict(own)), processes.rank)
+
+
+def refuse_differences(every: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Raise InvalidModelError for the first difference between what a process has and what others have.
+
+    Args:
+      every: What each process has, by what it is.
+      rank: Of this one.
+    """
+    own = every[rank]
+    for number, other in enumerate(every):
         for what in {**own, **other}:
             if own.get(what) != other.get(what):
                 raise InvalidModelError(
-                    f"{what} is {own.get(what)} in process {processes.rank}, "
-                    f"{other.get(what)} in process {rank}"
+                    f"{what} is {own.get(what)} in process {rank}, {other.get(what)} in process {number}"
                 )
 
 
@@ -46,6 +56,17 @@ def agree(
     Raises:
       InvalidModelError: Some have other values.
     """
+    if not are_alike(processes, own):
+        require_alike(processes, {**details(), **own})
+
+
+def are_alike(processes: Processes, own: Mapping[str, Any]) -> bool:
+    """Tell whether all processes have the same, by a collective of 16 bytes; all get one answer.
+
+    Args:
+      processes: Those that call it.
+      own: What this one has; its repr is compared.
+    """
     text = repr(sorted(own.items()))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little", signed=True)
@@ -53,5 +74,4 @@ def agree(
     extremes = torch.tensor([number, ~number], dtype=torch.int64)
     processes.all_reduce(extremes, "MAX")
     largest, inverse_of_smallest = extremes.tolist()
-    if largest != ~inverse_of_smallest:
-        require_alike(processes, {**details(), **own})
+    return bool(largest == ~inverse_of_smallest)

@@ -12,11 +12,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core
-from ortrain.distributed import Processes, adasum
+from ortrain.distributed import Processes
 from ortrain.errors import UnsupportedError
 from ortrain.trainer.agreement import agree, require_alike
 from ortrain.trainer.flat_layout import FlatLayout
-from ortrain.trainer.gradient_buckets import GradientBuckets
+from ortrain.trainer.joined_gradients import JoinedGradients
 from ortrain.trainer.sharded_states import ShardedStates
 from ortrain.trainer.sources import StepSource, Tensors
 from ortrain.trainer.step_engine import (
@@ -77,18 +77,17 @@ class ParallelStepEngine(StepEngine):
         self.processes = processes
         self._parallelism = parallelism
         self._batches: int = options["accumulation"]
-        self._separate = self._batches > 1 and not parallelism.reduces_once
-        self._layout = FlatLayout({})
+        self._gradients = JoinedGradients(
+            processes,
+            separate=self._batches > 1 and not parallelism.reduces_once,
+            by_adasum=parallelism.adasum,
+        )
         # Where the next step wants things to lie, and the parameters that were ever trained: what
         # is frozen keeps its place, and the states that it may need again.
-        self._wanted_layout = self._layout
+        self._wanted_layout = self._gradients.layout
         self._ever_trained: set[str] = set()
-        self._gradients = self._layout.zeros()
-        # Of the batches so far, where each is reduced by itself.
-        self._sums = self._layout.zeros()
-        self._summed: list[str] | None = None  # the parameters that those batches train
+        self._summed: list[str] | None = None  # the parameters that the batches so far train
         self._shards: ShardedStates | None = None
-        self._latest_trained: list[str] | None = None
         self._plans: list[dict[str, int]] = []
         processes.everywhere(lambda: StepEngine.__init__(self, source, options, frozen))
         numbers = {
@@ -119,7 +118,7 @@ class ParallelStepEngine(StepEngine):
         super().share_tensors()
         self._want_layout(name for name, yes in self._requires_grad.items() if yes)
         # Things move, which all processes do together, when a step comes.
-        if self._wanted_layout == self._layout:
+        if self._wanted_layout == self._gradients.layout:
             self._share_memory()
 
     def train_step(self, inputs: Tensors) -> StepOutcome:
@@ -135,10 +134,10 @@ class ParallelStepEngine(StepEngine):
         made = self._make_alike(inputs)
         given = made.source.given(inputs)
         before = self.state.kept_batches
-        if before == 0 and self._latest_trained != made.runs.trained:
-            self._clear_gradients_without(made.runs.trained)
+        if before == 0:
+            self._gradients.clear_without(made.runs.trained)
         last = before + 1 >= self._batches
-        if self._separate:
+        if self._gradients.separate:
             outputs = self._add_reduced(made, given, before, last=last)
         else:
             outputs = self._run(made, given, reduces=last)
@@ -172,12 +171,12 @@ class ParallelStepEngine(StepEngine):
     def _make_alike(self, inputs: Tensors) -> MadeStep:
         """Return the graph of a call, when all processes are about to do the same."""
         while True:
-            if self._wanted_layout != self._layout:
+            if self._wanted_layout != self._gradients.layout:
                 own = {"the layout of the gradients": list(self._wanted_layout.places.items())}
                 agree(self.processes, own, self._description)
                 self._lay_out()
             made = self._find(self._training, inputs) or self._make_training(inputs)
-            if self._wanted_layout == self._layout:  # the capture has added no parameter
+            if self._wanted_layout == self._gradients.layout:  # the capture has added no parameter
                 break
         state = self.state
         now: dict[str, Any] = {
@@ -190,13 +189,6 @@ class ParallelStepEngine(StepEngine):
         }
         agree(self.processes, now, lambda: self._description(made))
         return made
-
-    def _clear_gradients_without(self, trained: list[str]) -> None:
-        """Put zeros where gradients lie that no graph of this step writes."""
-        for name, view in self._layout.views(self._gradients).items():
-            if name not in trained:
-                view.zero_()
-        self._latest_trained = list(trained)
 
     def _add_reduced(
         self, made: MadeStep, given: list[torch.Tensor], before: int, *, last: bool
@@ -213,13 +205,7 @@ class ParallelStepEngine(StepEngine):
             outputs = self._run(made, given, reduces=True)
         finally:
             self.state.kept_batches = before
-        for dtype, batch in self._gradients.items():
-            if before == 0:
-                self._sums[dtype].copy_(batch)
-            elif last:
-                batch.add_(self._sums[dtype])
-            else:
-                self._sums[dtype].add_(batch)
+        self._gradients.add_up(first=before == 0, last=last)
         self._summed = trained
         self.state.kept_batches = before + 1
         return outputs
@@ -227,20 +213,16 @@ class ParallelStepEngine(StepEngine):
     def _run(self, made: MadeStep, given: list[torch.Tensor], *, reduces: bool) -> Any:
         """Run a batch and return the outputs; with ``reduces`` gradients are put together meanwhile."""
         runs, gradients = made.runs, self._gradients
-        if not reduces or self._parallelism.adasum:
-            outputs = runs.add_gradients(self.state, given)[0]
-            for dtype, flat in gradients.items() if reduces else ():
-                adasum.all_reduce(flat, self._layout.parts(dtype), self.processes)
-        else:
-            buckets = GradientBuckets(self._layout, gradients, self.processes, runs.trained)
+        if reduces and not gradients.by_adasum:
+            buckets = gradients.buckets(runs.trained)
             outputs = runs.add_gradients(self.state, given, buckets.finished, _STRETCH)[0]
             buckets.wait()
+        else:
+            outputs = runs.add_gradients(self.state, given)[0]
+            if reduces:
+                gradients.reduce()
         self._plans = [runs.memory_plan]
         return outputs
-
-    def _average(self, flat: torch.Tensor) -> None:
-        flat.mul_(1.0 / self.processes.size)
-        self.processes.all_reduce(flat)
 
     def _update(self, made: MadeStep) -> tuple[bool, bool, float | None]:
         if self._shards is None:
@@ -276,7 +258,7 @@ class ParallelStepEngine(StepEngine):
             states = {name: t for name, t in held if not name.endswith(":grad")}
         if self.state.kept_batches > 0:
             whole.kept_batches = self.state.kept_batches
-            kept = self._layout.views(self._kept_gradients())
+            kept = self._gradients.means()
             states.update({f"{name}:grad": view for name, view in kept.items()})
         for target, tensor in states.items():
             whole.share_state(target, tensor)
@@ -291,35 +273,16 @@ class ParallelStepEngine(StepEngine):
         if self._shards is not None:
             # States of what is frozen wait for the day that it is trained again.
             self._want_layout(target.rpartition(":")[0] for target in held)
-            if self._wanted_layout != self._layout:
+            if self._wanted_layout != self._gradients.layout:
                 self._lay_out()
             self._shards.take(held, self.state.steps, self.state.updates)
             self.state.clear_optimizer()
         # What was put together before stands in all processes, and its mean is the same.
-        target = self._sums if self._separate else self._gradients
-        views = self._layout.views(target)
-        for name, view in views.items():
-            kept = held.get(f"{name}:grad") if self.state.kept_batches > 0 else None
-            if kept is not None:
-                view.copy_(kept)
-            else:
-                view.zero_()
-        self._summed = self._latest_trained = None
+        kept = held if self.state.kept_batches > 0 else {}
+        names = self._gradients.layout.places
+        self._gradients.take({n: kept[f"{n}:grad"] for n in names if f"{n}:grad" in kept})
+        self._summed = None
         self._share_gradients()
-
-    def _kept_gradients(self) -> dict[torch.dtype, torch.Tensor]:
-        """Return the means over the processes of what the batches so far have added up to."""
-        if self._separate:
-            return self._sums
-        if self._parallelism.adasum:
-            raise UnsupportedError(
-                "gradients that Adasum has not put together yet have no sum: save between two "
-                "optimizer steps"
-            )
-        sums = {dtype: flat.clone() for dtype, flat in self._gradients.items()}
-        for flat in sums.values():
-            self._average(flat)
-        return sums
 
     def _set_seed(self, seed: int) -> None:
         """Draw other random numbers in each process; process 0 as one alone."""
@@ -341,16 +304,14 @@ class ParallelStepEngine(StepEngine):
         layout = self._wanted_layout
         whole = self._shards.gather(on_all=True) if self._shards is not None else {}
         updates = self._shards.state.updates if self._shards is not None else {}
-        gradients = self._moved(self._gradients, layout)
-        sums = self._moved(self._sums, layout) if self._separate else {}
-        self._layout, self._gradients, self._sums = layout, gradients, sums
+        self._gradients.move(layout)
         if self._parallelism.shards_states:
-            self._shards = ShardedStates(layout, self._kinds(), self._gradients, self.processes)
+            flats = self._gradients.flats
+            self._shards = ShardedStates(layout, self._kinds(), flats, self.processes)
             self._shards.take(whole, self.state.steps, updates)
             self._options["owned"] = self._shards.slices
             self._options["sum_norms"] = self._shards.sum_norms_key
         self._training.clear()  # the slices stand in the graphs
-        self._latest_trained = None
         self._share_memory()
 
     def _share_memory(self) -> None:
@@ -358,16 +319,8 @@ class ParallelStepEngine(StepEngine):
             self._shards.follow(self._tensors)
         self._share_gradients()
 
-    def _moved(self, flats: Mapping[torch.dtype, torch.Tensor], layout: FlatLayout) -> Any:
-        """Return vectors by another layout, with what stands in those of the present one."""
-        made, before = layout.zeros(), self._layout.views(flats)
-        for name, view in layout.views(made).items():
-            if name in before and before[name].shape == view.shape:
-                view.copy_(before[name])
-        return made
-
     def _share_gradients(self) -> None:
-        for name, view in self._layout.views(self._gradients).items():
+        for name, view in self._gradients.views().items():
             self.state.share_state(f"{name}:grad", view)
 
     def _kinds(self) -> list[str]:
@@ -384,6 +337,6 @@ class ParallelStepEngine(StepEngine):
         }
         if made is not None:
             trained = made.runs.trained
-            for name in self._layout.places:
+            for name in self._gradients.layout.places:
                 result[f"'{name}' in this step"] = "trained" if name in trained else "not trained"
         return result

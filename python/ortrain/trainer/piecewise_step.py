@@ -65,8 +65,6 @@ class PiecewiseStep:
         """Return the outputs of the forward alone, as in eval mode."""
         return _apart(self._forward(inputs, training=False))
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
     def add_gradients(
         self, state: Any, inputs: Tensors, trains: Callable[[], Mapping[str, bool]]
     ) -> Tensors:
@@ -74,16 +72,38 @@ class PiecewiseStep:
 
         Args:
           state: A TrainingState.
-          inputs: By name; the forward gets copies, but of those in memory of the module's.
-          trains: Called behind the forward, which may make parameters: returns whether each is to be
-            trained, by name.
+          inputs: As for `gradients`.
+          trains: As for `gradients`.
 
         Returns:
           The outputs.
 
         Raises:
-          InvalidModelError: The loss is no single float, or depends on nothing that is trained.
+          InvalidModelError: As `gradients`.
           UnsupportedError: A parameter has got another shape since earlier batches of the same optimizer step.
+        """
+        outputs, gradients = self.gradients(state, inputs, trains)
+        self._keep(state, gradients)
+        return outputs
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def gradients(
+        self, state: Any, inputs: Tensors, trains: Callable[[], Mapping[str, bool]]
+    ) -> tuple[Tensors, Tensors]:
+        """Run a batch forward and backward.
+
+        Args:
+          state: A TrainingState, of which the loss scale counts.
+          inputs: By name; the forward gets copies, but of those in memory of the module's.
+          trains: Called behind the forward, which may make parameters: returns whether each is to be
+            trained, by name.
+
+        Returns:
+          The outputs, and the gradients of the parameters that the loss depends on, by name; dense.
+
+        Raises:
+          InvalidModelError: The loss is no single float, or depends on nothing that is trained.
         """
         outputs = self._forward(inputs, training=True)
         trained = trains()
@@ -94,7 +114,7 @@ class PiecewiseStep:
         with self._gradients_apart() as parameters:
             (wide * factor).backward()
             gradients = {
-                name: p.grad
+                name: p.grad.to_dense() if p.grad.layout != torch.strided else p.grad
                 for name, p in parameters.items()
                 if p.grad is not None and trained.get(name, False)
             }
@@ -102,8 +122,7 @@ class PiecewiseStep:
             raise InvalidModelError(
                 f"the loss '{self._options['loss']}' depends on no parameter that is trained"
             )
-        self._keep(state, gradients)
-        return _apart(outputs)
+        return _apart(outputs), gradients
 
     def optimizer_step(self, state: Any) -> tuple[bool, bool, float | torch.Tensor | None]:
         """Update the parameters by the gradients that are kept, and forget these.
@@ -113,7 +132,7 @@ class PiecewiseStep:
         """
         trained = tuple(state.kept_parameters)
         try:
-            _, updated, finite, norm = self._optimizer_of(trained).optimizer_step(state)
+            _, updated, finite, norm = self.optimizer_of(trained).optimizer_step(state)
         finally:  # also where it fails: the next step begins anew
             state.kept_batches = 0
             for name in trained:
@@ -175,11 +194,10 @@ class PiecewiseStep:
                     f"'{name}' has another shape than for the batches before of the same step"
                 )
         for name, gradient in gradients.items():
-            dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
             if name in before:
-                kept[_gradient_of(name)].add_(dense)
+                kept[_gradient_of(name)].add_(gradient)
             else:
-                wide = dense.to(state_dtype(dense))
+                wide = gradient.to(state_dtype(gradient))
                 state.share_state(_gradient_of(name), wide.resolve_neg().contiguous())
         names = [name for name, _ in self._module.named_parameters()]
         state.kept_parameters = [name for name in names if name in before or name in gradients]
@@ -197,7 +215,12 @@ class PiecewiseStep:
             if target.endswith(_GRADIENT)
         }
 
-    def _optimizer_of(self, trained: tuple[str, ...]) -> Any:
+    def take_options(self, options: Mapping[str, Any]) -> None:
+        """Go on with other options of a step."""
+        self._options = dict(options)
+        self._optimizers.clear()
+
+    def optimizer_of(self, trained: tuple[str, ...]) -> Any:
         """Return a program of the optimizer alone: its model is a loss that depends on what is trained."""
         parameters = list(self._module.named_parameters())
         key = trained, tuple((name, p.dtype, p.shape) for name, p in parameters)

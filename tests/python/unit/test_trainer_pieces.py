@@ -200,10 +200,10 @@ def test_steps_that_fail_leave_nothing_for_the_next() -> None:
     model = BranchesOnValues()
     trainer = made(model, optim.SGDConfig(lr=0.1))
     trainer.train_step(*batch(0))
-    trainer.engine._pieces._optimizer_of = lambda trained: 1 / 0
+    trainer.engine._pieces.optimizer_of = lambda trained: 1 / 0
     with pytest.raises(ZeroDivisionError):
         trainer.train_step(*batch(1))
-    del trainer.engine._pieces._optimizer_of
+    del trainer.engine._pieces.optimizer_of
     other = copy.deepcopy(model)
     x, label = batch(2)
     trainer.train_step(x, label)
