@@ -13,6 +13,9 @@ import torch
 from ortrain.distributed import Processes
 from ortrain.errors import InvalidModelError
 
+_STEP = "the step"
+_NO_STEP: dict[str, Any] = {"the step": "not begun"}
+
 
 def require_alike(processes: Processes, own: Mapping[str, Any]) -> None:
     """Compare what each process has, by what it is; all processes call it, and all or none raise.
@@ -58,6 +61,35 @@ def agree(
     """
     if not are_alike(processes, own):
         require_alike(processes, {**details(), **own})
+
+
+def have_graphs(
+    processes: Processes,
+    numbers: Mapping[str, Any],
+    step: Mapping[str, Any] | None,
+    details: Callable[[], Mapping[str, Any]],
+) -> bool:
+    """Tell whether all processes have a graph for a step, all the same, by a collective of 16 bytes where they do.
+
+    Args:
+      processes: Those that call it.
+      numbers: What must be alike, with a graph or without.
+      step: What this one's graph does, by its parts; None where it has none.
+      details: As for ``agree``.
+
+    Raises:
+      InvalidModelError: Some have other numbers, or graphs of other steps.
+    """
+    own = {**numbers, _STEP: step}
+    if are_alike(processes, own):
+        return step is not None
+    every = processes.from_all({**details(), **own})
+    steps = [other.pop(_STEP, _NO_STEP) for other in every]
+    have_all = None not in steps or _NO_STEP in steps
+    if have_all:  # what is done without a graph shows when it has run
+        every = [{**other, **(step or {})} for other, step in zip(every, steps, strict=True)]
+    refuse_differences(every, processes.rank)
+    return have_all
 
 
 def are_alike(processes: Processes, own: Mapping[str, Any]) -> bool:

@@ -12,9 +12,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ortrain import _core
+from ortrain.capture.errors import CaptureError
 from ortrain.distributed import Processes
 from ortrain.errors import UnsupportedError
-from ortrain.trainer.agreement import agree, require_alike
+from ortrain.trainer.agreement import agree, are_alike, have_graphs, require_alike
 from ortrain.trainer.flat_layout import FlatLayout
 from ortrain.trainer.joined_gradients import JoinedGradients
 from ortrain.trainer.sharded_states import ShardedStates
@@ -87,6 +88,10 @@ class ParallelStepEngine(StepEngine):
         self._wanted_layout = self._gradients.layout
         self._ever_trained: set[str] = set()
         self._summed: list[str] | None = None  # the parameters that the batches so far train
+        # Those that have gradients of the batches so far, in this process or, put together, in any; whether
+        # some of these batches ran in pieces.
+        self._reached: list[str] = []
+        self._has_pieces = False
         self._shards: ShardedStates | None = None
         self._plans: list[dict[str, int]] = []
         processes.everywhere(lambda: StepEngine.__init__(self, source, options, frozen))
@@ -131,22 +136,23 @@ class ParallelStepEngine(StepEngine):
         """
         refuse_wanted_gradients(inputs)
         self.follow_module()
-        made = self._make_alike(inputs)
-        given = made.source.given(inputs)
         before = self.state.kept_batches
-        if before == 0:
-            self._gradients.clear_without(made.runs.trained)
         last = before + 1 >= self._batches
-        if self._gradients.separate:
-            outputs = self._add_reduced(made, given, before, last=last)
+        if before == 0:
+            self._reached, self._has_pieces = [], False
+        made, why = self._make_alike(inputs)
+        if made is not None:
+            outputs = self._run_graph(made, inputs, before, last=last)
         else:
-            outputs = self._run(made, given, reduces=last)
-        if made.buffers:
-            self.processes.broadcast([self._tensors[name] for name in made.buffers])
+            outputs = self._run_pieces(inputs, why, before, last=last)
         if not last:
             return StepOutcome(outputs, False, True, None)
-        updated, finite, norm = self._update(made)
-        self._plans.append(made.runs.memory_plan)
+        if self._has_pieces:
+            runs, trained = self._pieces.optimizer_of(tuple(self._reached)), self._reached
+        else:
+            runs, trained = made.runs, made.runs.trained
+        updated, finite, norm = self._update(runs, trained)
+        self._plans.append(runs.memory_plan)
         self.state.kept_batches = 0
         if updated:
             increment_version(self._trained)
@@ -168,27 +174,118 @@ class ParallelStepEngine(StepEngine):
 
     # --- a step
 
-    def _make_alike(self, inputs: Tensors) -> MadeStep:
-        """Return the graph of a call, when all processes are about to do the same."""
+    def _make_alike(self, inputs: Tensors) -> tuple[MadeStep | None, CaptureError | None]:
+        """Return the graph of a call, when all processes are about to do the same.
+
+        Where one has none, or has run an earlier batch of the optimizer step without, all run in pieces: there is no
+        graph then, but why there is none, if this process has found that out just now.
+        """
         while True:
             if self._wanted_layout != self._gradients.layout:
-                own = {"the layout of the gradients": list(self._wanted_layout.places.items())}
-                agree(self.processes, own, self._description)
+                agree(self.processes, self._own_layout(), self._description)
                 self._lay_out()
-            made = self._find(self._training, inputs) or self._make_training(inputs)
+            found = None if self._has_pieces else self._find_or_make(inputs, training=True)
             if self._wanted_layout == self._gradients.layout:  # the capture has added no parameter
                 break
+        made = found if isinstance(found, MadeStep) else None
         state = self.state
-        now: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "the learning rate": state.learning_rate,
             "the loss scale": state.loss_scale,
             "the number of steps so far": state.steps,
             "the number of batches since the latest step": state.kept_batches,
-            "the list of trained parameters": sorted(made.runs.trained),
-            "the list of written buffers": sorted(made.buffers),
         }
-        agree(self.processes, now, lambda: self._description(made))
-        return made
+        step = None if made is None else self._step_of(made)
+        if not have_graphs(self.processes, numbers, step, self._description):
+            made = None
+        return made, None if isinstance(found, MadeStep) else found
+
+    def _run_graph(self, made: MadeStep, inputs: Tensors, before: int, *, last: bool) -> Any:
+        """Run a batch by a graph; keep its gradients, or put them together."""
+        given = made.source.given(inputs)
+        if before == 0:
+            self._gradients.clear_without(made.runs.trained)
+        if self._gradients.separate:
+            outputs = self._add_reduced(made, given, before, last=last)
+        else:
+            outputs = self._run(made, given, reduces=last)
+        if made.buffers:
+            self.processes.broadcast([self._tensors[name] for name in made.buffers])
+        self._reached = self._in_order({*self._reached, *made.runs.trained})
+        return outputs
+
+    def _run_pieces(
+        self, inputs: Tensors, why: CaptureError | None, before: int, *, last: bool
+    ) -> list[torch.Tensor]:
+        """Run a batch in pieces; keep its gradients, or put them together. Where one process fails, all do.
+
+        Of a parameter that the batches of some processes reach, others have a gradient of zeros.
+        """
+        if self._pieces is None:  # other processes have no graph, this one has
+            self._pieces = self.source.in_pieces(self._options)
+        versions = self._versions()
+        outputs: Tensors = {}
+        gradients: Tensors = {}
+        failed: Exception | None = None
+        try:
+            if self._pieces is None:
+                raise UnsupportedError("other processes run this step in pieces; here are none")
+            outputs, gradients = self._pieces.gradients(self.state, inputs, self._take_new_tensors)
+        except Exception as error:
+            failed = error
+        own = {"whether the step has run": failed is None, **self._own_layout()}
+        own["the shapes of buffers"] = [
+            (name, tuple(t.shape), str(t.dtype))
+            for name, t in self._tensors.items()
+            if name not in self._requires_grad
+        ]
+        if not are_alike(self.processes, own) or failed is not None:
+            self.processes.everywhere(lambda: _raised(failed))
+            require_alike(self.processes, {**self._description(), **own})
+        if self._wanted_layout != self._gradients.layout:
+            self._lay_out()
+        self._has_run_in_pieces(why, training=True)
+        joined = self._gradients
+        joined.put(gradients, first=before == 0)
+        self._has_pieces, self._summed = True, None
+        reached, written = {*self._reached, *gradients}, self._written_since(versions)
+        reduces = last or joined.separate
+        if reduces:
+            joined.reduce()
+        if joined.separate:
+            joined.add_up(first=before == 0, last=last)
+        names = self._joined_names((reached if reduces else set()) | written)
+        self._reached = self._in_order(reached | (names if reduces else set()))
+        self.processes.broadcast(
+            [t for n, t in self._tensors.items() if n in names and n not in self._requires_grad]
+        )
+        self.state.kept_batches = before + 1
+        self._plans = []
+        return list(outputs.values())
+
+    def _joined_names(self, own: set[str]) -> set[str]:
+        """Return which parameters and buffers some process names."""
+        names = list(self._tensors)
+        flags = torch.tensor([name in own for name in names], dtype=torch.uint8)
+        self.processes.all_reduce(flags, "MAX")
+        return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        return [name for name in self._gradients.layout.places if name in names]
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """Return where each buffer lies, and how often it has been written."""
+        return {
+            name: (t.data_ptr(), t._version)
+            for name, t in self._tensors.items()
+            if name not in self._requires_grad
+        }
+
+    def _written_since(self, versions: Mapping[str, tuple[int, int]]) -> set[str]:
+        return {name for name, now in self._versions().items() if versions.get(name) != now}
+
+    def _own_layout(self) -> dict[str, Any]:
+        return {"the layout of the gradients": list(self._wanted_layout.places.items())}
 
     def _add_reduced(
         self, made: MadeStep, given: list[torch.Tensor], before: int, *, last: bool
@@ -224,19 +321,19 @@ class ParallelStepEngine(StepEngine):
         self._plans = [runs.memory_plan]
         return outputs
 
-    def _update(self, made: MadeStep) -> tuple[bool, bool, float | None]:
+    def _update(self, runs: Any, trained: list[str]) -> tuple[bool, bool, float | None]:
         if self._shards is None:
-            _, updated, finite, norm = made.runs.optimizer_step(self.state)
+            _, updated, finite, norm = runs.optimizer_step(self.state)
             return updated, finite, norm
         share, whole = self._shards.state, self.state
         share.steps, share.kept_batches = whole.steps, 1
         share.learning_rate, share.loss_scale = whole.learning_rate, whole.loss_scale
-        _, updated, finite, norm = made.runs.optimizer_step(share)
+        _, updated, finite, norm = runs.optimizer_step(share)
         whole.steps = share.steps
         if self._options["step"] == "LambStep":
-            self._shards.join_norms(made.runs.trained)
+            self._shards.join_norms(trained)
         if updated:
-            self._shards.send_parameters(made.runs.trained)
+            self._shards.send_parameters(trained)
         return updated, finite, norm
 
     # --- the state
@@ -259,6 +356,11 @@ class ParallelStepEngine(StepEngine):
         if self.state.kept_batches > 0:
             whole.kept_batches = self.state.kept_batches
             kept = self._gradients.means()
+            if self._has_pieces and not self._gradients.separate:
+                reached = self._joined_names(set(self._reached))
+            else:
+                reached = set(self._reached) if self._has_pieces else kept.keys()
+            kept = {name: view for name, view in kept.items() if name in reached}
             states.update({f"{name}:grad": view for name, view in kept.items()})
         for target, tensor in states.items():
             whole.share_state(target, tensor)
@@ -282,6 +384,8 @@ class ParallelStepEngine(StepEngine):
         names = self._gradients.layout.places
         self._gradients.take({n: kept[f"{n}:grad"] for n in names if f"{n}:grad" in kept})
         self._summed = None
+        self._reached = self._in_order({n for n in names if f"{n}:grad" in kept})
+        self._has_pieces = False
         self._share_gradients()
 
     def _set_seed(self, seed: int) -> None:
@@ -312,6 +416,8 @@ class ParallelStepEngine(StepEngine):
             self._options["owned"] = self._shards.slices
             self._options["sum_norms"] = self._shards.sum_norms_key
         self._training.clear()  # the slices stand in the graphs
+        if self._pieces is not None:
+            self._pieces.take_options(self._options)
         self._share_memory()
 
     def _share_memory(self) -> None:
@@ -329,14 +435,23 @@ class ParallelStepEngine(StepEngine):
         kinds = [_core.optimizer_states(self._options["step"], rule) for rule in rules]
         return sorted({kind for names in kinds for kind in names})
 
-    def _description(self, made: MadeStep | None = None) -> dict[str, Any]:
-        """Return shape, type and flag of each tensor, and what a step does with it."""
-        result: dict[str, Any] = {
+    def _step_of(self, made: MadeStep) -> dict[str, Any]:
+        """Return what a graph does, by what processes with another one are told."""
+        trained = made.runs.trained
+        parts = {
+            f"'{name}' in this step": "trained" if name in trained else "not trained"
+            for name in self._gradients.layout.places
+        }
+        return parts | {"the list of written buffers": sorted(made.buffers)}
+
+    def _description(self) -> dict[str, Any]:
+        """Return shape, type and flag of each tensor."""
+        return {
             f"'{name}'": (tuple(t.shape), str(t.dtype), self._requires_grad.get(name))
             for name, t in self._tensors.items()
         }
-        if made is not None:
-            trained = made.runs.trained
-            for name in self._gradients.layout.places:
-                result[f"'{name}' in this step"] = "trained" if name in trained else "not trained"
-        return result
+
+
+def _raised(error: Exception | None) -> None:
+    if error is not None:
+        raise error

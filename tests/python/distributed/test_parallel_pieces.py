@@ -1,0 +1,278 @@
+# SPDX-FileCopyrightText: Ortrain contributors
+# SPDX-License-Identifier: Apache-2.0
+"""ORTTrainer in several processes of modules that no graph holds whole, against DistributedDataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch import nn
+from training_runs import CLASSES, FEATURES, share, weights_of
+
+from ortrain import ORTTrainer, ORTTrainerOptions, optim
+from ortrain.errors import InvalidModelError
+
+Group = Callable[[int], Ranks]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 40)
+        self.second = nn.Linear(40, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Counts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(40))
+        self.register_buffer("scale", torch.ones(40, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.first(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        return self.second(hidden + self.mean) / self.calls
+
+
+class Experts(nn.Module):
+    """Each process trains others of its layers, and some of them nobody does, by draws of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts[random.randrange(4)](x)
+
+
+class CountsInOneProcess(Net):
+    """Of which process 0 has a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.counts = dist.get_rank() == 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.calls += 1
+        return super().forward(x)
+
+
+class SparseTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.table = nn.Embedding(11, CLASSES, sparse=True)
+        self.scale = nn.Parameter(torch.ones(CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.table((x.abs() * 7).long() % 11).mean(1) * self.scale
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    kind.__name__: kind for kind in (Counts, Experts, CountsInOneProcess, SparseTable)
+}
+CONFIGS = {
+    "sgd": lambda: optim.SGDConfig(lr=0.1),
+    "adam": lambda: optim.AdamConfig(lr=0.01, lambda_coef=0.1),
+    "lamb": lambda: optim.LambConfig(lr=0.01),
+}
+
+
+def made(model: nn.Module, optimizer: str, batches: int = 1, **distributed: Any) -> ORTTrainer:
+    description = {
+        "inputs": [("x", ["batch", FEATURES]), ("label", ["batch"])],
+        "outputs": [("loss", [], True), ("scores", ["batch", CLASSES])],
+    }
+    options = {
+        "batch": {"gradient_accumulation_steps": batches},
+        "utils": {"grad_norm_clip": False},
+        "distributed": {"world_size": dist.get_world_size(), **distributed},
+    }
+    return ORTTrainer(
+        model,
+        description,
+        CONFIGS[optimizer](),
+        nn.CrossEntropyLoss(),
+        ORTTrainerOptions(options),
+    )
+
+
+def train(trainer: ORTTrainer, steps: range) -> list[float]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    losses = []
+    for step in steps:
+        random.seed(10 * step + rank)
+        losses.append(trainer.train_step(*share(step, rank, size))[0].item())
+    return losses
+
+
+def train_in_ddp(model: nn.Module, optimizer: str, batches: int, steps: int) -> list[float]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if isinstance(model, SparseTable):  # neither AdamW nor Gloo takes sparse gradients
+        model.table.sparse = False
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    made_by = {
+        "sgd": lambda p: torch.optim.SGD(p, 0.1),
+        "adam": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    }
+    updates = made_by[optimizer](model.parameters())
+    losses = []
+    for step in range(steps):
+        random.seed(10 * step + rank)
+        x, label = share(step, rank, size)
+        last = (step + 1) % batches == 0
+        with contextlib.nullcontext() if last else parallel.no_sync():
+            loss = nn.functional.cross_entropy(parallel(x), label)
+            (loss / batches).backward()
+        losses.append(loss.item())
+        for buffer in model.buffers():  # DistributedDataParallel leaves that out under no_sync
+            dist.broadcast(buffer, 0)
+        if last:
+            updates.step()
+            updates.zero_grad(set_to_none=True)
+    return losses
+
+
+def run_both(kind: str, optimizer: str, batches: int, distributed: dict[str, Any]) -> Any:
+    torch.manual_seed(3)
+    model = KINDS[kind]()
+    other = copy.deepcopy(model)
+    trainer = made(model, optimizer, batches, **distributed)
+    losses = train(trainer, range(6))
+    expected = train_in_ddp(other, optimizer, batches, 6)
+    in_pieces = [capture.fallback for capture in trainer.report().captures if capture.fallback]
+    return losses, expected, weights_of(trainer), dict(other.state_dict()), in_pieces
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("batches", "once", "stage"), [(1, False, 0), (1, False, 1), (2, False, 0), (3, True, 1)]
+)
+def test_as_distributed_data_parallel(
+    group: Group, kind: str, optimizer: str, batches: int, once: bool, stage: int
+) -> None:
+    distributed = {
+        "allreduce_post_accumulation": once,
+        "deepspeed_zero_optimization": {"stage": stage},
+    }
+    results = group(2).run(run_both, kind, optimizer, batches, distributed)
+    assert any(in_pieces for *_, in_pieces in results)
+    first, second = (weights for _, _, weights, _, _ in results)
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+    for losses, expected, *_ in results:
+        assert losses == pytest.approx(expected, abs=1e-5)
+    for name, expected in results[0][3].items():
+        torch.testing.assert_close(first[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def run_lamb_in_shares() -> None:
+    torch.manual_seed(3)
+    model = Experts()
+    other = copy.deepcopy(model)
+    plain, sharded = (
+        made(model, "lamb"),
+        made(other, "lamb", deepspeed_zero_optimization={"stage": 1}),
+    )
+    for trainer in (plain, sharded):
+        train(trainer, range(5))
+    weights = weights_of(plain)
+    for name, tensor in weights_of(sharded).items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
+
+
+def test_norms_of_shares(group: Group) -> None:
+    group(2).run(run_lamb_in_shares)
+
+
+class FailsInOneProcess(Counts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.get_rank() == 1 and self.calls == 2:
+            self.calls += 1
+            raise IndexError("no such row")
+        return super().forward(x)
+
+
+def run_failing() -> tuple[str, bool]:
+    torch.manual_seed(3)
+    trainer = made(FailsInOneProcess(), "sgd")
+    train(trainer, range(2))
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    try:
+        train(trainer, range(2, 3))
+        text = "accepted"
+    except IndexError as error:
+        text = str(error)
+    same = all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+    train(trainer, range(3, 5))
+    return text, same
+
+
+def test_where_one_process_fails_all_do(group: Group) -> None:
+    first, second = group(2).run(run_failing)
+    assert first == ("process 1: no such row", True)
+    assert second == ("no such row", True)
+
+
+def run_other_rates() -> str:
+    trainer = made(Counts(), "sgd")
+    train(trainer, range(1))
+    trainer.optim_config.lr = 0.1 * (dist.get_rank() + 1)
+    try:
+        train(trainer, range(1, 2))
+    except InvalidModelError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_other_rates_are_refused(group: Group) -> None:
+    first, second = group(2).run(run_other_rates)
+    assert first == "the learning rate is 0.1 in process 0, 0.2 in process 1"
+    assert second == "the learning rate is 0.2 in process 1, 0.1 in process 0"
+
+
+def run_from_checkpoint(folder: Path, once: bool, stage: int, before: int) -> None:
+    given = {
+        "allreduce_post_accumulation": once,
+        "deepspeed_zero_optimization": {"stage": stage},
+    }
+    torch.manual_seed(3)
+    trainer = made(Experts(), "adam", 2, **given)
+    train(trainer, range(before))
+    trainer.save_checkpoint(folder)
+    losses = train(trainer, range(before, before + 4))
+    other = made(Experts(), "adam", 2, **given)
+    other.load_checkpoint(folder)
+    assert train(other, range(before, before + 4)) == losses
+    weights = weights_of(trainer)
+    for name, tensor in weights_of(other).items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(("stage", "before"), [(0, 2), (0, 3), (1, 3)])
+def test_goes_on_from_a_checkpoint(
+    group: Group, tmp_path: Path, once: bool, stage: int, before: int
+) -> None:
+    group(2).run(run_from_checkpoint, tmp_path, once, stage, before)
