@@ -73,4 +73,6 @@ def described(given: ModelDescription) -> _Description:
         OutputDescription(d.name_, list(d.shape_), position == 0)
         for position, d in enumerate(given.outputs_)
     ]
-    return _Description.of(inputs, outputs)
+    made = _Description.of(inputs, outputs)
+    made.is_binding = False  # programs say whatever; the ancestor looked at the tensors
+    return made

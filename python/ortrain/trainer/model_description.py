@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ortrain import logs
 from ortrain.errors import ArgumentTypeError, DTypeError, ShapeError
+
+_log = logs.get_logger("ortrain")
 
 # A number is a fixed extent, a name an extent that may change and is the same wherever it stands.
 Extents = list[int | str]
@@ -98,6 +101,9 @@ class ModelDescription:
             self.outputs.append(OutputDescription(name, shape, is_loss))
         self._check_names()
 
+    # Whether calls have to be as it says; else it follows them, with a warning.
+    is_binding = True
+
     # The rate is no input of the engine's graph; its description is what it was when it was one.
     learning_rate = TypedInputDescription("__learning_rate", [1], torch.float32)
 
@@ -165,6 +171,9 @@ class ModelDescription:
           ShapeError: A tensor does not have the shape that is described.
           DTypeError: A tensor has another element type.
         """
+        if not self.is_binding:
+            given = [tensors[entry.name] for entry in self.inputs]
+            self.inputs = _following("input", self.inputs, given, {})
         extents: dict[str, int] = {}
         for entry in self.inputs:
             _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
@@ -193,11 +202,52 @@ class ModelDescription:
 
     def check_outputs(self, tensors: Sequence[torch.Tensor], extents: dict[str, int]) -> None:
         """Raise ShapeError where an output does not have the shape that is described."""
+        if not self.is_binding:
+            self.outputs = _following("output", self.outputs, tensors, extents)
         for entry, tensor in zip(self.outputs, tensors, strict=True):
-            # A loss of one element may be described as a scalar or as a vector.
-            if entry.is_loss and tensor.numel() == 1 and entry.shape in ([], [1]):
+            if _is_plain_loss(entry, tensor):
                 continue
             _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
+
+
+def _following(
+    what: str, entries: list[Any], tensors: Sequence[torch.Tensor], extents: Mapping[str, int]
+) -> list[Any]:
+    """Return entries, with a warning those that do not say what tensors are as these have it."""
+    result, known = [], dict(extents)
+    for entry, tensor in zip(entries, tensors, strict=True):
+        dtype = entry.dtype if isinstance(entry, TypedInputDescription) else None
+        tried = dict(known)
+        try:
+            if not _is_plain_loss(entry, tensor):
+                _match("", entry.shape, tensor.shape, tried)
+            fits = dtype in (None, tensor.dtype)
+        except ShapeError:
+            fits = False
+        if fits:
+            known = tried
+        else:
+            _log.warning(
+                "the description says that %s '%s' is %s%s; it is %s%s, which counts",
+                *(what, entry.name, _name_of(dtype), entry.shape),
+                *(_name_of(tensor.dtype), list(tensor.shape)),
+            )
+            shape: Extents = [f"{what} {entry.name}, axis {axis}" for axis in range(tensor.dim())]
+            entry = entry._replace(shape=shape)
+            if dtype is not None:
+                entry = entry._replace(dtype=tensor.dtype)
+        result.append(entry)
+    return result
+
+
+def _is_plain_loss(entry: Any, tensor: torch.Tensor) -> bool:
+    """Tell whether an entry may be described as a scalar or as a vector: a loss of one element."""
+    is_loss = isinstance(entry, (OutputDescription, SeenOutputDescription)) and entry.is_loss
+    return is_loss and tensor.numel() == 1 and entry.shape in ([], [1])
+
+
+def _name_of(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _described(entry: Any) -> Any:
