@@ -27,7 +27,7 @@ class JoinedModule(nn.Module):
     """A module and its loss function behind the inputs and outputs that are described.
 
     Tensors have the names that they have in the module; those of the loss function stand below
-    ``loss_fn``.
+    ``loss_fn``. Without the last input, which the loss function takes, there is no loss.
     """
 
     def __new__(cls, module: nn.Module, *_: object) -> JoinedModule:
@@ -62,19 +62,27 @@ class JoinedModule(nn.Module):
             count = by_position if _hooks_take_positions(module) or not takes_names else 0
             by_name = {name: inputs[name] for name in passed[count:]}
             result = module(*[inputs[name] for name in passed[:count]], **by_name)
-            if loss_fn is not None:
+            wanted = outputs
+            if label is not None and inputs.get(label) is None:
+                wanted = outputs[1:]
+            elif loss_fn is not None:
                 predictions = result if isinstance(result, tuple) else (result,)
                 result = (loss_fn(*predictions, inputs[label]), *predictions)
-            flat = _described(result, outputs)
-            if len(flat) < len(outputs):
+            flat = _described(result, wanted)
+            if len(flat) < len(wanted):
+                more = len(outputs) - len(wanted)
                 raise InvalidModelError(
-                    f"model_desc describes {len(outputs)} outputs, the model has {len(flat)}"
+                    f"model_desc describes {len(outputs)} outputs, the model has {len(flat) + more}"
                 )
-            return dict(zip(outputs, flat, strict=False))
+            return dict(zip(wanted, flat, strict=False))
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        empty = inspect.Parameter.empty
         forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, kind) for name in names]
+            [
+                inspect.Parameter(name, kind, default=None if name == label else empty)
+                for name in names
+            ]
         )
         self.forward = forward
 

@@ -136,8 +136,15 @@ class ModelDescription:
         """Names of the outputs, in order."""
         return [output.name for output in self.outputs]
 
-    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def ordered(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], without: str = ""
+    ) -> dict[str, torch.Tensor]:
         """Return the tensors of a call by name.
+
+        Args:
+          args: Those that are given by position; or one list or mapping of all.
+          kwargs: Those that are given by name.
+          without: An input that may be missing.
 
         Raises:
           TypeError: Inputs are missing, unknown, there twice, or no tensors.
@@ -156,6 +163,7 @@ class ModelDescription:
             if name in given:
                 raise TypeError(f"input '{name}' is given twice")
             given[name] = value
+        names = [name for name in names if name in given or name != without]
         missing = [name for name in names if name not in given]
         if missing:
             raise TypeError(f"input '{missing[0]}' is missing")
@@ -172,10 +180,11 @@ class ModelDescription:
           DTypeError: A tensor has another element type.
         """
         if not self.is_binding:
-            given = [tensors[entry.name] for entry in self.inputs]
-            self.inputs = _following("input", self.inputs, given, {})
+            self.inputs = _following("input", self.inputs, tensors, {})
         extents: dict[str, int] = {}
         for entry in self.inputs:
+            if entry.name not in tensors:
+                continue
             _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
             dtype = tensors[entry.name].dtype
             expected = entry.dtype if isinstance(entry, TypedInputDescription) else None
@@ -184,7 +193,7 @@ class ModelDescription:
         return extents
 
     def note_types(
-        self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
+        self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
     ) -> None:
         """Put the element types of a step into the entries, where none stand yet."""
         self.inputs = [
@@ -194,28 +203,32 @@ class ModelDescription:
             for entry in self.inputs
         ]
         self.outputs = [
-            SeenOutputDescription(*entry, tensor.dtype)
+            SeenOutputDescription(*entry, outputs[entry.name].dtype)
             if isinstance(entry, OutputDescription)
             else entry
-            for entry, tensor in zip(self.outputs, outputs, strict=True)
+            for entry in self.outputs
         ]
 
-    def check_outputs(self, tensors: Sequence[torch.Tensor], extents: dict[str, int]) -> None:
+    def check_outputs(self, tensors: Mapping[str, torch.Tensor], extents: dict[str, int]) -> None:
         """Raise ShapeError where an output does not have the shape that is described."""
         if not self.is_binding:
             self.outputs = _following("output", self.outputs, tensors, extents)
-        for entry, tensor in zip(self.outputs, tensors, strict=True):
-            if _is_plain_loss(entry, tensor):
-                continue
-            _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
+        for entry in self.outputs:
+            tensor = tensors.get(entry.name)
+            if tensor is not None and not _is_plain_loss(entry, tensor):
+                _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
 
 
 def _following(
-    what: str, entries: list[Any], tensors: Sequence[torch.Tensor], extents: Mapping[str, int]
+    what: str, entries: list[Any], tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int]
 ) -> list[Any]:
     """Return entries, with a warning those that do not say what tensors are as these have it."""
     result, known = [], dict(extents)
-    for entry, tensor in zip(entries, tensors, strict=True):
+    for entry in entries:
+        tensor = tensors.get(entry.name)
+        if tensor is None:
+            result.append(entry)
+            continue
         dtype = entry.dtype if isinstance(entry, TypedInputDescription) else None
         tried = dict(known)
         try:

@@ -92,6 +92,7 @@ class ORTTrainer:
         self.model_desc = (
             model_desc if isinstance(model_desc, ModelDescription) else ModelDescription(model_desc)
         )
+        self._label = self.model_desc.inputs[-1].name if loss_fn and self.model_desc.inputs else ""
         loss = self.model_desc.loss
         if loss is None:
             raise ValueError("model_desc marks no output as the loss")
@@ -214,19 +215,25 @@ class ORTTrainer:
             info.all_finite = outcome.all_finite
             if self._scaler is not None and self._scaler.automatic_update:
                 self._scaler.update(info)
-        self._check_outputs(inputs, outcome.outputs, extents)
-        return self._chosen(outcome.outputs, fetches)
+        outputs = dict(zip(self.model_desc.output_names, outcome.outputs, strict=True))
+        self._check_outputs(inputs, outputs, extents)
+        return self._chosen(outputs, fetches)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model without training, as in eval mode.
 
-        Arguments, result and errors are those of ``train_step``.
+        Arguments, result and errors are those of ``train_step``; where ``fetches`` leaves the loss out, what the loss
+        function alone takes may be left out too.
         """
         fetches = self._fetches(kwargs)
-        inputs = self.model_desc.ordered(args, kwargs)
+        names = self.model_desc.output_names
+        label = self._label if fetches and names[0] not in fetches else ""
+        inputs = self.model_desc.ordered(args, kwargs, without=label)
         extents = self.model_desc.check_inputs(inputs)
-        outputs = self.engine.eval_step(inputs)
-        if self._sample is None:
+        is_whole = label == "" or label in inputs
+        given = self.engine.eval_step(inputs)
+        outputs = dict(zip(names if is_whole else names[1:], given, strict=True))
+        if self._sample is None and is_whole:
             self._sample = {name: tensor.detach() for name, tensor in inputs.items()}
         self._check_outputs(inputs, outputs, extents)
         return self._chosen(outputs, fetches)
@@ -235,6 +242,9 @@ class ORTTrainer:
     def train_step_info(self) -> TrainStepInfo:
         """The counters, and what became of the latest step."""
         return self._info
+
+    # Programs of 2020 set its fetches.
+    _train_step_info = train_step_info
 
     def report(self) -> ModuleReport:
         """Return what was captured, and what of the model runs in pieces or in PyTorch, and why."""
@@ -371,11 +381,9 @@ class ORTTrainer:
         self._step_rate = None
         return kept
 
-    def _check_outputs(
-        self, inputs: Tensors, outputs: Sequence[torch.Tensor], extents: dict[str, int]
-    ) -> None:
+    def _check_outputs(self, inputs: Tensors, outputs: Tensors, extents: dict[str, int]) -> None:
         self.model_desc.check_outputs(outputs, extents)
-        if not self._has_types:
+        if not self._has_types and len(outputs) == len(self.model_desc.outputs):
             self._has_types = True
             self.model_desc.note_types(inputs, outputs)
 
@@ -399,9 +407,8 @@ class ORTTrainer:
                 raise ValueError(f"'{name}' in fetches is no output: {', '.join(names)}")
         return list(fetches)
 
-    def _chosen(self, outputs: Sequence[torch.Tensor], fetches: Sequence[str]) -> Any:
-        by_name = dict(zip(self.model_desc.output_names, outputs, strict=True))
-        chosen = [by_name[name] for name in fetches or by_name]
+    def _chosen(self, outputs: Tensors, fetches: Sequence[str]) -> Any:
+        chosen = [outputs[name] for name in fetches or outputs]
         return chosen[0] if len(chosen) == 1 else chosen
 
     def _prepare(self, inputs: Tensors) -> None:

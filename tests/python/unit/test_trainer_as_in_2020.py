@@ -342,3 +342,44 @@ def test_keys_of_earlier_options() -> None:
     Moved({"utils": {"invertible_layer_norm_gradient": True}})
     with pytest.raises(UnsupportedError, match=r"distributed\.pipeline_parallel_size' is 2"):
         Moved({"distributed": {"pipeline_parallel_size": 2}})
+
+
+# --- evaluation without labels
+
+
+class Counting(Net):
+    """Runs in PyTorch."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Net, Counting])
+@pytest.mark.filterwarnings("ignore:.* runs in :RuntimeWarning")
+def test_what_the_loss_alone_takes_may_be_left_out(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trainer = ORTTrainer(kind(), DESCRIPTION, optim.SGDConfig(lr=0.1), nn.CrossEntropyLoss())
+    x, label = batch()
+    with pytest.raises(TypeError, match="input 'label' is missing"):
+        trainer.eval_step(x)
+    scores = trainer.eval_step(x, fetches=["scores"])
+    with torch.no_grad():
+        torch.testing.assert_close(scores, trainer.model(x))
+    with pytest.raises(TypeError, match="input 'label' is missing"):
+        trainer.eval_step(x, fetches=["scores", "loss"])
+    with pytest.raises(TypeError, match="input 'label' is missing"):
+        trainer.train_step(x, fetches=["scores"])
+    loss, _ = trainer.train_step(x, label)
+    trainer._train_step_info.fetches = ["scores"]
+    after = trainer.eval_step(x)
+    with torch.no_grad():
+        torch.testing.assert_close(after, trainer.model(x))
+    assert not torch.equal(after, scores)
+    torch.testing.assert_close(trainer.eval_step(x, label), after)
+    trainer._train_step_info.fetches = []
+    assert trainer.eval_step(x, label)[0] < loss
+    if kind is Net:
+        trainer.save_as_onnx(tmp_path / "net.onnx")
