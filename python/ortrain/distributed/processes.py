@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -183,20 +184,49 @@ class Processes:
 
     def _agree(self, failed: Exception | None) -> Exception | None:
         """Return this process's error, or the first one of another; None where all went well."""
-        told = None if failed is None else (type(failed), str(failed))
-        for rank, other in enumerate(self.from_all(told)):
-            if other is None:
-                continue
-            if failed is not None:
-                return failed
-            kind, text = other
-            text = f"process {rank}: {text}"
-            try:
-                made: Exception = kind(text)
-            except TypeError:  # it takes something else than a message
-                made = RuntimeError(f"{text} ({kind.__name__})")
-            return made
+        return first_error(self.from_all(told(failed)), failed)
+
+
+# What other processes are told of an error: its class, pickled, and its name and text.
+Told = tuple[bytes, str, str]
+
+
+def told(error: Exception | None) -> Told | None:
+    """Return what other processes are told of an error, whatever its class is."""
+    if error is None:
         return None
+    kind = type(error)
+    try:
+        text = str(error)
+    except Exception as failed:
+        text = f"(its text cannot be made: {type(failed).__name__})"
+    try:
+        held = pickle.dumps(kind)
+    except Exception:  # as of a class of a function's
+        held = b""
+    return held, kind.__name__, text
+
+
+def first_error(every: Sequence[Told | None], own: Exception | None) -> Exception | None:
+    """Return this process's error, or the first one of another; None where there is none.
+
+    Args:
+      every: What the processes were ``told``.
+      own: This one's.
+    """
+    if own is not None:
+        return own
+    for rank, other in enumerate(every):
+        if other is None:
+            continue
+        held, name, text = other
+        text = f"process {rank}: {text}"
+        try:
+            made = pickle.loads(held)(text)
+        except Exception:  # it takes something else than a message, or is not known here
+            made = None
+        return made if isinstance(made, Exception) else RuntimeError(f"{text} ({name})")
+    return None
 
 
 def _contradicts(option: str, given: int, says: str | None, expected: int | None) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from ortrain.distributed import Processes
+from ortrain.distributed.processes import first_error, told
 from ortrain.errors import InvalidModelError
 
 _STEP = "the step"
+_FAILED = "what it has failed with"
 _NO_STEP: dict[str, Any] = {"the step": "not begun"}
 
 
@@ -39,7 +41,7 @@ def refuse_differences(every: Sequence[Mapping[str, Any]], rank: int) -> None:
     """
     own = every[rank]
     for number, other in enumerate(every):
-        for what in {**own, **other}:
+        for what in sorted({**own, **other}, key=lambda what: not what.startswith("'")):  # tensors
             if own.get(what) != other.get(what):
                 raise InvalidModelError(
                     f"{what} is {own.get(what)} in process {rank}, {other.get(what)} in process {number}"
@@ -67,6 +69,7 @@ def have_graphs(
     processes: Processes,
     numbers: Mapping[str, Any],
     step: Mapping[str, Any] | None,
+    failed: Exception | None,
     details: Callable[[], Mapping[str, Any]],
 ) -> bool:
     """Tell whether all processes have a graph for a step, all the same, by a collective of 16 bytes where they do.
@@ -75,15 +78,21 @@ def have_graphs(
       processes: Those that call it.
       numbers: What must be alike, with a graph or without.
       step: What this one's graph does, by its parts; None where it has none.
+      failed: What this one has failed with; all fail then.
       details: As for ``agree``.
 
     Raises:
       InvalidModelError: Some have other numbers, or graphs of other steps.
     """
-    own = {**numbers, _STEP: step}
+    own = {**numbers, _STEP: step, _FAILED: told(failed)}
     if are_alike(processes, own):
+        if failed is not None:
+            raise failed
         return step is not None
     every = processes.from_all({**details(), **own})
+    error = first_error([other.pop(_FAILED, None) for other in every], failed)
+    if error is not None:
+        raise error
     steps = [other.pop(_STEP, _NO_STEP) for other in every]
     have_all = None not in steps or _NO_STEP in steps
     if have_all:  # what is done without a graph shows when it has run

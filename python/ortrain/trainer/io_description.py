@@ -73,6 +73,4 @@ def described(given: ModelDescription) -> _Description:
         OutputDescription(d.name_, list(d.shape_), position == 0)
         for position, d in enumerate(given.outputs_)
     ]
-    made = _Description.of(inputs, outputs)
-    made.is_binding = False  # programs say whatever; the ancestor looked at the tensors
-    return made
+    return _Description.of(inputs, outputs)

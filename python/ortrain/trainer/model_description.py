@@ -99,10 +99,8 @@ class ModelDescription:
             if not isinstance(is_loss, bool):
                 raise ArgumentTypeError(f"{place}: the third entry, is_loss, must be a bool")
             self.outputs.append(OutputDescription(name, shape, is_loss))
+        self._seen: set[tuple[str, str]] = set()
         self._check_names()
-
-    # Whether calls have to be as it says; else it follows them, with a warning.
-    is_binding = True
 
     # The rate is no input of the engine's graph; its description is what it was when it was one.
     learning_rate = TypedInputDescription("__learning_rate", [1], torch.float32)
@@ -179,8 +177,7 @@ class ModelDescription:
           ShapeError: A tensor does not have the shape that is described.
           DTypeError: A tensor has another element type.
         """
-        if not self.is_binding:
-            self.inputs = _following("input", self.inputs, tensors, {})
+        self.inputs = self._following("input", self.inputs, tensors, {})
         extents: dict[str, int] = {}
         for entry in self.inputs:
             if entry.name not in tensors:
@@ -211,46 +208,53 @@ class ModelDescription:
 
     def check_outputs(self, tensors: Mapping[str, torch.Tensor], extents: dict[str, int]) -> None:
         """Raise ShapeError where an output does not have the shape that is described."""
-        if not self.is_binding:
-            self.outputs = _following("output", self.outputs, tensors, extents)
+        self.outputs = self._following("output", self.outputs, tensors, extents)
         for entry in self.outputs:
             tensor = tensors.get(entry.name)
             if tensor is not None and not _is_plain_loss(entry, tensor):
                 _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
 
+    def _following(
+        self,
+        what: str,
+        entries: list[Any],
+        tensors: Mapping[str, torch.Tensor],
+        extents: Mapping[str, int],
+    ) -> list[Any]:
+        """Return entries, with a warning those that do not say what the first tensor is as that one has it.
 
-def _following(
-    what: str, entries: list[Any], tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int]
-) -> list[Any]:
-    """Return entries, with a warning those that do not say what tensors are as these have it."""
-    result, known = [], dict(extents)
-    for entry in entries:
-        tensor = tensors.get(entry.name)
-        if tensor is None:
+        Programs of 2020 describe what they do not have; the ancestor looked at the first batch alone.
+        """
+        result, known = [], dict(extents)
+        for entry in entries:
+            tensor = tensors.get(entry.name)
+            if tensor is None or (what, entry.name) in self._seen:
+                result.append(entry)
+                continue
+            self._seen.add((what, entry.name))
+            dtype = entry.dtype if isinstance(entry, TypedInputDescription) else None
+            tried = dict(known)
+            try:
+                if not _is_plain_loss(entry, tensor):
+                    _match("", entry.shape, tensor.shape, tried)
+                fits = dtype in (None, tensor.dtype)
+            except ShapeError:
+                fits = False
+            if fits:
+                known = tried
+            else:
+                _log.warning(
+                    "the description says that %s '%s' is %s%s; it is %s%s, which counts",
+                    *(what, entry.name, _name_of(dtype), entry.shape),
+                    *(_name_of(tensor.dtype), list(tensor.shape)),
+                )
+                entry = entry._replace(
+                    shape=[f"{what} {entry.name}, axis {axis}" for axis in range(tensor.dim())]
+                )
+                if dtype is not None:
+                    entry = entry._replace(dtype=tensor.dtype)
             result.append(entry)
-            continue
-        dtype = entry.dtype if isinstance(entry, TypedInputDescription) else None
-        tried = dict(known)
-        try:
-            if not _is_plain_loss(entry, tensor):
-                _match("", entry.shape, tensor.shape, tried)
-            fits = dtype in (None, tensor.dtype)
-        except ShapeError:
-            fits = False
-        if fits:
-            known = tried
-        else:
-            _log.warning(
-                "the description says that %s '%s' is %s%s; it is %s%s, which counts",
-                *(what, entry.name, _name_of(dtype), entry.shape),
-                *(_name_of(tensor.dtype), list(tensor.shape)),
-            )
-            shape: Extents = [f"{what} {entry.name}, axis {axis}" for axis in range(tensor.dim())]
-            entry = entry._replace(shape=shape)
-            if dtype is not None:
-                entry = entry._replace(dtype=tensor.dtype)
-        result.append(entry)
-    return result
+        return result
 
 
 def _is_plain_loss(entry: Any, tensor: torch.Tensor) -> bool:

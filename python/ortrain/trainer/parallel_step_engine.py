@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from ortrain.errors import UnsupportedError
 from ortrain.trainer.agreement import agree, are_alike, have_graphs, require_alike
 from ortrain.trainer.flat_layout import FlatLayout
 from ortrain.trainer.joined_gradients import JoinedGradients
+from ortrain.trainer.piecewise_step import PiecewiseStep
 from ortrain.trainer.sharded_states import ShardedStates
 from ortrain.trainer.sources import StepSource, Tensors
 from ortrain.trainer.step_engine import (
@@ -87,10 +89,11 @@ class ParallelStepEngine(StepEngine):
         # is frozen keeps its place, and the states that it may need again.
         self._wanted_layout = self._gradients.layout
         self._ever_trained: set[str] = set()
-        self._summed: list[str] | None = None  # the parameters that the batches so far train
         # Those that have gradients of the batches so far, in this process or, put together, in any; whether
         # some of these batches ran in pieces.
         self._reached: list[str] = []
+        self._joined: set[str] = set()  # tensors that started as those of process 0
+        self._names = ""  # of all, folded
         self._has_pieces = False
         self._shards: ShardedStates | None = None
         self._plans: list[dict[str, int]] = []
@@ -101,8 +104,7 @@ class ParallelStepEngine(StepEngine):
         }
         require_alike(processes, {**self._description(), **numbers, **settings})
         self._lay_out()
-        processes.broadcast(list(self.tensors.values()))
-        increment_version(list(self.tensors.values()))
+        self._join_new_tensors()
         self._seed = 0
         self._set_seed(processes.from_first(self.state.seed))
 
@@ -121,6 +123,8 @@ class ParallelStepEngine(StepEngine):
 
     def share_tensors(self) -> None:
         super().share_tensors()
+        names = hashlib.blake2b(repr(list(self._tensors)).encode(), digest_size=8)
+        self._names = names.hexdigest()
         self._want_layout(name for name, yes in self._requires_grad.items() if yes)
         # Things move, which all processes do together, when a step comes.
         if self._wanted_layout == self._gradients.layout:
@@ -184,21 +188,49 @@ class ParallelStepEngine(StepEngine):
             if self._wanted_layout != self._gradients.layout:
                 agree(self.processes, self._own_layout(), self._description)
                 self._lay_out()
-            found = None if self._has_pieces else self._find_or_make(inputs, training=True)
+            found, failed, goes_on = None, None, False
+            try:
+                if not self._has_pieces:
+                    found = self._find_or_make(inputs, training=True)
+                goes_on = not isinstance(found, MadeStep) or self._goes_on(found)
+            except Exception as error:
+                failed = error
             if self._wanted_layout == self._gradients.layout:  # the capture has added no parameter
                 break
-        made = found if isinstance(found, MadeStep) else None
+        made = found if isinstance(found, MadeStep) and goes_on else None
         state = self.state
         numbers: dict[str, Any] = {
             "the learning rate": state.learning_rate,
             "the loss scale": state.loss_scale,
             "the number of steps so far": state.steps,
             "the number of batches since the latest step": state.kept_batches,
+            "the names of tensors": self._names,
         }
         step = None if made is None else self._step_of(made)
-        if not have_graphs(self.processes, numbers, step, self._description):
+        if not have_graphs(self.processes, numbers, step, failed, self._description):
             made = None
+        self._join_new_tensors()
         return made, None if isinstance(found, MadeStep) else found
+
+    def _goes_on(self, made: MadeStep) -> bool:
+        """Tell whether a graph trains what the batches before it, of the same optimizer step, have trained.
+
+        Raises:
+          UnsupportedError: It does not, and nothing else does.
+        """
+        if self.state.kept_batches == 0 or set(self._reached) == set(made.runs.trained):
+            return True
+        if self._pieces_here() is None:
+            raise UnsupportedError(
+                "the batches of one optimizer step train different parameters; accumulate batches "
+                "of one kind"
+            )
+        return False
+
+    def _pieces_here(self) -> PiecewiseStep | None:
+        if self._pieces is None:
+            self._pieces = self.source.in_pieces(self._options)
+        return self._pieces
 
     def _run_graph(self, made: MadeStep, inputs: Tensors, before: int, *, last: bool) -> Any:
         """Run a batch by a graph; keep its gradients, or put them together."""
@@ -221,19 +253,18 @@ class ParallelStepEngine(StepEngine):
 
         Of a parameter that the batches of some processes reach, others have a gradient of zeros.
         """
-        if self._pieces is None:  # other processes have no graph, this one has
-            self._pieces = self.source.in_pieces(self._options)
-        versions = self._versions()
         outputs: Tensors = {}
         gradients: Tensors = {}
         failed: Exception | None = None
         try:
-            if self._pieces is None:
+            pieces = self._pieces_here()
+            if pieces is None:
                 raise UnsupportedError("other processes run this step in pieces; here are none")
-            outputs, gradients = self._pieces.gradients(self.state, inputs, self._take_new_tensors)
+            outputs, gradients = pieces.gradients(self.state, inputs, self._take_new_tensors)
         except Exception as error:
             failed = error
         own = {"whether the step has run": failed is None, **self._own_layout()}
+        own["the names of tensors"] = self._names
         own["the shapes of buffers"] = [
             (name, tuple(t.shape), str(t.dtype))
             for name, t in self._tensors.items()
@@ -244,45 +275,42 @@ class ParallelStepEngine(StepEngine):
             require_alike(self.processes, {**self._description(), **own})
         if self._wanted_layout != self._gradients.layout:
             self._lay_out()
+        self._join_new_tensors()
         self._has_run_in_pieces(why, training=True)
         joined = self._gradients
         joined.put(gradients, first=before == 0)
-        self._has_pieces, self._summed = True, None
-        reached, written = {*self._reached, *gradients}, self._written_since(versions)
-        reduces = last or joined.separate
-        if reduces:
+        self._has_pieces = True
+        self._reached = self._in_order({*self._reached, *gradients})
+        if last or joined.separate:
             joined.reduce()
+            self._reached = self._reached_anywhere()
         if joined.separate:
             joined.add_up(first=before == 0, last=last)
-        names = self._joined_names((reached if reduces else set()) | written)
-        self._reached = self._in_order(reached | (names if reduces else set()))
+        # All of them: not every write of PyTorch's counts as one (running statistics, `.data`).
         self.processes.broadcast(
-            [t for n, t in self._tensors.items() if n in names and n not in self._requires_grad]
+            [t for name, t in self._tensors.items() if name not in self._requires_grad]
         )
         self.state.kept_batches = before + 1
         self._plans = []
         return list(outputs.values())
 
-    def _joined_names(self, own: set[str]) -> set[str]:
-        """Return which parameters and buffers some process names."""
-        names = list(self._tensors)
+    def _reached_anywhere(self) -> list[str]:
+        """Return the parameters that have gradients in some process."""
+        names = list(self._gradients.layout.places)
+        own = frozenset(self._reached)
         flags = torch.tensor([name in own for name in names], dtype=torch.uint8)
         self.processes.all_reduce(flags, "MAX")
-        return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
+        return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
+
+    def _join_new_tensors(self) -> None:
+        """Let tensors that have come be those of process 0; all processes have them, and call it."""
+        new = [name for name in self._tensors if name not in self._joined]
+        self._joined = set(self._tensors)
+        self.processes.broadcast([self._tensors[name] for name in new])
+        increment_version([self._tensors[name] for name in new])
 
     def _in_order(self, names: set[str]) -> list[str]:
         return [name for name in self._gradients.layout.places if name in names]
-
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        """Return where each buffer lies, and how often it has been written."""
-        return {
-            name: (t.data_ptr(), t._version)
-            for name, t in self._tensors.items()
-            if name not in self._requires_grad
-        }
-
-    def _written_since(self, versions: Mapping[str, tuple[int, int]]) -> set[str]:
-        return {name for name, now in self._versions().items() if versions.get(name) != now}
 
     def _own_layout(self) -> dict[str, Any]:
         return {"the layout of the gradients": list(self._wanted_layout.places.items())}
@@ -291,19 +319,12 @@ class ParallelStepEngine(StepEngine):
         self, made: MadeStep, given: list[torch.Tensor], before: int, *, last: bool
     ) -> Any:
         """Add the gradients of a batch, put together over the processes, to those before it."""
-        trained = made.runs.trained
-        if before > 0 and self._summed not in (None, trained):
-            raise UnsupportedError(
-                "the batches of one optimizer step train different parameters; accumulate batches "
-                "of one kind"
-            )
         self.state.kept_batches = 0  # the graph starts anew
         try:
             outputs = self._run(made, given, reduces=True)
         finally:
             self.state.kept_batches = before
         self._gradients.add_up(first=before == 0, last=last)
-        self._summed = trained
         self.state.kept_batches = before + 1
         return outputs
 
@@ -356,11 +377,9 @@ class ParallelStepEngine(StepEngine):
         if self.state.kept_batches > 0:
             whole.kept_batches = self.state.kept_batches
             kept = self._gradients.means()
-            if self._has_pieces and not self._gradients.separate:
-                reached = self._joined_names(set(self._reached))
-            else:
-                reached = set(self._reached) if self._has_pieces else kept.keys()
-            kept = {name: view for name, view in kept.items() if name in reached}
+            reduced = not self._has_pieces or self._gradients.separate
+            reached = self._reached if reduced else self._reached_anywhere()
+            kept = {name: kept[name] for name in reached}
             states.update({f"{name}:grad": view for name, view in kept.items()})
         for target, tensor in states.items():
             whole.share_state(target, tensor)
@@ -383,8 +402,7 @@ class ParallelStepEngine(StepEngine):
         kept = held if self.state.kept_batches > 0 else {}
         names = self._gradients.layout.places
         self._gradients.take({n: kept[f"{n}:grad"] for n in names if f"{n}:grad" in kept})
-        self._summed = None
-        self._reached = self._in_order({n for n in names if f"{n}:grad" in kept})
+        self._reached = [n for n in names if f"{n}:grad" in kept and self._requires_grad.get(n)]
         self._has_pieces = False
         self._share_gradients()
 

@@ -49,6 +49,17 @@ class Counts(Net):
         return self.second(hidden + self.mean) / self.calls
 
 
+class Normed(Counts):
+    """Whose running statistics PyTorch writes without counting a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
 class Experts(nn.Module):
     """Each process trains others of its layers, and some of them nobody does, by draws of Python's."""
 
@@ -87,7 +98,7 @@ class SparseTable(nn.Module):
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: kind for kind in (Counts, Experts, CountsInOneProcess, SparseTable)
+    kind.__name__: kind for kind in (Counts, Normed, Experts, CountsInOneProcess, SparseTable)
 }
 CONFIGS = {
     "sgd": lambda: optim.SGDConfig(lr=0.1),
@@ -205,33 +216,183 @@ def test_norms_of_shares(group: Group) -> None:
     group(2).run(run_lamb_in_shares)
 
 
+class Coded(ValueError):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code:d}")
+
+
 class FailsInOneProcess(Counts):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        class Local(Exception):  # which cannot be pickled
+            pass
+
         if dist.get_rank() == 1 and self.calls == 2:
             self.calls += 1
-            raise IndexError("no such row")
+            raise {"index": IndexError("no row"), "coded": Coded(7), "local": Local("no row")}[
+                self.kind
+            ]
         return super().forward(x)
 
 
-def run_failing() -> tuple[str, bool]:
+def run_failing(kind: str) -> tuple[str, bool, dict[str, torch.Tensor]]:
     torch.manual_seed(3)
-    trainer = made(FailsInOneProcess(), "sgd")
+    trainer = made(FailsInOneProcess(kind), "sgd")
     train(trainer, range(2))
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    text = "accepted"
     try:
         train(trainer, range(2, 3))
-        text = "accepted"
-    except IndexError as error:
-        text = str(error)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
     same = all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
     train(trainer, range(3, 5))
-    return text, same
+    return text, same, weights_of(trainer)
 
 
-def test_where_one_process_fails_all_do(group: Group) -> None:
-    first, second = group(2).run(run_failing)
-    assert first == ("process 1: no such row", True)
-    assert second == ("no such row", True)
+@pytest.mark.parametrize(
+    ("kind", "own", "other"),
+    [
+        ("index", "IndexError: no row", "IndexError: process 1: no row"),
+        ("coded", "Coded: code 7", "RuntimeError: process 1: code 7 (Coded)"),
+        ("local", "Local: no row", "RuntimeError: process 1: no row (Local)"),
+    ],
+)
+def test_where_one_process_fails_all_do(group: Group, kind: str, own: str, other: str) -> None:
+    first, second = group(2).run(run_failing, kind)
+    assert first[:2] == (other, True)
+    assert second[:2] == (own, True)
+    for name, tensor in first[2].items():
+        assert torch.equal(tensor, second[2][name]), name
+
+
+class MakesATable(Net):
+    """Runs before it is captured, for what it makes; process 1 fails the second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: torch.Tensor | None = None
+        self.runs = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs[0] += 1
+        if dist.get_rank() == 1 and self.runs[0] == 2:
+            raise IndexError("no row")
+        return super().forward(x)
+
+
+def run_failing_capture() -> str:
+    trainer = made(MakesATable(), "sgd")
+    try:
+        train(trainer, range(1))
+    except IndexError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_where_a_capture_fails_in_one_process_all_do(group: Group) -> None:
+    assert group(2).run(run_failing_capture) == ["process 1: no row", "no row"]
+
+
+class Chooses(nn.Module):
+    """Trains both layers in pieces, or one of them in a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(FEATURES, CLASSES)
+        self.b = nn.Linear(FEATURES, CLASSES)
+        self.calls = 0
+        self.both = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.both:
+            self.calls += 1
+            return self.a(x) + self.b(x)
+        return self.b(x)
+
+
+def run_on_otherwise(folder: Path, once: bool) -> None:
+    torch.manual_seed(3)
+    trainer = made(Chooses(), "adam", 2, allreduce_post_accumulation=once)
+    train(trainer, range(1))
+    trainer.save_checkpoint(folder)
+    other = made(Chooses(), "adam", 2, allreduce_post_accumulation=once)
+    other.load_checkpoint(folder)
+    for each in (trainer, other):
+        each.model.both = False
+        train(each, range(1, 4))
+    weights = weights_of(trainer)
+    for name, tensor in weights_of(other).items():
+        # Means of what is kept are rounded.
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_gradients_that_are_kept_are_used(group: Group, tmp_path: Path, once: bool) -> None:
+    group(2).run(run_on_otherwise, tmp_path, once)
+
+
+class Grows(Net):
+    def __init__(self, in_pieces: bool) -> None:
+        super().__init__()
+        self.more = nn.ModuleList()
+        self.in_pieces = in_pieces
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_pieces:
+            self.calls += 1
+            if self.calls == 3:
+                self.late = nn.Parameter(torch.randn(FEATURES))
+            if self.calls >= 3:
+                x = x * self.late
+        for layer in self.more:
+            x = layer(x)
+        return super().forward(x)
+
+
+def run_growing(in_pieces: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(dist.get_rank())
+    trainer = made(Grows(in_pieces), "adam")
+    train(trainer, range(2))
+    layer = nn.Linear(FEATURES, FEATURES)
+    layer.register_buffer("note", torch.randn(3))
+    layer.register_parameter("frozen", nn.Parameter(torch.randn(2), requires_grad=False))
+    trainer.model.more.append(layer)
+    train(trainer, range(2, 6))
+    return weights_of(trainer)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_what_comes_later_starts_alike(group: Group, in_pieces: bool) -> None:
+    first, second = group(2).run(run_growing, in_pieces)
+    assert {"more.0.weight", "more.0.note", "more.0.frozen"} < first.keys()
+    assert ("late" in first) is in_pieces
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def run_other_names() -> str:
+    trainer = made(Grows(True), "sgd")
+    train(trainer, range(1))
+    if dist.get_rank() == 1:
+        frozen = nn.Parameter(torch.randn(300), requires_grad=False)
+        trainer.model.register_parameter("more_of_it", frozen)
+    try:
+        train(trainer, range(1, 2))
+    except InvalidModelError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_other_names_are_refused(group: Group) -> None:
+    first, second = group(2).run(run_other_names)
+    shape = "((300,), 'torch.float32', False)"
+    assert first == f"'more_of_it' is None in process 0, {shape} in process 1"
+    assert second == f"'more_of_it' is {shape} in process 1, None in process 0"
 
 
 def run_other_rates() -> str:

@@ -690,21 +690,23 @@ def test_wrong_arguments() -> None:
         trainer.train_step(x, label, label)
     with pytest.raises(TypeError, match="'label' is a int, expected a tensor"):
         trainer.train_step(x, 3)
+    with pytest.raises(IndexError, match="is outside of"):
+        trainer.train_step(x, label + 7)
     with pytest.raises(ShapeError, match=r"input 'x' has shape \[5, 5\], model_desc says"):
         trainer.train_step(x[:, :5], label)
     with pytest.raises(ShapeError, match="'batch' is 5 elsewhere"):
         trainer.train_step(x, label[:3])
-    with pytest.raises(IndexError, match="is outside of"):
-        trainer.train_step(x, label + 7)
     assert trainer.train_step_info.step == 0
     trainer.train_step(x, label)
 
 
-def test_outputs_that_differ_from_their_description() -> None:
-    wrong = {"inputs": DESCRIPTION["inputs"], "outputs": [("loss", [], True), ("p", ["batch", 5])]}
-    trainer = ORTTrainer(Net(), wrong, optim.SGDConfig(), nn.CrossEntropyLoss(), options())
-    with pytest.raises(ShapeError, match="output 'p' has shape"):
+def test_outputs_that_differ_from_their_description(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = ORTTrainer(Net(), DESCRIPTION, optim.SGDConfig(), nn.CrossEntropyLoss(), options())
+    trainer.eval_step(*batch())
+    trainer.model.second = nn.Linear(trainer.model.second.in_features, 5)
+    with pytest.raises(ShapeError, match="output 'predictions' has shape"):
         trainer.eval_step(*batch())
+    assert not caplog.messages
     many = {"inputs": DESCRIPTION["inputs"], "outputs": [("loss", [], True), ("p", []), ("q", [])]}
     trainer = ORTTrainer(Net(), many, optim.SGDConfig(), nn.CrossEntropyLoss(), options())
     with pytest.raises(InvalidModelError, match="describes 3 outputs, the model has 2"):

@@ -16,7 +16,7 @@ from torch import nn
 
 from ortrain import ORTTrainer, ORTTrainerOptions, TrainStepInfo, checkpoint, optim
 from ortrain.amp import DynamicLossScaler
-from ortrain.errors import InvalidModelError, UnsupportedError
+from ortrain.errors import InvalidModelError, ShapeError, UnsupportedError
 from ortrain.optim.lr_scheduler import ConstantWarmupLRScheduler, LinearWarmupLRScheduler
 from ortrain.orttrainer import ModelDescription
 
@@ -383,3 +383,34 @@ def test_what_the_loss_alone_takes_may_be_left_out(kind: Any, tmp_path: Path) ->
     assert trainer.eval_step(x, label)[0] < loss
     if kind is Net:
         trainer.save_as_onnx(tmp_path / "net.onnx")
+
+
+# --- descriptions
+
+
+def test_what_the_first_batch_shows_counts_and_later_ones_are_like_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = {
+        "inputs": [("x", [64, 3]), ("label", [64, 2])],
+        "outputs": [("loss", [3], True), ("scores", ["batch", 7])],
+    }
+    torch.manual_seed(0)
+    trainers = [
+        ORTTrainer(Net(), each, optim.SGDConfig(lr=0.1), nn.CrossEntropyLoss())
+        for each in (wrong, DESCRIPTION)
+    ]
+    trainers[0].model.load_state_dict(trainers[1].model.state_dict())
+    for step in range(3):
+        losses = [trainer.train_step(*batch(step))[0] for trainer in trainers]
+        assert torch.equal(*losses)
+    told = [message for message in caplog.messages if message.endswith("which counts")]
+    assert [message.split("'")[1] for message in told] == ["x", "label", "loss", "scores"]
+    assert (
+        told[1]
+        == "the description says that input 'label' is [64, 2]; it is int64[4], which counts"
+    )
+    with pytest.raises(ShapeError, match=r"input 'x' has shape \[4, 2\], model_desc says"):
+        trainers[1].train_step(batch()[0][:, :2], batch()[1])
+    with pytest.raises(ShapeError, match="input 'label' has shape"):
+        trainers[0].train_step(batch()[0], batch()[1][:, None])
