@@ -22,6 +22,7 @@
 #   make check-hip   and for gfx90a (needs hipcc, no GPU)
 #   make gpu-all  everything to be run on a GPU; without one, what was not run and why (GPU_ALL="--list")
 #   make soak     memory of many steps, shapes and modules (SOAK="--share 0.1")
+#   make wheel        a wheel for the CPU, checked (PYTHON312=, WHEEL_CHECK=)
 #   make wheel-gpu    a wheel with the kernels for NVIDIA GPUs, checked (NVCC=, PYTHON312=, WHEEL_CHECK=)
 #   make gpu-host     what the host does in a build for CUDA, by a stand-in for the runtime (needs nvcc, no GPU; GPU_HOST="--pytorch PYTHON")
 #   make gpu-kit      what a machine with a GPU needs beside the tree, in build/gpu-kit (KIT_ARCHITECTURES=)
@@ -59,7 +60,7 @@ export PATH := $(VENV_DIR)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: setup compile build test test-all check coverage lint fuzz demo bench conformance hf-contract capi-demo \
-  checkpoint-torture distributed soak asan tsan wheel-gpu gpu-host gpu-kit nvcc check-cuda check-hip gpu-races gpu-all \
+  checkpoint-torture distributed soak asan tsan wheel wheel-gpu gpu-host gpu-kit nvcc check-cuda check-hip gpu-races gpu-all \
   format lock clean
 
 ifeq ($(SETUP),no)
@@ -223,7 +224,7 @@ gpu-all: build
 soak: build
 	$(PY) -m conformance.soak $(SOAK)
 
-# A wheel of the stable ABI, for CPython 3.12 and later. Built and checked in environments of its own;
+# Wheels of the stable ABI, for CPython 3.12 and later. Built and checked in environments of its own;
 # needs nvcc, no GPU. WHEEL_CHECK names environments that hold torch, numpy and onnx alone, to train in;
 # one that is not there is made, with the CPU's build of torch where the index has one.
 NVCC ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
@@ -236,16 +237,24 @@ WHEEL_PINS := nanobind scikit-build-core pathspec packaging ninja numpy onnx ml-
 ALONE := env -u VIRTUAL_ENV -u PYTHONPATH
 WHEEL_PIP := $(ALONE) $(WHEEL_PY) -m pip --disable-pip-version-check -q
 
+# $(1): the build folder's name, $(2): settings of CMake, $(3): of the check.
+define build_wheel
+rm -rf $(WHEEL_DIR)/dist
+CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(WHEEL_PIP) wheel \
+  --no-build-isolation --no-deps --wheel-dir $(WHEEL_DIR)/dist -C build-dir=$(WHEEL_DIR)/$(1) \
+  $(addprefix -C cmake.define.,$(2)) .
+$(ALONE) $(WHEEL_PY) tools/check_wheel.py $(WHEEL_DIR)/dist/*.whl $(3) \
+  $(patsubst %,--python %/bin/python,$(WHEEL_CHECK))
+mkdir -p dist && mv $(WHEEL_DIR)/dist/*.whl dist/
+endef
+
+wheel: $(WHEEL_DIR)/env/ready $(addsuffix /bin/python,$(WHEEL_CHECK))
+	$(call build_wheel,cpu)
+
 wheel-gpu: nvcc $(WHEEL_DIR)/env/ready $(WHEEL_DIR)/cudnn $(addsuffix /bin/python,$(WHEEL_CHECK))
-	rm -rf $(WHEEL_DIR)/dist
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(WHEEL_PIP) wheel \
-	  --no-build-isolation --no-deps --wheel-dir $(WHEEL_DIR)/dist -C build-dir=$(WHEEL_DIR)/gpu \
-	  -C cmake.define.ORTRAIN_GPU=cuda -C cmake.define.CMAKE_CUDA_COMPILER="$(NVCC)" \
-	  -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
-	  -C cmake.define.ORTRAIN_CUDNN_ROOT="$(abspath $(WHEEL_DIR)/cudnn)" .
-	$(ALONE) $(WHEEL_PY) tools/check_wheel.py $(WHEEL_DIR)/dist/*.whl \
-	  $(if $(wildcard ortrain/gpu),--device-code) $(patsubst %,--python %/bin/python,$(WHEEL_CHECK))
-	mkdir -p dist && mv $(WHEEL_DIR)/dist/*.whl dist/
+	$(call build_wheel,gpu,ORTRAIN_GPU=cuda CMAKE_CUDA_COMPILER="$(NVCC)" \
+	  CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
+	  ORTRAIN_CUDNN_ROOT="$(abspath $(WHEEL_DIR)/cudnn)",$(if $(wildcard ortrain/gpu),--device-code))
 
 $(WHEEL_DIR)/cudnn: $(LOCKS)/cudnn.lock | $(WHEEL_DIR)/env/ready
 	rm -rf $@
