@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from ortrain import logs
 from ortrain.distributed import Processes
 from ortrain.distributed.processes import first_error, told
 from ortrain.errors import InvalidModelError
+
+_log = logs.get_logger("ortrain")
 
 _STEP = "the step"
 _FAILED = "what it has failed with"
@@ -71,8 +74,11 @@ def have_graphs(
     step: Mapping[str, Any] | None,
     failed: Exception | None,
     details: Callable[[], Mapping[str, Any]],
+    may_do_without: Callable[[], bool],
 ) -> bool:
     """Tell whether all processes have a graph for a step, all the same, by a collective of 16 bytes where they do.
+
+    Where graphs differ a warning says so.
 
     Args:
       processes: Those that call it.
@@ -80,9 +86,10 @@ def have_graphs(
       step: What this one's graph does, by its parts; None where it has none.
       failed: What this one has failed with; all fail then.
       details: As for ``agree``.
+      may_do_without: Whether such a step can be run without a graph; in all alike.
 
     Raises:
-      InvalidModelError: Some have other numbers, or graphs of other steps.
+      InvalidModelError: Some have other numbers, or graphs of other steps, where there has to be one.
     """
     own = {**numbers, _STEP: step, _FAILED: told(failed)}
     if are_alike(processes, own):
@@ -94,11 +101,18 @@ def have_graphs(
     if error is not None:
         raise error
     steps = [other.pop(_STEP, _NO_STEP) for other in every]
-    have_all = None not in steps or _NO_STEP in steps
-    if have_all:  # what is done without a graph shows when it has run
-        every = [{**other, **(step or {})} for other, step in zip(every, steps, strict=True)]
+    whole = [{**other, **(step or {})} for other, step in zip(every, steps, strict=True)]
+    if _NO_STEP in steps:  # it is elsewhere
+        refuse_differences(whole, processes.rank)
     refuse_differences(every, processes.rank)
-    return have_all
+    if None not in steps:
+        try:
+            refuse_differences(whole, processes.rank)
+        except InvalidModelError as difference:
+            if not may_do_without():
+                raise
+            _log.warning("no graph runs this step: %s", difference)
+    return False
 
 
 def are_alike(processes: Processes, own: Mapping[str, Any]) -> bool:

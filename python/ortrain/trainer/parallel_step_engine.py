@@ -93,7 +93,7 @@ class ParallelStepEngine(StepEngine):
         # some of these batches ran in pieces.
         self._reached: list[str] = []
         self._joined: set[str] = set()  # tensors that started as those of process 0
-        self._names = ""  # of all, folded
+        self._names = ""  # of all, and what is trained, folded
         self._has_pieces = False
         self._shards: ShardedStates | None = None
         self._plans: list[dict[str, int]] = []
@@ -123,8 +123,8 @@ class ParallelStepEngine(StepEngine):
 
     def share_tensors(self) -> None:
         super().share_tensors()
-        names = hashlib.blake2b(repr(list(self._tensors)).encode(), digest_size=8)
-        self._names = names.hexdigest()
+        said = repr((list(self._tensors), self._requires_grad))
+        self._names = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
         self._want_layout(name for name, yes in self._requires_grad.items() if yes)
         # Things move, which all processes do together, when a step comes.
         if self._wanted_layout == self._gradients.layout:
@@ -134,8 +134,8 @@ class ParallelStepEngine(StepEngine):
         """Run this process's part of a batch; with the last one of a step, the optimizer.
 
         Raises:
-          InvalidModelError: The processes do not train the same parameters in this step, or not
-            with the same learning rate and loss scale; nothing has changed.
+          InvalidModelError: The processes do not have the same parameters, learning rate or loss scale, or have ONNX
+            models that train different ones in this step; nothing has changed.
           RuntimeError: Another process has ended.
         """
         refuse_wanted_gradients(inputs)
@@ -181,8 +181,8 @@ class ParallelStepEngine(StepEngine):
     def _make_alike(self, inputs: Tensors) -> tuple[MadeStep | None, CaptureError | None]:
         """Return the graph of a call, when all processes are about to do the same.
 
-        Where one has none, or has run an earlier batch of the optimizer step without, all run in pieces: there is no
-        graph then, but why there is none, if this process has found that out just now.
+        Where one has none, or another one than others, or has run an earlier batch of the optimizer step without, all
+        run in pieces: there is no graph then, but why there is none, if this process has found that out just now.
         """
         while True:
             if self._wanted_layout != self._gradients.layout:
@@ -204,11 +204,18 @@ class ParallelStepEngine(StepEngine):
             "the loss scale": state.loss_scale,
             "the number of steps so far": state.steps,
             "the number of batches since the latest step": state.kept_batches,
-            "the names of tensors": self._names,
+            "the names and flags of tensors": self._names,
         }
         step = None if made is None else self._step_of(made)
-        if not have_graphs(self.processes, numbers, step, failed, self._description):
-            made = None
+        alike = have_graphs(
+            self.processes,
+            numbers,
+            step,
+            failed,
+            self._description,
+            lambda: self._pieces_here() is not None,
+        )
+        made = made if alike else None
         self._join_new_tensors()
         return made, None if isinstance(found, MadeStep) else found
 
@@ -264,7 +271,7 @@ class ParallelStepEngine(StepEngine):
         except Exception as error:
             failed = error
         own = {"whether the step has run": failed is None, **self._own_layout()}
-        own["the names of tensors"] = self._names
+        own["the names and flags of tensors"] = self._names
         own["the shapes of buffers"] = [
             (name, tuple(t.shape), str(t.dtype))
             for name, t in self._tensors.items()
