@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
-import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -187,8 +188,8 @@ class Processes:
         return first_error(self.from_all(told(failed)), failed)
 
 
-# What other processes are told of an error: its class, pickled, and its name and text.
-Told = tuple[bytes, str, str]
+# What other processes are told of an error: the module and the name of its class, and its text.
+Told = tuple[str, str, str]
 
 
 def told(error: Exception | None) -> Told | None:
@@ -200,11 +201,7 @@ def told(error: Exception | None) -> Told | None:
         text = str(error)
     except Exception as failed:
         text = f"(its text cannot be made: {type(failed).__name__})"
-    try:
-        held = pickle.dumps(kind)
-    except Exception:  # as of a class of a function's
-        held = b""
-    return held, kind.__name__, text
+    return kind.__module__, kind.__qualname__, text
 
 
 def first_error(every: Sequence[Told | None], own: Exception | None) -> Exception | None:
@@ -219,12 +216,13 @@ def first_error(every: Sequence[Told | None], own: Exception | None) -> Exceptio
     for rank, other in enumerate(every):
         if other is None:
             continue
-        held, name, text = other
+        module, name, text = other
         text = f"process {rank}: {text}"
         try:
-            made = pickle.loads(held)(text)
-        except Exception:  # it takes something else than a message, or is not known here
+            made = functools.reduce(getattr, name.split("."), sys.modules[module])(text)
+        except Exception:  # it takes something else than a message, or has no name here
             made = None
+        name = name.rpartition(".")[2]
         return made if isinstance(made, Exception) else RuntimeError(f"{text} ({name})")
     return None
 
