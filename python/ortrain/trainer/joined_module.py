@@ -62,19 +62,19 @@ class JoinedModule(nn.Module):
             count = by_position if _hooks_take_positions(module) or not takes_names else 0
             by_name = {name: inputs[name] for name in passed[count:]}
             result = module(*[inputs[name] for name in passed[:count]], **by_name)
-            wanted = outputs
-            if label is not None and inputs.get(label) is None:
-                wanted = outputs[1:]
-            elif loss_fn is not None:
-                predictions = result if isinstance(result, tuple) else (result,)
-                result = (loss_fn(*predictions, inputs[label]), *predictions)
-            flat = _described(result, wanted)
-            if len(flat) < len(wanted):
-                more = len(outputs) - len(wanted)
+            given = outputs if loss_fn is None else outputs[1:]  # of the module
+            flat = _described(result, given)
+            if len(flat) < len(given):
+                more = len(outputs) - len(given)
                 raise InvalidModelError(
                     f"model_desc describes {len(outputs)} outputs, the model has {len(flat) + more}"
                 )
-            return dict(zip(wanted, flat, strict=False))
+            found = dict(zip(given, flat, strict=False))
+            if loss_fn is None or inputs.get(label) is None:
+                return found
+            predictions = result if isinstance(result, tuple) else (result,)
+            loss = loss_fn(*predictions, inputs[label])
+            return {outputs[0]: flatten_outputs((loss,))[0][0], **found}
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         empty = inspect.Parameter.empty

@@ -99,7 +99,10 @@ class ModelDescription:
             if not isinstance(is_loss, bool):
                 raise ArgumentTypeError(f"{place}: the third entry, is_loss, must be a bool")
             self.outputs.append(OutputDescription(name, shape, is_loss))
+        # What a run has shown to be so, or not; and what the latest call's inputs show.
         self._seen: set[tuple[str, str]] = set()
+        self._followed: list[Any] = []
+        self._given: tuple[str, ...] = ()
         self._check_names()
 
     # The rate is no input of the engine's graph; its description is what it was when it was one.
@@ -177,9 +180,10 @@ class ModelDescription:
           ShapeError: A tensor does not have the shape that is described.
           DTypeError: A tensor has another element type.
         """
-        self.inputs = self._following("input", self.inputs, tensors, {})
+        self._followed = self._following("input", self.inputs, tensors, {})
+        self._given = tuple(tensors)
         extents: dict[str, int] = {}
-        for entry in self.inputs:
+        for entry in self._followed:
             if entry.name not in tensors:
                 continue
             _match(f"input '{entry.name}'", entry.shape, tensors[entry.name].shape, extents)
@@ -207,8 +211,14 @@ class ModelDescription:
         ]
 
     def check_outputs(self, tensors: Mapping[str, torch.Tensor], extents: dict[str, int]) -> None:
-        """Raise ShapeError where an output does not have the shape that is described."""
+        """Raise ShapeError where an output does not have the shape that is described.
+
+        To be called behind a run that has succeeded: what its inputs showed counts from then on.
+        """
+        self.inputs = self._followed
+        self._seen.update(("input", name) for name in self._given)
         self.outputs = self._following("output", self.outputs, tensors, extents)
+        self._seen.update(("output", name) for name in tensors)
         for entry in self.outputs:
             tensor = tensors.get(entry.name)
             if tensor is not None and not _is_plain_loss(entry, tensor):
@@ -225,36 +235,43 @@ class ModelDescription:
 
         Programs of 2020 describe what they do not have; the ancestor looked at the first batch alone.
         """
-        result, known = [], dict(extents)
+        known = dict(extents)
+        for entry in entries:  # what is held to first
+            if (what, entry.name) in self._seen and entry.name in tensors:
+                _fits(entry, tensors[entry.name], known)
+        result = []
         for entry in entries:
             tensor = tensors.get(entry.name)
             if tensor is None or (what, entry.name) in self._seen:
                 result.append(entry)
                 continue
-            self._seen.add((what, entry.name))
             dtype = entry.dtype if isinstance(entry, TypedInputDescription) else None
-            tried = dict(known)
-            try:
-                if not _is_plain_loss(entry, tensor):
-                    _match("", entry.shape, tensor.shape, tried)
-                fits = dtype in (None, tensor.dtype)
-            except ShapeError:
-                fits = False
-            if fits:
-                known = tried
-            else:
+            fits = _fits(entry, tensor, known)
+            if not fits or dtype not in (None, tensor.dtype):
                 _log.warning(
                     "the description says that %s '%s' is %s%s; it is %s%s, which counts",
                     *(what, entry.name, _name_of(dtype), entry.shape),
                     *(_name_of(tensor.dtype), list(tensor.shape)),
                 )
-                entry = entry._replace(
-                    shape=[f"{what} {entry.name}, axis {axis}" for axis in range(tensor.dim())]
-                )
-                if dtype is not None:
-                    entry = entry._replace(dtype=tensor.dtype)
+            if not fits:
+                axes = [f"{what} {entry.name}, axis {axis}" for axis in range(tensor.dim())]
+                entry = entry._replace(shape=axes)
+            if dtype is not None:
+                entry = entry._replace(dtype=tensor.dtype)
             result.append(entry)
         return result
+
+
+def _fits(entry: Any, tensor: torch.Tensor, extents: dict[str, int]) -> bool:
+    """Tell whether a tensor has the shape of an entry; takes the extents behind names, where it has."""
+    tried = dict(extents)
+    try:
+        if not _is_plain_loss(entry, tensor):
+            _match("", entry.shape, tensor.shape, tried)
+    except ShapeError:
+        return False
+    extents.update(tried)
+    return True
 
 
 def _is_plain_loss(entry: Any, tensor: torch.Tensor) -> bool:

@@ -92,7 +92,7 @@ class ORTTrainer:
         self.model_desc = (
             model_desc if isinstance(model_desc, ModelDescription) else ModelDescription(model_desc)
         )
-        self._label = self.model_desc.inputs[-1].name if loss_fn and self.model_desc.inputs else ""
+        self._label = "" if loss_fn is None else self.model_desc.inputs[-1].name
         loss = self.model_desc.loss
         if loss is None:
             raise ValueError("model_desc marks no output as the loss")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ortrain import _core
+from ortrain import _core, logs
 from ortrain.capture.errors import CaptureError
 from ortrain.distributed import Processes
 from ortrain.errors import UnsupportedError
@@ -29,6 +29,8 @@ from ortrain.trainer.step_engine import (
     StepOutcome,
     refuse_wanted_gradients,
 )
+
+_log = logs.get_logger("ortrain")
 
 # Bytes of gradients that a stretch of the backward makes, at least, before others hear of them.
 _STRETCH = 1 << 20
@@ -93,7 +95,7 @@ class ParallelStepEngine(StepEngine):
         # some of these batches ran in pieces.
         self._reached: list[str] = []
         self._joined: set[str] = set()  # tensors that started as those of process 0
-        self._names = ""  # of all, and what is trained, folded
+        self._names = ""  # of all parameters, and which are trained, folded
         self._has_pieces = False
         self._shards: ShardedStates | None = None
         self._plans: list[dict[str, int]] = []
@@ -123,7 +125,7 @@ class ParallelStepEngine(StepEngine):
 
     def share_tensors(self) -> None:
         super().share_tensors()
-        said = repr((list(self._tensors), self._requires_grad))
+        said = repr(self._requires_grad)
         self._names = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
         self._want_layout(name for name, yes in self._requires_grad.items() if yes)
         # Things move, which all processes do together, when a step comes.
@@ -148,7 +150,13 @@ class ParallelStepEngine(StepEngine):
         if made is not None:
             outputs = self._run_graph(made, inputs, before, last=last)
         else:
-            outputs = self._run_pieces(inputs, why, before, last=last)
+            outputs = self._run_pieces(inputs, before, last=last)
+        outcome = self._finished(made, outputs, last=last)
+        if made is None:  # said behind all collectives: a warning may be an error here
+            self._has_run_in_pieces(why, training=True)
+        return outcome
+
+    def _finished(self, made: MadeStep | None, outputs: Any, *, last: bool) -> StepOutcome:
         if not last:
             return StepOutcome(outputs, False, True, None)
         if self._has_pieces:
@@ -204,7 +212,7 @@ class ParallelStepEngine(StepEngine):
             "the loss scale": state.loss_scale,
             "the number of steps so far": state.steps,
             "the number of batches since the latest step": state.kept_batches,
-            "the names and flags of tensors": self._names,
+            "the list of parameters": self._names,
         }
         step = None if made is None else self._step_of(made)
         alike = have_graphs(
@@ -213,7 +221,7 @@ class ParallelStepEngine(StepEngine):
             step,
             failed,
             self._description,
-            lambda: self._pieces_here() is not None,
+            self._may_do_without_graphs,
         )
         made = made if alike else None
         self._join_new_tensors()
@@ -227,12 +235,16 @@ class ParallelStepEngine(StepEngine):
         """
         if self.state.kept_batches == 0 or set(self._reached) == set(made.runs.trained):
             return True
-        if self._pieces_here() is None:
-            raise UnsupportedError(
-                "the batches of one optimizer step train different parameters; accumulate batches "
-                "of one kind"
-            )
+        text = "the batches of one optimizer step train different parameters"
+        if not self._may_do_without_graphs():
+            raise UnsupportedError(f"{text}; accumulate batches of one kind")
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("no graph runs this step: %s", text)
         return False
+
+    def _may_do_without_graphs(self) -> bool:
+        return self._may_run_in_pieces() and self._pieces_here() is not None
 
     def _pieces_here(self) -> PiecewiseStep | None:
         if self._pieces is None:
@@ -253,9 +265,7 @@ class ParallelStepEngine(StepEngine):
         self._reached = self._in_order({*self._reached, *made.runs.trained})
         return outputs
 
-    def _run_pieces(
-        self, inputs: Tensors, why: CaptureError | None, before: int, *, last: bool
-    ) -> list[torch.Tensor]:
+    def _run_pieces(self, inputs: Tensors, before: int, *, last: bool) -> list[torch.Tensor]:
         """Run a batch in pieces; keep its gradients, or put them together. Where one process fails, all do.
 
         Of a parameter that the batches of some processes reach, others have a gradient of zeros.
@@ -271,19 +281,13 @@ class ParallelStepEngine(StepEngine):
         except Exception as error:
             failed = error
         own = {"whether the step has run": failed is None, **self._own_layout()}
-        own["the names and flags of tensors"] = self._names
-        own["the shapes of buffers"] = [
-            (name, tuple(t.shape), str(t.dtype))
-            for name, t in self._tensors.items()
-            if name not in self._requires_grad
-        ]
+        own["the list of parameters"] = self._names
         if not are_alike(self.processes, own) or failed is not None:
             self.processes.everywhere(lambda: _raised(failed))
             require_alike(self.processes, {**self._description(), **own})
         if self._wanted_layout != self._gradients.layout:
             self._lay_out()
         self._join_new_tensors()
-        self._has_run_in_pieces(why, training=True)
         joined = self._gradients
         joined.put(gradients, first=before == 0)
         self._has_pieces = True
@@ -294,9 +298,8 @@ class ParallelStepEngine(StepEngine):
         if joined.separate:
             joined.add_up(first=before == 0, last=last)
         # All of them: not every write of PyTorch's counts as one (running statistics, `.data`).
-        self.processes.broadcast(
-            [t for name, t in self._tensors.items() if name not in self._requires_grad]
-        )
+        buffers = {n: t for n, t in self._tensors.items() if n not in self._requires_grad}
+        self.processes.broadcast(self._alike_in_all(buffers))
         self.state.kept_batches = before + 1
         self._plans = []
         return list(outputs.values())
@@ -310,11 +313,29 @@ class ParallelStepEngine(StepEngine):
         return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
     def _join_new_tensors(self) -> None:
-        """Let tensors that have come be those of process 0; all processes have them, and call it."""
-        new = [name for name in self._tensors if name not in self._joined]
+        """Let parameters that have come, and buffers with them, be those of process 0.
+
+        All processes have the same parameters, and call it.
+        """
+        if self._joined.issuperset(self._requires_grad):
+            return
+        new = {name: t for name, t in self._tensors.items() if name not in self._joined}
         self._joined = set(self._tensors)
-        self.processes.broadcast([self._tensors[name] for name in new])
-        increment_version([self._tensors[name] for name in new])
+        alike = self._alike_in_all(new)
+        self.processes.broadcast(alike)
+        increment_version(alike)
+
+    def _alike_in_all(self, tensors: Tensors) -> list[torch.Tensor]:
+        """Return those that have the same shapes and types in all processes, in one order."""
+        own = {name: (tuple(t.shape), str(t.dtype)) for name, t in tensors.items()}
+        if are_alike(self.processes, own):
+            return [tensors[name] for name in sorted(own)]
+        every = self.processes.from_all(own)
+        return [
+            tensors[name]
+            for name in sorted(own)
+            if all(other.get(name) == own[name] for other in every)
+        ]
 
     def _in_order(self, names: set[str]) -> list[str]:
         return [name for name in self._gradients.layout.places if name in names]

@@ -334,9 +334,8 @@ class StepEngine:
         try:
             return self._make_training(inputs) if training else self._make_evaluation(inputs)
         except CaptureError as error:
-            limits = ("memory_limit", "max_bytes", "max_share")
-            if is_strict() or any(self._options[name] for name in limits):
-                raise  # what pieces take nobody knows beforehand
+            if not self._may_run_in_pieces():
+                raise
             if isinstance(error, OutsideGradientError):
                 raise  # which nothing here would train
             if isinstance(error, CallError) and error.holds is not None:
@@ -348,6 +347,11 @@ class StepEngine:
                 raise
             _log.info("no graph holds a step whole: %s", error)
             return error
+
+    def _may_run_in_pieces(self) -> bool:
+        """Tell whether steps without a graph are allowed: what memory pieces take nobody knows beforehand."""
+        limits = ("memory_limit", "max_bytes", "max_share")
+        return not is_strict() and not any(self._options[name] for name in limits)
 
     def _train_in_pieces(
         self, inputs: Tensors, why: CaptureError | None
@@ -419,9 +423,9 @@ class StepEngine:
         return self._keep(self._evaluation, made)
 
     def _adopt_new_tensors(self, source: StepGraph) -> None:
-        """Take in what a layer made before it was traced, or while."""
+        """Take in what a layer made before it was traced, or while, in the place of another tensor too."""
         targets = [i["target"] for i in source.graph.inputs if i["role"] in ("parameter", "buffer")]
-        if any(target not in self._tensors for target in targets):
+        if any(target not in self._tensors for target in targets) or self.source.changed():
             self.share_tensors()
         self.source.settle()
 

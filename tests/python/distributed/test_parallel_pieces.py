@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch import nn
 from training_runs import CLASSES, FEATURES, share, weights_of
 
 from ortrain import ORTTrainer, ORTTrainerOptions, optim
-from ortrain.errors import InvalidModelError
+from ortrain.errors import InvalidModelError, UnsupportedError
 
 Group = Callable[[int], Ranks]
 
@@ -437,3 +439,113 @@ def test_goes_on_from_a_checkpoint(
     group: Group, tmp_path: Path, once: bool, stage: int, before: int
 ) -> None:
     group(2).run(run_from_checkpoint, tmp_path, once, stage, before)
+
+
+class MakesPlaces(Net):
+    """Makes a buffer as long as the batch, which is another one in each process."""
+
+    def __init__(self, in_pieces: bool) -> None:
+        super().__init__()
+        self.in_pieces = in_pieces
+        self.calls = 0
+        self.register_buffer("places", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_pieces:
+            self.calls += 1
+        if self.places is None or len(self.places) != len(x):
+            self.places = torch.arange(1.0, len(x) + 1) / len(x)
+        return super().forward(x) * self.places[:, None]
+
+
+def run_other_lengths(in_pieces: bool) -> list[tuple[float, float]]:
+    torch.manual_seed(3)
+    trainer = made(MakesPlaces(in_pieces), "sgd")
+    losses = []
+    for step, lengths in enumerate([(5, 8), (8, 5), (6, 6)]):
+        x, label = share(step, 0, 1)
+        x, label = x[: lengths[dist.get_rank()]], label[: lengths[dist.get_rank()]]
+        expected = nn.functional.cross_entropy(copy.deepcopy(trainer.model)(x), label)
+        losses.append((trainer.train_step(x, label)[0].item(), expected.item()))
+    return losses
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_buffers_of_other_lengths_stay(group: Group, in_pieces: bool) -> None:
+    for losses in group(2).run(run_other_lengths, in_pieces):
+        for found, expected in losses:
+            assert found == pytest.approx(expected, abs=1e-5)
+
+
+def run_warned() -> list[str]:
+    trainer = made(CountsInOneProcess(), "sgd")
+    texts = []
+    for step in range(2):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                train(trainer, range(step, step + 1))
+            texts.append("done")
+        except RuntimeWarning:
+            texts.append("warned")
+    return [*texts, str(trainer.train_step_info.optimization_step)]
+
+
+def test_warnings_that_are_errors_keep_nobody_waiting(group: Group) -> None:
+    first, second = group(2).run(run_warned)
+    assert first[:2] == ["done", "done"]
+    assert second[:2] == ["warned", "done"]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(FEATURES, CLASSES)
+        self.b = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) if x.shape[0] > 8 else self.b(x)
+
+
+def run_strictly(batches: int) -> str:
+    os.environ["ORTRAIN_STRICT"] = "1"
+    try:
+        trainer = made(Heads(), "sgd", batches)
+        x, label = share(0, 0, 1)
+        for step in range(2):
+            rows = (12, 6)[dist.get_rank() if batches == 1 else step]
+            trainer.train_step(x[:rows], label[:rows])
+    except (InvalidModelError, UnsupportedError) as error:
+        return str(error)
+    finally:
+        del os.environ["ORTRAIN_STRICT"]
+    return "accepted"
+
+
+@pytest.mark.parametrize(("batches", "text"), [(1, "in this step is"), (2, "train different")])
+def test_strictly_nothing_runs_in_pieces(group: Group, batches: int, text: str) -> None:
+    for found in group(2).run(run_strictly, batches):
+        assert text in found
+
+
+class MadeInEvaluation(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and not hasattr(self, "ones"):
+            self.register_buffer("ones", torch.ones(len(x), CLASSES), persistent=False)
+        return super().forward(x)
+
+
+def run_evaluating_alone() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    trainer = made(MadeInEvaluation(), "sgd")
+    train(trainer, range(1))
+    if dist.get_rank() == 0:
+        trainer.eval_step(*share(0, 0, 2))
+    train(trainer, range(1, 3))
+    return weights_of(trainer)
+
+
+def test_one_process_may_evaluate_alone(group: Group) -> None:
+    first, second = group(2).run(run_evaluating_alone)
+    for name, tensor in second.items():
+        assert torch.equal(tensor, first[name]), name

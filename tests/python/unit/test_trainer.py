@@ -692,6 +692,7 @@ def test_wrong_arguments() -> None:
         trainer.train_step(x, 3)
     with pytest.raises(IndexError, match="is outside of"):
         trainer.train_step(x, label + 7)
+    trainer.eval_step(x, label)
     with pytest.raises(ShapeError, match=r"input 'x' has shape \[5, 5\], model_desc says"):
         trainer.train_step(x[:, :5], label)
     with pytest.raises(ShapeError, match="'batch' is 5 elsewhere"):

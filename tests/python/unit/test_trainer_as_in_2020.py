@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain import ORTTrainer, ORTTrainerOptions, TrainStepInfo, checkpoint, optim
+from ortrain import ORTTrainer, ORTTrainerOptions, TrainStepInfo, checkpoint, optim, ort_trainer
 from ortrain.amp import DynamicLossScaler
 from ortrain.errors import InvalidModelError, ShapeError, UnsupportedError
 from ortrain.optim.lr_scheduler import ConstantWarmupLRScheduler, LinearWarmupLRScheduler
@@ -414,3 +414,57 @@ def test_what_the_first_batch_shows_counts_and_later_ones_are_like_it(
         trainers[1].train_step(batch()[0][:, :2], batch()[1])
     with pytest.raises(ShapeError, match="input 'label' has shape"):
         trainers[0].train_step(batch()[0], batch()[1][:, None])
+
+
+def test_batches_that_fail_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = made(optim.SGDConfig(lr=0.1))
+    x, label = batch()
+    with pytest.raises(Exception, match="cannot be multiplied"):
+        trainer.train_step(x[:, :2], label)
+    trainer.train_step(x, label)
+    with pytest.raises(ShapeError, match=r"input 'x' has shape \[4, 2\]"):
+        trainer.train_step(x[:, :2], label)
+
+
+def test_inputs_that_come_later_are_held_against_those_before() -> None:
+    described = {
+        "inputs": [("x", ["batch", "places", 3]), ("label", ["batch"])],
+        "outputs": [("loss", [], True), ("scores", ["batch", "places", 2])],
+    }
+
+    def loss(scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores.view(-1, 2), label)
+
+    trainer = ORTTrainer(Net(), described, optim.SGDConfig(lr=0.1), loss)
+    x, label = torch.randn(4, 5, 3), torch.randint(0, 2, (20,))
+    assert trainer.eval_step(x, fetches=["scores"]).shape == (4, 5, 2)
+    assert trainer.train_step(x, label)[1].shape == (4, 5, 2)
+
+
+def test_a_wrong_type_leaves_the_shape() -> None:
+    x = ort_trainer.IODescription("x", ["batch", 3], torch.float64)
+    label = ort_trainer.IODescription("label", ["batch"], torch.int64)
+    outputs = [ort_trainer.IODescription(name, []) for name in ("loss", "scores")]
+    described = ort_trainer.ModelDescription([x, label], outputs)
+    loss = nn.CrossEntropyLoss()
+    trainer = ort_trainer.ORTTrainer(Net(), loss, described, "SGDOptimizer", None, None)
+    trainer.train_step(*batch())
+    with pytest.raises(ShapeError, match=r"input 'x' has shape \[4, 2\]"):
+        trainer.train_step(batch()[0][:, :2], batch()[1])
+
+
+def test_results_by_name_with_a_loss_function() -> None:
+    class Named(Net):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores = super().forward(x)
+            return {"hidden": 100 * scores, "scores": scores}
+
+    def loss(result: dict[str, torch.Tensor], label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(result["scores"], label)
+
+    trainer = ORTTrainer(Named(), DESCRIPTION, optim.SGDConfig(lr=0.1), loss)
+    x, label = batch()
+    expected = trainer.model(x)["scores"].detach()
+    for scores in (trainer.eval_step(x, fetches=["scores"]), trainer.eval_step(x, label)[1]):
+        torch.testing.assert_close(scores, expected)
+    torch.testing.assert_close(trainer.train_step(x, label)[1], expected)

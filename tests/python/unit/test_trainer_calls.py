@@ -580,3 +580,33 @@ def test_buffers_that_move_on(options: dict[str, Any]) -> None:
         torch.testing.assert_close(trainer.eval_step(x), plain(x).detach())
         torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
     assert all(record.fallback == "" for record in trainer.report().captures)
+
+
+class MakesPlaces(nn.Module):
+    """Puts another buffer in the place of one that is too short or too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("places", None)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.places is None or len(self.places) != len(x):
+            self.places = torch.arange(1.0, len(x) + 1) / len(x)
+        scores = self.linear(x) * self.places[:, None]
+        return scores.square().mean(), scores
+
+
+def test_buffers_of_the_batchs_length() -> None:
+    torch.manual_seed(0)
+    module = MakesPlaces()
+    description = {
+        "inputs": [("x", ["batch", 4])],
+        "outputs": [("loss", [], True), ("scores", ["batch", 4])],
+    }
+    trainer = ORTTrainer(module, description, optim.SGDConfig(lr=0.1))
+    for step, length in enumerate((5, 8, 8, 5, 6)):
+        x = torch.randn(length, 4)
+        expected = copy.deepcopy(module)(x)
+        call = trainer.train_step if step % 2 == 0 else trainer.eval_step
+        torch.testing.assert_close(tuple(call(x)), tuple(t.detach() for t in expected))
