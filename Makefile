@@ -225,7 +225,7 @@ soak: build
 	$(PY) -m conformance.soak $(SOAK)
 
 # Wheels of the stable ABI, for CPython 3.12 and later. Built and checked in environments of its own;
-# needs nvcc, no GPU. WHEEL_CHECK names environments that hold torch, numpy and onnx alone, to train in;
+# that for GPUs needs nvcc, no GPU. WHEEL_CHECK names environments that hold torch, numpy and onnx alone, to train in;
 # one that is not there is made, with the CPU's build of torch where the index has one.
 NVCC ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
 CUDA_ARCHITECTURES ?= 80-real;90-real;90-virtual

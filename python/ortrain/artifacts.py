@@ -115,9 +115,8 @@ def generate_artifacts(
     frozen = list(frozen_params or [])
     if requires_grad is None:  # of the model alone: a loss has constants of its own
         values = _core.load_onnx_model(_source(model), initializers="weights")[1]
-        if missing := [
-            name for name in frozen if name not in values
-        ]:  # what is not trained anyway may be named
+        missing = [name for name in frozen if name not in values]
+        if missing:  # what is not trained anyway may be named
             floats = _core.load_onnx_model(_source(model), initializers="parameters")[1]
             missing = [name for name in missing if name not in floats]
         if missing:

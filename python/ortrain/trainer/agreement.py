@@ -52,7 +52,10 @@ def refuse_differences(every: Sequence[Mapping[str, Any]], rank: int) -> None:
 
 
 def agree(
-    processes: Processes, own: Mapping[str, Any], details: Callable[[], Mapping[str, Any]]
+    processes: Processes,
+    own: Mapping[str, Any],
+    details: Callable[[], Mapping[str, Any]],
+    failed: Exception | None = None,
 ) -> None:
     """Do as ``require_alike`` by a collective of 16 bytes, for what is compared in every step.
 
@@ -60,12 +63,14 @@ def agree(
       processes: Those that must agree.
       own: What this one has; its repr is compared.
       details: Gives what is looked at first for the error's text, where processes differ.
+      failed: What this one has failed with; all fail then.
 
     Raises:
       InvalidModelError: Some have other values.
     """
-    if not are_alike(processes, own):
-        require_alike(processes, {**details(), **own})
+    every = _every_unless_alike(processes, own, details, failed)
+    if every is not None:
+        refuse_differences(every, processes.rank)
 
 
 def have_graphs(
@@ -91,15 +96,9 @@ def have_graphs(
     Raises:
       InvalidModelError: Some have other numbers, or graphs of other steps, where there has to be one.
     """
-    own = {**numbers, _STEP: step, _FAILED: told(failed)}
-    if are_alike(processes, own):
-        if failed is not None:
-            raise failed
+    every = _every_unless_alike(processes, {**numbers, _STEP: step}, details, failed)
+    if every is None:
         return step is not None
-    every = processes.from_all({**details(), **own})
-    error = first_error([other.pop(_FAILED, None) for other in every], failed)
-    if error is not None:
-        raise error
     steps = [other.pop(_STEP, _NO_STEP) for other in every]
     whole = [{**other, **(step or {})} for other, step in zip(every, steps, strict=True)]
     if _NO_STEP in steps:  # it is elsewhere
@@ -113,6 +112,24 @@ def have_graphs(
                 raise
             _log.warning("no graph runs this step: %s", difference)
     return False
+
+
+def _every_unless_alike(
+    processes: Processes,
+    own: Mapping[str, Any],
+    details: Callable[[], Mapping[str, Any]],
+    failed: Exception | None,
+) -> list[dict[str, Any]] | None:
+    """Return what each process has, details too; None where all have the same. Raises where one has failed."""
+    own = {**own, _FAILED: told(failed)}
+    every = None
+    if not are_alike(processes, own):
+        every = processes.from_all({**details(), **own})
+    told_by_all = [other.pop(_FAILED, None) for other in every or ()]
+    error = first_error(told_by_all, failed)
+    if error is not None:
+        raise error
+    return every
 
 
 def are_alike(processes: Processes, own: Mapping[str, Any]) -> bool:

@@ -102,7 +102,6 @@ class ModelDescription:
         # What a run has shown to be so, or not; and what the latest call's inputs show.
         self._seen: set[tuple[str, str]] = set()
         self._followed: list[Any] = []
-        self._given: tuple[str, ...] = ()
         self._check_names()
 
     # The rate is no input of the engine's graph; its description is what it was when it was one.
@@ -181,7 +180,6 @@ class ModelDescription:
           DTypeError: A tensor has another element type.
         """
         self._followed = self._following("input", self.inputs, tensors, {})
-        self._given = tuple(tensors)
         extents: dict[str, int] = {}
         for entry in self._followed:
             if entry.name not in tensors:
@@ -210,17 +208,25 @@ class ModelDescription:
             for entry in self.outputs
         ]
 
-    def check_outputs(self, tensors: Mapping[str, torch.Tensor], extents: dict[str, int]) -> None:
+    def check_outputs(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        extents: dict[str, int],
+    ) -> None:
         """Raise ShapeError where an output does not have the shape that is described.
 
-        To be called behind a run that has succeeded: what its inputs showed counts from then on.
+        Args:
+          inputs: As ``check_inputs`` has had them, of a run that has succeeded: what they showed counts from then on.
+          outputs: What it gave.
+          extents: What ``check_inputs`` has returned.
         """
         self.inputs = self._followed
-        self._seen.update(("input", name) for name in self._given)
-        self.outputs = self._following("output", self.outputs, tensors, extents)
-        self._seen.update(("output", name) for name in tensors)
+        self._seen.update(("input", name) for name in inputs)
+        self.outputs = self._following("output", self.outputs, outputs, extents)
+        self._seen.update(("output", name) for name in outputs)
         for entry in self.outputs:
-            tensor = tensors.get(entry.name)
+            tensor = outputs.get(entry.name)
             if tensor is not None and not _is_plain_loss(entry, tensor):
                 _match(f"output '{entry.name}'", entry.shape, tensor.shape, extents)
 
@@ -235,6 +241,8 @@ class ModelDescription:
 
         Programs of 2020 describe what they do not have; the ancestor looked at the first batch alone.
         """
+        if all((what, name) in self._seen for name in tensors):
+            return entries
         known = dict(extents)
         for entry in entries:  # what is held to first
             if (what, entry.name) in self._seen and entry.name in tensors:

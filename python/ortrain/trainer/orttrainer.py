@@ -382,7 +382,7 @@ class ORTTrainer:
         return kept
 
     def _check_outputs(self, inputs: Tensors, outputs: Tensors, extents: dict[str, int]) -> None:
-        self.model_desc.check_outputs(outputs, extents)
+        self.model_desc.check_outputs(inputs, outputs, extents)
         if not self._has_types and len(outputs) == len(self.model_desc.outputs):
             self._has_types = True
             self.model_desc.note_types(inputs, outputs)

@@ -280,11 +280,8 @@ class ParallelStepEngine(StepEngine):
             outputs, gradients = pieces.gradients(self.state, inputs, self._take_new_tensors)
         except Exception as error:
             failed = error
-        own = {"whether the step has run": failed is None, **self._own_layout()}
-        own["the list of parameters"] = self._names
-        if not are_alike(self.processes, own) or failed is not None:
-            self.processes.everywhere(lambda: _raised(failed))
-            require_alike(self.processes, {**self._description(), **own})
+        own = {**self._own_layout(), "the list of parameters": self._names}
+        agree(self.processes, own, self._description, failed)
         if self._wanted_layout != self._gradients.layout:
             self._lay_out()
         self._join_new_tensors()
@@ -407,8 +404,7 @@ class ParallelStepEngine(StepEngine):
             kept = self._gradients.means()
             reduced = not self._has_pieces or self._gradients.separate
             reached = self._reached if reduced else self._reached_anywhere()
-            kept = {name: kept[name] for name in reached}
-            states.update({f"{name}:grad": view for name, view in kept.items()})
+            states.update({f"{name}:grad": kept[name] for name in reached})
         for target, tensor in states.items():
             whole.share_state(target, tensor)
         return whole
@@ -496,8 +492,3 @@ class ParallelStepEngine(StepEngine):
             f"'{name}'": (tuple(t.shape), str(t.dtype), self._requires_grad.get(name))
             for name, t in self._tensors.items()
         }
-
-
-def _raised(error: Exception | None) -> None:
-    if error is not None:
-        raise error
